@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
+import profiler
+from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.planning.plan_code import KINDS, emit
 from profiler.predicting.prediction import memory_readings
@@ -145,6 +148,73 @@ def test_emitted_code_imports_nothing_of_gcprof(kind, save, tmp_path):
 
     assert imported(tmp_path / "pasted.py") <= {"functools", "torch", "transformers"}
     assert "profiler" in imported(tmp_path / "other.py")
+
+
+NORM_PLANS: dict[str, list[Any]] = {
+    "runs": [[0, 1], [3]],
+    "a run in a run": [[[0], 1]],
+    "matmul": [Saving([1], "matmul")],
+}
+
+
+def cnn() -> nn.Sequential:
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU())
+        for channels, momentum in ((1, 0.1), (4, 0.3), (4, None), (4, None))
+    ]
+    return nn.Sequential(*blocks)
+
+
+def statistics(change: Callable[[nn.Sequential, PlanFile], object], runs: list[Any]) -> dict[str, torch.Tensor]:
+    """The running statistics of a CNN after three training steps under the change."""
+    module = cnn()
+    change(module, plan_of(module, tuple("0123"), runs))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(torch.randn(4, 1, 12, 12)).square().sum().backward()
+        optimizer.step()
+    return {name: buffer for name, buffer in module.named_buffers() if "running" in name}
+
+
+@pytest.mark.parametrize("runs", NORM_PLANS.values(), ids=NORM_PLANS)
+def test_repaired_batchnorm_has_the_statistics_of_the_plain_model(runs):
+    def pasted(repair: bool) -> Any:
+        return lambda module, plan: apply(emit(plan, "python", repair_batchnorm=repair), module)
+
+    def applied(module: nn.Module, plan: PlanFile) -> object:
+        return profiler.apply(module, plan, repair_batchnorm=True)
+
+    plain = statistics(lambda module, plan: None, runs)
+
+    for change in (pasted(True), applied):
+        torch.testing.assert_close(statistics(change, runs), plain)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(statistics(pasted(False), runs), plain)
+
+
+@pytest.mark.parametrize("kind", ["hf", "fsdp"])
+def test_code_of_every_kind_repairs_before_it_changes_names(kind):
+    module = cnn()
+    code = emit(plan_of(module, tuple("0123"), [[1]]), kind, repair_batchnorm=True)
+
+    if kind == "fsdp":
+        apply(code, module)
+        assert module[1][1].momentum == pytest.approx(1 - 0.7**0.5)
+    assert code.index("_repair_batchnorm(model)") < code.index("for ")
+    assert module[0][1].momentum == 0.1
+
+
+def test_what_no_momentum_repairs_is_refused():
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
+    module.append(module[0])
+    code = emit(plan_of(module, tuple("012"), [[0]]), "python", repair_batchnorm=True)
+
+    with pytest.raises(ValueError, match="no momentum repairs a BatchNorm in several places: 0, 2"):
+        apply(code, module)
+    with pytest.raises(UserError, match="native_batch_norm is saved"):
+        emit(plan_of(cnn(), tuple("0123"), [Saving([0], "native_batch_norm")]), "python", repair_batchnorm=True)
 
 
 def imported(path: Any) -> set[str]:

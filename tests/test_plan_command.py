@@ -328,11 +328,39 @@ def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):
     assert (done.returncode, done.stdout, done.stderr) == (0, planned, "")
 
 
+@pytest.mark.parametrize("source", ["--from plan.json", "--stages {named} --budget 60%"])
+def test_code_repairs_batchnorm_where_it_is_asked_for(named, capsys, source):
+    assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
+    words = shlex.split(source.format(named=named))
+    capsys.readouterr()
+
+    assert plan(*words, "--emit", "python", "--repair-batchnorm") == 0
+
+    assert capsys.readouterr().out == emit(plan_file.read(Path("plan.json")), "python", repair_batchnorm=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_test_models")
+def test_a_plan_is_measured_with_its_batchnorm_repaired(here, capsys):
+    words = ("batchnorm", "--batch-size", "64", "--budget", "85%", "--device", "cpu", "--repair-batchnorm")
+
+    assert plan(*words) == 0
+
+    said = capsys.readouterr()
+    run = store.load(run_folder(here / "results"))
+    planned = [record for record in run.records if record.equality and record.case.strategy.name == "plan"]
+    assert planned
+    assert all((record.equality.buffers_difference or 0) < 1e-6 for record in planned)
+    assert next_words(said.err)[-1] == "--repair-batchnorm"
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ("--from plan.json", "--from needs --emit"),
         ("--from plan.json --emit python --budget 60%", "--budget has no effect with --from"),
+        ("--frontier mlp --repair-batchnorm", "--repair-batchnorm has no effect where nothing is measured"),
+        ("--stages c.json --budget 1GiB --repair-batchnorm", "--repair-batchnorm has no effect on costs from a file"),
         ("mlp --from plan.json --emit python", "the model has no effect with --from"),
         ("--from plan.json --emit python --no-measure", "--no-measure has no effect with --from"),
         ("--from plan.json --emit python", "cannot read the plan 'plan.json'"),

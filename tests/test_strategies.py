@@ -384,6 +384,27 @@ def test_the_repaired_momentum_is_the_published_one():
     assert module[1].momentum == 0.1
 
 
+def test_the_average_of_a_batchnorm_without_momentum_needs_no_repair():
+    from profiler.training.checkpointing.batchnorm_repair import repaired
+
+    module = nn.Sequential(nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    built = workload(module, ("0", "1", "2"))
+
+    notes = {block: repaired(built, Applied(recomputes={block: 1})).notes[0].text for block in range(3)} | {
+        "none": repaired(built, Applied()).notes[0].text
+    }
+
+    assert module[0].momentum is None
+    assert notes == {
+        0: "1 with momentum=None need no repair: a recompute leaves their average over all batches",
+        1: "the momentum of 1 BatchNorm layers was set to 1 - sqrt(1 - m) or its like",
+        2: "--repair-batchnorm did nothing: no BatchNorm is in a checkpointed block",
+        "none": "--repair-batchnorm did nothing: no block is known to run again",
+    }
+    with pytest.raises(Unsupported, match="no BatchNorm with running statistics is in a block"):
+        repaired(workload(nn.Sequential(nn.Linear(3, 3)), ("0",)), Applied(recomputes={0: 1}))
+
+
 def test_a_batchnorm_that_several_blocks_share_is_not_repaired():
     from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 

@@ -17,6 +17,7 @@ from profiler.core.record import Applied
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
 from profiler.training.checkpointing import called_blocks
+from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.models.user import call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
@@ -24,7 +25,12 @@ from profiler.training.workload import Workload
 
 @in_words_of_python()
 def apply(
-    module: nn.Module, strategy: str | PlanFile | Path, *, example: Any = None, blocks: str | None = None
+    module: nn.Module,
+    strategy: str | PlanFile | Path,
+    *,
+    example: Any = None,
+    blocks: str | None = None,
+    repair_batchnorm: bool = False,
 ) -> Applied:
     """Change a module in place so that its backward recomputes what the strategy or the plan says.
 
@@ -32,33 +38,43 @@ def apply(
     `blocks` is a pattern of names, `model.layers.*`; without it blocks are found by the module's structure, and a plan
     names its own. `example` is a batch as the module takes it (a dict as keywords, a tuple as arguments): strategies
     that run several blocks together look at one forward of it, unless the module is made of Sequentials alone. Names
-    of parameters stay as they are. Returns the real split and how often each block is recomputed.
+    of parameters stay as they are. `repair_batchnorm` sets the momentum of BatchNorm in recomputed blocks, so that its
+    running statistics are those without checkpointing. Returns the real split and how often each block is recomputed.
 
     Raises UserError for an unknown strategy or a file that is no plan, and Unsupported where it cannot be applied: no
-    blocks, a module that is checkpointed already, a plan of another model.
+    blocks, a module that is checkpointed already, a plan of another model; and after the module was changed where no
+    momentum repairs its BatchNorm.
 
     Example::
 
         module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
         profiler.apply(module, "segments:k=4").split  # '3x2+2': three segments of two modules, the last two kept
     """
-    if not isinstance(strategy, str):
-        return _carry_out(module, strategy, example, blocks)
+    if isinstance(strategy, str):
+        chain, applied = _by_name(module, strategy, example, blocks)
+    else:
+        chain, applied = _carry_out(module, strategy, example, blocks)
+    return repaired(chain, applied) if repair_batchnorm else applied
+
+
+def _by_name(module: nn.Module, strategy: str, example: Any, blocks: str | None) -> tuple[Workload, Applied]:
     choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
     function, options = catalogue.load(choice, strategies.TABLE)
     return _applied(_workload(module, finding.find_blocks(module, blocks), example), choice.name, function, options)
 
 
-def _applied(workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]) -> Applied:
+def _applied(
+    workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]
+) -> tuple[Workload, Applied]:
     """As the strategy; its blocks are calls where functions are marked, or blocks run several times."""
     if marked_functions.are_there() and workload.batch is not None:
         workload = called_blocks.marked(workload)
     chain, applied = called_blocks.applied(workload, strategy, lambda chain: function(chain, **options))
     called_blocks.follow_forwards(chain)
-    return applied
+    return chain, applied
 
 
-def _carry_out(module: nn.Module, plan: PlanFile | Path, example: Any, blocks: str | None) -> Applied:
+def _carry_out(module: nn.Module, plan: PlanFile | Path, example: Any, blocks: str | None) -> tuple[Workload, Applied]:
     if blocks is not None:
         raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
     file = plan if isinstance(plan, PlanFile) else plan_file.read(plan)

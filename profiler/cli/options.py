@@ -35,6 +35,9 @@ BatchSize = Annotated[str | None, typer.Option(help="Samples a micro-batch. [def
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")]
 Accumulate = Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")]
 Blocks = Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")]
+RepairBatchnorm = Annotated[
+    bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
+]
 Routing = Annotated[
     str | None, typer.Option(help="Where a mixture of experts sends its tokens: balanced or worst. [default: balanced]")
 ]

@@ -52,6 +52,7 @@ def plan(
     precision: options.Precision = None,
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
+    repair_batchnorm: options.RepairBatchnorm = None,
     routing: options.Routing = None,
     device: options.PlannedDevice = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 1]")] = None,
@@ -70,7 +71,7 @@ def plan(
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
     if source is not None:
-        _print_code_of(source, emit, ctx)
+        _print_code_of(source, emit, ctx, repair_batchnorm=repair_batchnorm is True)
         return
     from profiler.request.device_choice import planned
     from profiler.request.spec import Request
@@ -79,19 +80,22 @@ def plan(
 
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, routing=routing, device=planned(device),
+        accumulate=accumulate, blocks=blocks, repair_batchnorm=repair_batchnorm, routing=routing,
+        device=planned(device),
     )  # fmt: skip
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
         is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output),
         has_frontier=frontier or json, typed=COMMAND.get(),
     )  # fmt: skip
-    asked = _Asked(frontier=frontier, emit=emit, output=output, force=force, json=json)
+    asked = _Asked(
+        frontier=frontier, emit=emit, repairs=repair_batchnorm is True, output=output, force=force, json=json
+    )
     _refuse(request, asked)
     end_with(lambda: _print(work(request, Terminal(is_quiet=quiet)), request, asked), json=json)
 
 
-def _print_code_of(path: Path, emit: str | None, ctx: typer.Context) -> None:
+def _print_code_of(path: Path, emit: str | None, ctx: typer.Context, *, repair_batchnorm: bool) -> None:
     """Print the code of a plan file. Raises UserError for what has no effect beside it."""
     from profiler.core import plan_file
     from profiler.planning.plan_code import emit as code
@@ -100,10 +104,10 @@ def _print_code_of(path: Path, emit: str | None, ctx: typer.Context) -> None:
         raise UserError("--from needs --emit", hint=f"gcprof plan --from {path} --emit python")
     flags = {parameter.name: [*parameter.opts, *parameter.secondary_opts] for parameter in ctx.command.params}
     given = [_typed_word(ctx, name, flags[name]) for name in ctx.params if _is_typed(ctx, name)]
-    given = [word for word in given if word not in ("--from", "--emit")]
+    given = [word for word in given if word not in ("--from", "--emit", "--repair-batchnorm")]
     if given:
         raise UserError(f"{given[0]} has no effect with --from", hint="its plan is made; leave one of them out")
-    say_bytes(code(plan_file.read(path), emit).encode())
+    say_bytes(code(plan_file.read(path), emit, repair_batchnorm=repair_batchnorm).encode())
 
 
 def _typed_word(ctx: typer.Context, name: str, words: list[str]) -> str:
@@ -122,6 +126,7 @@ class _Asked(NamedTuple):
 
     frontier: bool
     emit: str | None
+    repairs: bool  # BatchNorm, also in the code that is emitted
     output: Path | None
     force: bool
     json: bool
@@ -156,6 +161,7 @@ def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
 
     words = request.words
     flags = [flag(name) for name in FLAGS if getattr(words, name) is not None]
+    flags = [word for word in flags if not (asked.emit and asked.repairs and word == "--repair-batchnorm")]
     if words.model is None and flags:
         raise UserError(f"{flags[0]} has no effect on costs from a file", hint="name the model, or leave it out")
     results = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
@@ -163,6 +169,7 @@ def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
     if idle:
         raise UserError(f"{idle[0]} has no effect with --emit", hint="it prints the code alone; leave one of them out")
     measuring = ["--no-measure"] if not request.measure else ["--rounds"] if request.rounds is not None else []
+    measuring += ["--repair-batchnorm"] if asked.repairs and not asked.emit else []
     if measuring and (words.model is None or request.budget is None):
         message = f"{measuring[0]} has no effect where nothing is measured"
         raise UserError(message, hint="a model and --budget are measured")
@@ -181,7 +188,7 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
             _say_document(planned, list(planned.frontier))
         plan_text.say_infeasible(planned, planned.budget_bytes)
     elif asked.emit:
-        _print_code(planned, asked.emit)
+        _print_code(planned, asked.emit, repairs=asked.repairs)
     else:
         _print_plan(planned, planned.fitted, planned.budget_bytes, asked)
         written = asked.output if _is_plan(asked.output) else None
@@ -189,7 +196,7 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
     return planned.exit_code
 
 
-def _print_code(planned: Planned, kind: str) -> None:
+def _print_code(planned: Planned, kind: str, *, repairs: bool) -> None:
     """Print the code of the plan that was measured, else of the solver's."""
     from profiler.planning.plan import plan_file_of
     from profiler.planning.plan_code import emit
@@ -197,7 +204,7 @@ def _print_code(planned: Planned, kind: str) -> None:
     for line in plan_text.remarks(planned):
         aside(line)
     if planned.plan is not None:
-        say_bytes(emit(plan_file_of(planned.chain, planned.plan), kind).encode())
+        say_bytes(emit(plan_file_of(planned.chain, planned.plan), kind, repair_batchnorm=repairs).encode())
 
 
 def _print_frontier(planned: Planned, asked: _Asked) -> None:

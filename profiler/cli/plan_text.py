@@ -124,7 +124,8 @@ def say_next(planned: Planned, words: list[str], *, budget: str, written: Path |
     elif written and planned.case and has_calls:
         next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={written}")
     elif written and not has_calls:
-        next_command("gcprof", "plan", "--from", str(written), "--emit", "python")
+        repair = ["--repair-batchnorm"] if planned.case and planned.case.repair_batchnorm else []
+        next_command("gcprof", "plan", "--from", str(written), "--emit", "python", *repair)
     elif any(stage.blocks for stage in planned.chain.stages):
         next_command("gcprof", "plan", *words, "--budget", budget, "--emit", "python")
     else:

@@ -52,9 +52,7 @@ def run(
         str | None, typer.Option(help="Processes that train together, each with a batch and a device. [default: 1]")
     ] = None,
     blocks: options.FoundBlocks = None,
-    repair_batchnorm: Annotated[
-        bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
-    ] = None,
+    repair_batchnorm: options.RepairBatchnorm = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda, cuda:N, or not here: fake:h100, rehearse:h100. [default: auto]")
     ] = None,

@@ -104,6 +104,21 @@ def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
             yield from every(segment.blocks)
 
 
+def recomputes(segments: Iterable[str | Segment]) -> dict[str, int]:
+    """How often each block is computed again: once for every segment around it.
+
+    But for a segment that ends another: the outer recompute is over where the inner checkpoint has its input.
+    """
+    counts: dict[str, int] = {}
+    for segment in segments:
+        if isinstance(segment, Segment):
+            *others, last = segment.blocks
+            counts |= dict.fromkeys(names(segment), 1)
+            counts |= {name: count + 1 for name, count in recomputes(others).items()}
+            counts |= recomputes([last])
+    return counts
+
+
 def names(segment: Segment) -> list[str]:
     """All blocks of a segment, in order."""
     return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]

@@ -8,17 +8,18 @@ from textwrap import wrap
 
 from profiler import __version__
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile, Segment, every, names, operators
+from profiler.core.plan_file import PlanFile, Segment, every, names, operators, recomputes
 from profiler.planning import plan_code_templates as templates
 
 WIDTH = 100
 
 
-def emit(file: PlanFile, kind: str) -> str:
+def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     """A Python file whose `apply_plan(model)` carries the plan out: in plain torch, by Hugging Face, or for FSDP.
 
-    Raises UserError for another kind, and where hf or fsdp have no words for a segment: both take blocks one by one,
-    and hf takes no save options.
+    With `repair_batchnorm` it also sets the momentum of BatchNorm, as `--repair-batchnorm` does. Raises UserError for
+    another kind, and where hf or fsdp have no words for a segment: both take blocks one by one, and hf takes no save
+    options; and where the plan keeps the results of BatchNorm, which need no repair.
     """
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
@@ -27,37 +28,47 @@ def emit(file: PlanFile, kind: str) -> str:
         raise UserError(f"--emit: '{called[0]}' is a call and no module, for which there is no code", hint=hint)
     head = f"The plan {' '.join(file.plan.split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
-    return "".join(f"# {line}\n" for line in lines) + KINDS[kind](file).rstrip("\n") + "\n"
+    code = KINDS[kind](file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
+    return "".join(f"# {line}\n" for line in lines) + code + (_repair(file) if repair_batchnorm else "")
 
 
-def _python(file: PlanFile) -> str:
+def _repair(file: PlanFile) -> str:
+    kept = [name for save in _saves(file) for name in operators(save) if "batch_norm" in name]
+    if kept:
+        hint = "leave the option out, or plan without this save option"
+        raise UserError(f"--repair-batchnorm: {kept[0]} is saved, so that statistics are updated once", hint=hint)
+    times = [[f"{_quoted(name)}: {count},"] for name, count in recomputes(file.segments).items()]
+    return templates.REPAIR.substitute(times=_filled("AGAIN = {", times, "}"))
+
+
+def _python(file: PlanFile, first: str) -> str:
     saves = _saves(file)
     note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
     plan = _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
     parts = templates.SAVING if saves else templates.PLAIN
-    return templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan)
+    return templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan, first=first)
 
 
-def _hugging_face(file: PlanFile) -> str:
+def _hugging_face(file: PlanFile, first: str) -> str:
     layers = [_single(segment, "hf") for segment in file.segments]
     for segment in file.segments:
         if segment.save:
             raise _no_words("hf", segment, f"keeps the results of {segment.save}; its layers keep nothing")
     plan = _filled("LAYERS = [", [[f"{_quoted(layer)},"] for layer in layers], "]")
-    return templates.HUGGING_FACE.substitute(plan=plan)
+    return templates.HUGGING_FACE.substitute(plan=plan, first=first)
 
 
-def _fsdp(file: PlanFile) -> str:
+def _fsdp(file: PlanFile, first: str) -> str:
     saves = {_single(segment, "fsdp"): segment.save for segment in file.segments}
     if not _saves(file):
         plan = _filled("MODULES = [", [[f"{_quoted(name)},"] for name in saves], "]")
-        return templates.FSDP.substitute(plan=plan)
+        return templates.FSDP.substitute(plan=plan, first=first)
     entries = [[f"{_quoted(name)}: {_quoted(save) if save else None},"] for name, save in saves.items()]
     plan = _kept(_saves(file)) + _filled("MODULES = {  # and what is kept of them", entries, "}")
-    return templates.FSDP_SAVING.substitute(plan=plan)
+    return templates.FSDP_SAVING.substitute(plan=plan, first=first)
 
 
-KINDS: dict[str, Callable[[PlanFile], str]] = {"python": _python, "hf": _hugging_face, "fsdp": _fsdp}
+KINDS: dict[str, Callable[[PlanFile, str], str]] = {"python": _python, "hf": _hugging_face, "fsdp": _fsdp}
 
 
 def _single(segment: Segment, kind: str) -> str:

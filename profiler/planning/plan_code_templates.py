@@ -22,7 +22,7 @@ $plan
 
 def apply_plan(model):
     """Change the model in place. Parameters and modules keep their names."""
-    for run in PLAN:
+$first    for run in PLAN:
         _Run(model, run)
 
 
@@ -96,7 +96,7 @@ $plan
 
 def apply_plan(model):
     """Switch checkpointing on in these layers alone. A Trainer's gradient_checkpointing=True would switch on all."""
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, GradientCheckpointingLayer)}
+$first    layers = {name: one for name, one in model.named_modules() if isinstance(one, GradientCheckpointingLayer)}
     others = [name for name in LAYERS if name not in layers]
     if others:
         raise ValueError(f"not layers of this model that have a switch of their own: {others}")
@@ -118,7 +118,7 @@ $plan
 
 def apply_plan(model):
     """Wrap these modules, while they still have these names. The keys of the state dict stay."""
-    chosen = {{model.get_submodule(name) for name in MODULES}}
+$first    chosen = {{model.get_submodule(name) for name in MODULES}}
     apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrapped, check_fn=lambda module: module in chosen)
 
 
@@ -139,7 +139,7 @@ $plan
 
 def apply_plan(model):
     """Wrap these modules, while they still have these names. The keys of the state dict stay."""
-    chosen = {{model.get_submodule(name): save for name, save in MODULES.items()}}
+$first    chosen = {{model.get_submodule(name): save for name, save in MODULES.items()}}
     apply_activation_checkpointing(
         model,
         checkpoint_wrapper_fn=lambda module: _wrapped(module, chosen[module]),
@@ -155,3 +155,23 @@ def _wrapped(module, save):
     keeping = partial(create_selective_checkpoint_contexts, _overloads(KEPT[save]))
     return checkpoint_wrapper(module, context_fn=keeping)
 {OVERLOADS}''')
+
+REPAIRING = "    _repair_batchnorm(model)\n"
+REPAIR = Template('''
+
+# How often the backward computes each of these blocks again.
+$times
+
+def _repair_batchnorm(model):
+    """Set momentum so that the updates of running statistics by one batch, 1 + AGAIN of them, come to one."""
+    layers = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if getattr(layer, "track_running_stats", False) and layer.momentum is not None:
+            layers.setdefault(layer, []).append(name)
+    for layer, names in layers.items():
+        times = [AGAIN[block] for block in AGAIN if any(f"{name}.".startswith(f"{block}.") for name in names)]
+        if times and len(names) > 1:
+            raise ValueError(f"no momentum repairs a BatchNorm in several places: {', '.join(names)}")
+        if times:
+            layer.momentum = 1 - (1 - layer.momentum) ** (1 / (1 + times[0]))
+''')

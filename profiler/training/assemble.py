@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
-from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import (
     blocks,
@@ -26,7 +25,7 @@ from profiler.training import (
     strategies,
 )
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
+from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
@@ -118,7 +117,7 @@ def assemble(
     own_calls.are_off = not applied.keeps_own
     switch = _switch(applied, own_calls)
     if case.repair_batchnorm and case != case.baseline:
-        applied = _repaired(workload, applied)
+        applied = repaired(workload, applied)
     if workload.optimizer is not None:
         remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
     if text := _modes(workload.module):
@@ -275,12 +274,3 @@ def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
     build, options = catalogue.load(case.optimizer, optimizers.TABLE)
     optimizer: torch.optim.Optimizer = build(workload.module.parameters(), **options)
     return optimizer
-
-
-def _repaired(workload: Workload, applied: Applied) -> Applied:
-    count = repair_batchnorm(workload, applied)
-    if applied.recomputes and not count:
-        raise Unsupported("--repair-batchnorm: no BatchNorm with running statistics is in a checkpointed block")
-    text = f"the momentum of {count} BatchNorm layers was set to 1 - sqrt(1 - m) or its like"
-    note = Note(code="GCP010", text=text if count else "--repair-batchnorm did nothing: no block is known to run again")
-    return msgspec.structs.replace(applied, notes=(*applied.notes, note))

@@ -23,7 +23,7 @@ from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen
 
-FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "device")  # of a model, by their field
+FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "repair_batchnorm", "device")  # of a model
 
 
 def flag(name: str) -> str:
@@ -81,8 +81,8 @@ class ModelOnDevice:
     def words(self) -> tuple[str, ...]:
         """The model and the flags that it was asked for with, for the next command."""
         asked = [(name, getattr(self._words, name)) for name in FLAGS]
-        flags = [word for name, value in asked if value is not None for word in (flag(name), str(value))]
-        return (str(self._words.model), *flags)
+        words = [(flag(name),) if value is True else (flag(name), str(value)) for name, value in asked if value]
+        return (str(self._words.model), *(word for pair in words for word in pair))
 
     def calibration(self) -> Calibration | None:
         """What operators hide on the device, measured once."""

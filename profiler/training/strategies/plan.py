@@ -12,7 +12,7 @@ from profiler.core import plan_file
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.record import Applied
-from profiler.training.checkpointing.block_segments import BlockSegment, OwnCheckpoint, checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import BlockSegment, OwnCheckpoint, checkpoint_segments
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 
@@ -36,7 +36,7 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
     segments = [_block_segment(segment, places) for segment in plan.segments]
     switch = checkpoint_segments(msgspec.structs.replace(workload, blocks=names), segments)
     own = {name: index for index, name in enumerate(workload.blocks)}
-    counts = {own[names[index]]: count for index, count in recomputes(segments).items() if names[index] in own}
+    counts = {own[name]: count for name, count in plan_file.recomputes(plan.segments).items() if name in own}
     kept = {
         name: None
         for segment in plan_file.every(plan.segments)
