@@ -15,7 +15,7 @@ from profiler.core.record import Equality
 from profiler.measuring import equality_pass
 from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.ranks import Group
-from profiler.training.workload import Workload, read_buffers
+from profiler.training.workload import Workload, batch_counts
 from tests import make
 
 EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
@@ -111,7 +111,19 @@ def test_gradients_that_are_there_without_checkpointing_alone_are_missing_and_no
     assert found.largest_difference == 2.0
 
 
-def test_buffers_are_compared_but_for_a_norms_count_of_batches():
+def test_a_norms_count_of_batches_is_compared_and_says_nothing_of_how_much_buffers_differ():
+    def norms(count, mean):
+        found = results({}, buffers={"num_batches_tracked": [count], "mean": [mean]})
+        return msgspec.structs.replace(found, counts=frozenset({"num_batches_tracked"}))
+
+    counted_twice, both = (equality.compare(norms(1.0, 4.0), norms(2.0, mean)) for mean in (4.0, 3.0))
+
+    assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, None)
+    assert counted_twice.differing_buffers == ("num_batches_tracked",)
+    assert (both.buffers_difference, both.differing_buffers) == (0.25, ("mean", "num_batches_tracked"))
+
+
+def test_buffers_of_the_users_own_are_compared_whatever_they_are_called():
     one = results({}, buffers={"mean": [4.0], "num_batches_tracked": [1.0]})
 
     counted_twice = equality.compare(one, results({}, buffers={"mean": [4.0], "num_batches_tracked": [2.0]}))
@@ -119,7 +131,7 @@ def test_buffers_are_compared_but_for_a_norms_count_of_batches():
 
     assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, 0.5)  # no norm's: the user's own
     assert (moved.buffers_equal, moved.buffers_difference) == (False, 0.25)
-    assert set(read_buffers(nn.BatchNorm1d(2))) == {"running_mean", "running_var"}
+    assert batch_counts(nn.Sequential(nn.BatchNorm1d(2))) == {"0.num_batches_tracked"}
 
 
 def test_other_random_numbers_are_seen():
@@ -585,21 +597,43 @@ def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monk
 
 
 @pytest.mark.parametrize(
-    ("difference", "is_repairable", "text"),
+    ("difference", "names", "is_repairable", "text"),
     [
-        (None, False, "buffers differ: what a recompute writes into them it writes again"),
-        (0.5, False, "buffers differ by 5.0e-01: what a recompute writes into them it writes again"),
-        (1e-5, True, "buffers agree but for rounding (1.0e-05)"),
+        (None, (), False, "buffers differ: what a recompute writes into them it writes again"),
+        (0.5, (), False, "buffers differ by 5.0e-01: what a recompute writes into them it writes again"),
+        (1e-5, (), True, "buffers agree but for rounding (1.0e-05)"),
+        (
+            None,
+            ("0.num_batches_tracked",),
+            False,
+            "buffers agree but for BatchNorm's count of its batches (num_batches_tracked), which a recompute raises "
+            "again",
+        ),
+        (
+            1e-6,
+            ("0.running_mean", "0.num_batches_tracked"),
+            False,
+            "buffers agree but for rounding (1.0e-06) and BatchNorm's count of its batches (num_batches_tracked), "
+            "which a recompute raises again",
+        ),
+        (
+            0.5,
+            ("a", "b", "c", "num_batches_tracked"),
+            True,
+            "buffers differ by 5.0e-01 (a, b, c and 1 more): BatchNorm updates its statistics when it is recomputed; "
+            "--repair-batchnorm mends it, but for num_batches_tracked",
+        ),
         (
             2e-5,
+            (),
             True,
             "buffers differ by 2.0e-05: BatchNorm updates its statistics when it is recomputed; "
             "--repair-batchnorm mends it",
         ),
     ],
 )
-def test_what_is_said_of_buffers(monkeypatch, difference, is_repairable, text):
-    found = msgspec.structs.replace(EQUAL, buffers_equal=False, buffers_difference=difference)
+def test_what_is_said_of_buffers(monkeypatch, difference, names, is_repairable, text):
+    found = msgspec.structs.replace(EQUAL, buffers_equal=False, buffers_difference=difference, differing_buffers=names)
     monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: is_repairable)
     monkeypatch.setattr(equality, "verify", lambda *arguments, **keywords: found)
     bench = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests={})

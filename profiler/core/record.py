@@ -118,12 +118,12 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     loss_equal: bool  # to the bit
     gradients_equal: bool  # to the bit
-    buffers_equal: bool  # to the bit, but for BatchNorm's count of its batches
+    buffers_equal: bool  # to the bit
     random_state_equal: bool
     random_sources: tuple[str, ...] = ()  # which were drawn from more or less often: torch, random, numpy.random, ...
     largest_difference: Real | None = None
-    buffers_difference: Real | None = None
-    differing_buffers: tuple[str, ...] = ()  # the one that differs most is the first
+    buffers_difference: Real | None = None  # but for the counts of a norm's batches
+    differing_buffers: tuple[str, ...] = ()  # the one that differs most is the first, counts of batches are the last
     worst_parameter: str | None = None
     worst_step: Whole | None = None  # of the two steps that are compared, the one where they differ most: 1 or 2
     moved: tuple[str, ...] = ()  # attributes of modules, plain Python, that a step changes otherwise: counters, caches

@@ -19,6 +19,7 @@ from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.workload import local, tensors, trained
 
 MOST_NAMED = 3
+COUNT = "num_batches_tracked"
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -168,14 +169,19 @@ class _Comparison:
 
 
 def _buffers(result: Equality, is_repairable: bool) -> str:
-    if result.buffers_difference is not None and result.buffers_difference <= equality.AGREE:
-        return f"buffers agree but for rounding ({result.buffers_difference:.1e})"
+    difference = result.buffers_difference
+    has_counts = any(name.rpartition(".")[2] == COUNT for name in result.differing_buffers)
+    counts = [f"BatchNorm's count of its batches ({COUNT}), which a recompute raises again"] if has_counts else []
+    if (difference is None and counts) or (difference is not None and difference <= equality.AGREE):
+        rounding = [f"rounding ({difference:.1e})"] if difference is not None else []
+        return f"buffers agree but for {' and '.join([*rounding, *counts])}"
     apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
     more = len(result.differing_buffers) - MOST_NAMED
     names = ", ".join(result.differing_buffers[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     told = f"buffers {apart}" + (f" ({names})" if names else "")
     if is_repairable:
-        return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it"
+        but = f", but for {COUNT}" if has_counts else ""
+        return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it{but}"
     return f"{told}: what a recompute writes into them it writes again"
 
 

@@ -63,14 +63,14 @@ def trained(workload: Workload) -> dict[str, torch.Tensor]:
     return parameters
 
 
-def read_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns all buffers by name, but for the counts of batches of PyTorch's own norms, which no step reads."""
+def batch_counts(module: nn.Module) -> frozenset[str]:
+    """Returns the names of the counts of batches of PyTorch's own norms."""
     counts = {
         id(norm.num_batches_tracked)
         for norm in module.modules()
         if isinstance(norm, nn.modules.batchnorm._NormBase) and norm.num_batches_tracked is not None
     }
-    return {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in counts}
+    return frozenset(name for name, buffer in module.named_buffers() if id(buffer) in counts)
 
 
 def train_step(

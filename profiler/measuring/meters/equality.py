@@ -12,7 +12,7 @@ from profiler.core.record import Equality, is_reproducible
 from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state, random_sources
-from profiler.training.workload import Workload, local, read_buffers, trained
+from profiler.training.workload import Workload, batch_counts, local, trained
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
@@ -45,6 +45,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     loss: torch.Tensor
     gradients: Gradients
     buffers: dict[str, torch.Tensor]
+    counts: frozenset[str] = frozenset()  # buffers that count a norm's batches: by how much they differ says nothing
     random_states: dict[str, torch.Tensor]  # by source
     moved: Mapping[str, str] = {}  # by attribute, what it holds in plain Python where the step has changed it
     second: Second | None = None
@@ -164,7 +165,8 @@ def _results(ran: Ran) -> Results:
     return Results(
         loss=copied(ran.loss),
         gradients=_gradients(ran.workload),
-        buffers={name: copied(buffer) for name, buffer in read_buffers(ran.workload.module).items()},
+        buffers={name: copied(buffer) for name, buffer in ran.workload.module.named_buffers()},
+        counts=batch_counts(ran.workload.module),
         random_states=random_sources.states(ran.workload, ran.loss.device),
         moved=ran.moved,
     )
@@ -228,8 +230,8 @@ def compare(reference: Results, other: Results) -> Equality:
             if not torch.equal(state, other.random_states.get(name, torch.empty(0)))
         ),
         largest_difference=differences[worst] or None,
-        buffers_difference=max(buffers.values(), default=None),
-        differing_buffers=tuple(sorted(buffers, key=lambda name: -buffers[name])),
+        buffers_difference=max((buffers[name] for name in buffers.keys() - reference.counts), default=None),
+        differing_buffers=tuple(sorted(buffers, key=lambda name: (name in reference.counts, -buffers[name]))),
         worst_parameter=worst[0] if differences[worst] else None,
         worst_step=worst[1] if differences[worst] else None,
         moved=tuple(plain_state.moved(dict(reference.moved), dict(other.moved))),
