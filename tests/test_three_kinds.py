@@ -22,7 +22,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.cli import answer
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
-from profiler.core.record import Record
+from profiler.core.record import Note, Record
 from profiler.integrations.trackers.entries import entries
 from profiler.planning.candidates import Way
 from profiler.planning.simulator import Cost
@@ -155,6 +155,17 @@ def test_a_prediction_is_as_sure_as_its_rehearsal_says_and_the_table_says_agains
     assert "off rehearsed by" in labels(alone[:1])
     assert "peak sure to by rehearsal" in labels(alone[1:])
     assert "predicted peak off by" not in labels(alone[:1])
+
+
+@pytest.mark.parametrize("device", REHEARSED_ON)
+def test_a_prediction_that_is_not_calibrated_is_sure_to_nothing(device: str):
+    blind = Note(code="GCP015", text="not calibrated: what convolutions take besides their results is not in it")
+    _, predicted = rows([three_kinds.rehearsed(device=device), three_kinds.predicted(device="fake:h100")])
+
+    shown = labels([msgspec.structs.replace(predicted, notes=(*predicted.notes, blind))])
+
+    assert "off rehearsed by" in shown
+    assert "sure to" not in shown
 
 
 @pytest.mark.parametrize("device", REHEARSED_ON)

@@ -195,13 +195,15 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
     """Shows how far the predicted peak is from the measured one, or from the rehearsed, if a run has both.
 
-    A prediction is as uncertain as it is off its rehearsal.
+    A prediction is as uncertain as it is off its rehearsal, unless it was not calibrated (GCP015): what kernels take
+    besides their results is in neither then.
     """
     if all(row.prediction_error is None for row in rows):
         return ()
     if all(row.prediction_against != "rehearsed" for row in rows):
         return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
-    if all(row.evidence == "predicted" for row in rows):
+    blind = any(note.code == "GCP015" for row in rows for note in row.notes)
+    if not blind and all(row.evidence == "predicted" for row in rows):
         return (numbers("peak sure to", "by rehearsal", [uncertainty_text(row.prediction_error) for row in rows]),)
     return (numbers("predicted peak", "off rehearsed by", [exact_error_text(row.prediction_error) for row in rows]),)
 
