@@ -146,6 +146,18 @@ def test_a_pattern_chooses_by_name_and_a_star_does_not_go_past_a_dot(pattern, ex
     assert find_blocks(found, pattern) == expected
 
 
+def test_several_blocks_are_named_with_commas_and_taken_in_their_order():
+    model = nn.ModuleDict({name: Layer() for name in ("mid", "enc1", "enc2", "dec")})
+
+    assert find_blocks(model, "enc1,enc2,mid") == ("enc1", "enc2", "mid")
+    assert find_blocks(model, "dec,enc?,enc1") == ("dec", "enc1", "enc2")
+    assert find_blocks(model, "enc[1,2]") == ("enc1", "enc2")
+    with pytest.raises(Unsupported, match="no blocks match 'en3'"):
+        find_blocks(model, "enc1,en3")
+    with pytest.raises(Unsupported, match=r"block 'enc1.mlp' is within block 'enc1'"):
+        find_blocks(model, "enc1,enc1.mlp")
+
+
 def test_where_nothing_is_found_the_reason_names_the_option():
     with pytest.raises(Unsupported, match="no blocks match 'layers"):
         find_blocks(nn.Linear(2, 2), "layers.*")

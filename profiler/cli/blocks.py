@@ -17,7 +17,9 @@ FEW = 2  # samples: enough to see every shape
 
 def blocks(
     model: options.Model,
-    pattern: Annotated[str | None, typer.Option("--pattern", help="Choose by name: 'model.layers.*'.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--pattern", help="Choose by name: 'model.layers.*', or enc1,enc2,mid.")
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Samples in the one forward. [default: 2]")
     ] = None,

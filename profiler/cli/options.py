@@ -34,7 +34,7 @@ Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adam
 BatchSize = Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")]
 Accumulate = Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")]
-Blocks = Annotated[str | None, typer.Option(help="The blocks by name, as 'model.layers.*'.")]
+Blocks = Annotated[str | None, typer.Option(help="The blocks by name: 'model.layers.*', or enc1,enc2,mid.")]
 RepairBatchnorm = Annotated[
     bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
 ]
@@ -50,7 +50,8 @@ Precisions = Annotated[
 Accumulates = Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")]
 Parallel = Annotated[str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")]
 FoundBlocks = Annotated[
-    str | None, typer.Option(help="The blocks by name, as 'model.layers.*'; `gcprof blocks` shows those found.")
+    str | None,
+    typer.Option(help="The blocks by name: 'model.layers.*', or enc1,enc2,mid; `gcprof blocks` shows those found."),
 ]
 
 # where

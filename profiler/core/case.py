@@ -91,7 +91,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     batch_size: Whole | None  # None: the model makes its own
     device: str
     precision: str = "fp32"  # fp32, bf16, fp16, amp-bf16, amp-fp16
-    blocks: Annotated[str | None, Setting()] = None  # a pattern of names; None: as the model says, or as they are found
+    blocks: Annotated[str | None, Setting()] = None  # patterns of names; None: as the model says, or as they are found
     accumulate: Whole = 1  # micro-batches a step
     keep_gradients: Annotated[
         bool,

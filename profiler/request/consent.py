@@ -25,7 +25,7 @@ from profiler.training import distributed, models, optimizers, strategies
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # of a family: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # of an option of our own: own, 224, matmul+gelu, 16+32
-PATTERN = re.compile(r"[\w.*?\[\]!-]{1,200}", re.ASCII)  # of names of modules: model.layers.*
+PATTERN = re.compile(r"[\w.*?\[\]!,-]{1,200}", re.ASCII)  # of names of modules: model.layers.*
 LOADS = re.compile(  # options of other libraries that make them load what they were not given, by a number or `true`
     r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
 )

@@ -29,13 +29,25 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
 
     The ModuleLists of like children where there are any (several stacks: encoder and decoder), else what the outermost
     Sequentials hold, flattened, without heads and stems; else the children. `pattern` chooses by name instead,
-    `model.layers.*`; a `*` does not go past a dot. Raises Unsupported where nothing matches it. A module without
+    `model.layers.*`; a `*` does not go past a dot, and several with commas between are taken in their order,
+    `enc1,enc2,mid`. Raises Unsupported where nothing matches one, and for a block within another. A module without
     children has no blocks.
     """
-    names = _matching(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module)
-    if pattern and not names:
-        raise Unsupported(f"no blocks match '{pattern}'")
-    return tuple(names)
+    return tuple(_named(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module))
+
+
+def _named(module: nn.Module, patterns: str) -> list[str]:
+    """What patterns with commas between match, each name once; a comma in brackets is one of the characters there."""
+    names: dict[str, None] = {}
+    for pattern in re.split(r",(?![^\[]*\])", patterns):
+        matching = _matching(module, pattern)
+        if not matching:
+            raise Unsupported(f"no blocks match '{pattern}'")
+        names |= dict.fromkeys(matching)
+    for name in names:
+        if outer := next((other for other in names if name.startswith(f"{other}.")), None):
+            raise Unsupported(f"block '{name}' is within block '{outer}': name one of them")
+    return list(names)
 
 
 def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
