@@ -333,6 +333,25 @@ def test_a_step_without_a_loss_is_refused(call):
         call(lambda: (*factory()[:1], torch.ones(4, 3)))
 
 
+@pytest.mark.parametrize("work", [profiler.explain, profiler.timeline, profiler.predict])
+def test_a_module_that_does_not_take_its_batch_without_a_loss_asks_for_one(work):
+    module, batch, loss = factory()
+
+    with pytest.raises(UserError, match="the forward of Sequential does not take the batch: too many") as caught:
+        work(module, batch=batch, device="h100")
+
+    assert caught.value.hint.startswith("loss=, a function of (output, targets)")
+    assert work(module, batch=batch, loss=loss, device="h100")
+
+
+@pytest.mark.parametrize("call", [profiler.explain, profiler.predict])
+def test_a_module_whose_output_is_no_loss_asks_for_one(call):
+    with pytest.raises(UserError, match=r"no loss but a tensor of shape \(4, 3\)") as caught:
+        call(factory()[0], batch=torch.ones(4, 3))
+
+    assert "loss=" in caught.value.hint
+
+
 def test_what_is_no_plan_of_the_model_is_refused():
     plan = profiler.plan(deep(), "60%", device="cpu")
 

@@ -22,6 +22,8 @@ from profiler.training.assemble import Build
 from profiler.training.models.user import as_workload
 from profiler.training.workload import Workload
 
+HINT = "build returns (module, batch), (module, batch, loss), ...; a module is given with batch= and loss="
+
 
 @contextmanager
 def in_words_of_python() -> Iterator[None]:
@@ -34,7 +36,7 @@ def in_words_of_python() -> Iterator[None]:
     except Unsupported as error:
         raise Unsupported(_python(str(error))) from error
     except Invalid as error:
-        raise UserError(str(error), hint="build returns (module, batch), (module, batch, loss), ...") from error
+        raise UserError(str(error), hint=HINT) from error
 
 
 def _python(text: str) -> str:

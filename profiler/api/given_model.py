@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.core.errors import UserError
+from profiler.training.models.user import call
 
 Model = Callable[[], Any] | nn.Module | str
 KNOWN = 1024  # elements: of no larger tensor are values looked at in a traced step
@@ -23,16 +25,31 @@ def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
     """Returns a function that makes a fresh module and batch; None for a word, which the catalogue knows.
 
     A live module stays as it is: each call returns a copy, and while a step is traced one without memory. Raises
-    UserError for a module without a batch, and for a batch or a loss beside what brings its own.
+    UserError for a module without a batch, or one that does not take it as it is without a loss; and for a batch or a
+    loss beside what brings its own.
     """
     if isinstance(model, nn.Module):
         if batch is None:
             raise UserError("a module needs a batch", hint="batch=, as the module takes it, or (inputs, targets)")
+        if loss is None:
+            _refuse_other_arguments(model, batch)
         return _copies(model, dict(batch) if isinstance(batch, Mapping) else batch, loss)
     for name, value in (("batch", batch), ("loss", loss)):
         if value is not None:
             raise UserError(f"{name} has no effect: the model brings its own", hint="leave it out, or give a module")
     return None if isinstance(model, str) else model
+
+
+def _refuse_other_arguments(module: nn.Module, batch: Any) -> None:
+    """Raises UserError where the forward cannot be called with the batch, such as (inputs, targets)."""
+    try:
+        call(inspect.signature(module.forward).bind, batch)  # type: ignore[arg-type]  # called as a module is
+    except ValueError:  # written in C, without a signature
+        return
+    except TypeError as error:
+        message = f"the forward of {type(module).__name__} does not take the batch: {error}"
+        hint = "loss=, a function of (output, targets), makes a batch of two inputs and targets"
+        raise UserError(message, hint=hint) from None
 
 
 def name_of(model: Model) -> str:
