@@ -224,6 +224,34 @@ def test_ddp_settles_as_long_as_it_is_told_to():
         assert num_steps(trial(passes=("memory",), parallel=parallel)) == Bounds(settling + 1, settling + 1)
 
 
+@pytest.mark.parametrize(
+    ("models", "pattern", "code", "refused"),
+    [
+        ("mlp", "nope.*", 1, ["mlp: skipped, no blocks match 'nope.*'"]),
+        ("mlp", "0,0.1", 1, ["mlp: skipped, no blocks match '0.1'"]),
+        ("mlp,mnist-cnn", "0", 0, ["mnist-cnn:channels=32: skipped, no blocks match '0'"]),
+        ("mlp", "0", 0, []),
+    ],
+)
+def test_a_dry_run_refuses_blocks_that_no_model_has(here: Path, shared, capsys, models, pattern, code, refused):
+    words = ["run", models, "--strategies", "all", "--blocks", pattern, "--device", "cpu", "--rounds", "1"]
+
+    assert answer([*words, "--dry-run"]) == code
+
+    said = capsys.readouterr()
+    assert [line for line in said.err.splitlines() if "skipped" in line] == refused
+    assert ("gcprof: no model has such blocks" in said.err) == bool(code)
+    assert bool(said.out) != bool(code)
+
+
+def test_a_dry_run_says_whose_blocks_it_has_no_time_to_look_at(here: Path, shared, capsys, monkeypatch):
+    monkeypatch.setattr(dry_run, "_failures", lambda cases, data: [None] * len(cases))
+
+    assert answer(["run", "mlp", "--strategies", "all", "--blocks", "nope", "--device", "cpu", "--dry-run"]) == 0
+
+    assert "mlp: its blocks are not looked at: it was not traced within 15 s" in capsys.readouterr().err
+
+
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():
     where = EngineChoice("slurm:constraint=h100,slurm_gres=gpu:h100:1")
 

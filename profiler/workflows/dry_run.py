@@ -6,7 +6,7 @@ Times are predicted on this machine, also where the trials run elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -16,6 +16,7 @@ from profiler.analysis import cost
 from profiler.analysis.cost import Speed, SweepCost
 from profiler.core import gpu_specs
 from profiler.core.case import FAKE, Case, Trial
+from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.engines import Engine, EngineChoice
 from profiler.request.spec import CheckedRequest
@@ -23,6 +24,7 @@ from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
+NO_MATCH, WITHIN = "no blocks match", "block '"  # what is wrong with --blocks begins so
 START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
 
 
@@ -46,8 +48,43 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Che
             return None
         for line in opening(checked.trials, devices, checked.remarks):
             screen.say(line)
+        _refuse_unmatched(checked, screen)
         show(checked)
         return estimate(checked, devices, engine, request.placement.engine)
+
+
+def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
+    """Says of which models --blocks matches no block, and where that is not known; models are made without memory.
+
+    Raises UserError (exit code 1, as the run's) where it matches none of any model.
+    """
+    named = [trial.case.baseline for trial in checked.trials if trial.case.blocks]
+    cases = list({str(case.model): case for case in named}.values())
+    refused = 0
+    for case, detail in zip(cases, _failures(cases, checked.data_directory), strict=True):
+        if detail is None:
+            screen.say(f"{case.model}: its blocks are not looked at: it was not traced within {PATIENCE_SECONDS:g} s")
+        elif detail.startswith((NO_MATCH, WITHIN)):
+            refused += 1
+            screen.say(f"{case.model}: skipped, {detail}")
+    if cases and refused == len(cases):
+        hint = f"`gcprof blocks {cases[0].model}` shows the blocks that are found"
+        raise UserError("no model has such blocks, so there is nothing to run", hint=hint, exit_code=1)
+
+
+def _failures(cases: Sequence[Case], data: str | None) -> Iterator[str | None]:
+    """Why each step cannot be traced, "" where it can; None from where the time is over."""
+    if not cases:
+        return
+    with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
+        until = time.monotonic() + PATIENCE_SECONDS
+        for case in cases:
+            if time.monotonic() > until:
+                yield None
+                continue
+            alone = msgspec.structs.replace(case.foreseen, parallel=UNSET, ranks=UNSET, sampling=UNSET)
+            (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
+            yield None if record.outcome == "timed_out" else record.detail or ""
 
 
 def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
