@@ -119,6 +119,20 @@ def test_explain_names_them_with_their_bytes(capsys):
     assert found["better"] == named["layer.attention"]
 
 
+def test_blocks_names_them_in_the_words_of_explain(capsys):
+    assert answer(["explain", str(MODEL)]) == 0
+    explained = " ".join(capsys.readouterr().out.split())
+    assert answer(["blocks", str(MODEL)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+
+    start = said.index("with --blocks 'layer.*' the floor is ")
+    assert said[start:] in explained
+    assert said[:start].endswith("note: predicted for CUDA, a batch of its own: ")
+
+    assert answer(["blocks", str(MODEL), "--pattern", "layer.*"]) == 0
+    assert "the floor is" not in capsys.readouterr().out
+
+
 def test_what_is_outside_of_the_chosen_blocks_is_named():
     trace = by_hand(
         [("forward", "layer.mlp"), ("forward", "layer.attention"), ("backward", "layer.attention")],

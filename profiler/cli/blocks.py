@@ -28,23 +28,30 @@ def blocks(
 ) -> None:
     """Show the blocks of a model. Checkpointing works on them; each has its parameters, shapes, and what it feeds.
 
+    Other blocks that would lower the peak, by a traced step, are named below, as `gcprof explain` names them.
+
     Example: gcprof blocks torchvision:resnet18 --pattern 'layer?.*'
     """
     from profiler import engines
     from profiler.core.case import encode
+    from profiler.core.units import batch_text
     from profiler.views.tables.listing import blocks as table
     from profiler.views.tables.listing import document
+    from profiler.workflows.stages import better_blocks_text
 
     case = _case(model, pattern, batch_size)
     with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
         answer = engine.ask(
             "profiler.engines.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
         )
-    outline = _outline(answer)
+        outline = _outline(answer)
+        step = _step(model, pattern, batch_size)
+        better = None if json else better_blocks_text(engine, step)
     if json:
         say_bytes(document(outline))
         return
-    say(table(outline, width=width(), encoding=encoding()))
+    note = f"predicted for CUDA, {batch_text(step.batch_size)}: {better}" if better else None
+    say(table(outline, better=note, width=width(), encoding=encoding()))
     chosen = ["--blocks", pattern] if pattern else []
     next_command("gcprof", "run", str(case.model), *chosen, "--strategies", "all")
 
@@ -68,6 +75,16 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
         device="cpu",
         blocks=pattern,
     )
+
+
+def _step(model: str, pattern: str | None, batch_size: int | None) -> Case:
+    """The step that `gcprof explain` traces of this model."""
+    from profiler.request import device_choice, spec
+    from profiler.workflows.explain import prediction
+
+    size = None if batch_size is None else str(batch_size)
+    words = prediction(strategies="none", device=None, model=model, blocks=pattern, batch_size=size)
+    return spec.check(words, device_choice.any_device).trials[0].case
 
 
 def _outline(answer: dict[str, Any]) -> Any:

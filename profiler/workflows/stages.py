@@ -112,18 +112,8 @@ class ModelOnDevice:
         return form
 
     def better_blocks(self, below_bytes: int) -> str | None:
-        """The words for other blocks whose floor is below so many bytes; None where the model has none, or is not
-        traced.
-        """
-        failing = f"the blocks of '{self.case.model}' ended without an answer"
-        text = encode(self.case.baseline.foreseen).decode()
-        try:
-            answer = self.engine.ask("profiler.engines.worker:choices", text, failing=failing)
-            choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(self.case.model))
-        except UserError:
-            return None
-        better = better_blocks(choices)
-        return better_text(choices, better) if better and better.floor_bytes < below_bytes else None
+        """As the function, where the floor is below so many bytes."""
+        return better_blocks_text(self.engine, self.case, below_bytes=below_bytes)
 
     def _checked(self, choose_device: Callable[[str], str]) -> Case:
         checked = spec.check(self._words, choose_device)
@@ -132,6 +122,19 @@ class ModelOnDevice:
         if len(cases) > 1:
             raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
         return cases[0]
+
+
+def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = None) -> str | None:
+    """The words for better blocks, with a floor below so many bytes; None where there are none, or no trace."""
+    failing = f"the blocks of '{case.model}' ended without an answer"
+    try:
+        answer = engine.ask("profiler.engines.worker:choices", encode(case.baseline.foreseen).decode(), failing=failing)
+        choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
+    except UserError:
+        return None
+    better = better_blocks(choices)
+    is_lower = better is not None and (below_bytes is None or better.floor_bytes < below_bytes)
+    return better_text(choices, better) if better and is_lower else None
 
 
 def own_checkpoints_are_missing(record: Record) -> bool:

@@ -64,8 +64,10 @@ def _short(option: Option) -> str:
     return f"{option.name}={option.default if option.default is not None else f'<{option.kind}>'}"
 
 
-def blocks(outline: ModelSummary, *, width: int | None = None, encoding: str = "utf-8") -> Text:
-    """A line for each block in order, below what they are blocks of."""
+def blocks(
+    outline: ModelSummary, *, better: str | None = None, width: int | None = None, encoding: str = "utf-8"
+) -> Text:
+    """A line for each block in order, below what they are blocks of; below it `better` blocks in words."""
     listed = outline.blocks
     head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(listed), "block")]
     batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
@@ -77,7 +79,7 @@ def blocks(outline: ModelSummary, *, width: int | None = None, encoding: str = "
         words("feeds the next alone", "", [FEEDS[block.feeds_next] for block in listed]),
     )
     remark = _remark(outline)
-    below = [f"note: {remark}"] if remark else []
+    below = [f"note: {text}" for text in (remark, better) if text]
     body = fitted(columns, width=width, encoding=encoding)
     return titled(", ".join([*head, *batch]), body, below, width=width, encoding=encoding)
 
