@@ -249,7 +249,7 @@ def test_a_dry_run_says_whose_blocks_it_has_no_time_to_look_at(here: Path, share
 
     assert answer(["run", "mlp", "--strategies", "all", "--blocks", "nope", "--device", "cpu", "--dry-run"]) == 0
 
-    assert "mlp: its blocks are not looked at: it was not traced within 15 s" in capsys.readouterr().err
+    assert "mlp: its blocks are not looked at: no step was traced within 15 s" in capsys.readouterr().err
 
 
 def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():

@@ -63,7 +63,7 @@ def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
     refused = 0
     for case, detail in zip(cases, _failures(cases, checked.data_directory), strict=True):
         if detail is None:
-            screen.say(f"{case.model}: its blocks are not looked at: it was not traced within {PATIENCE_SECONDS:g} s")
+            screen.say(f"{case.model}: its blocks are not looked at: no step was traced within {PATIENCE_SECONDS:g} s")
         elif detail.startswith((NO_MATCH, WITHIN)):
             refused += 1
             screen.say(f"{case.model}: skipped, {detail}")
@@ -73,7 +73,7 @@ def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
 
 
 def _failures(cases: Sequence[Case], data: str | None) -> Iterator[str | None]:
-    """Why each step cannot be traced, "" where it can; None from where the time is over."""
+    """Why each step is skipped, "" where it is not; None where it cannot be traced, or not in time."""
     if not cases:
         return
     with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
@@ -84,7 +84,7 @@ def _failures(cases: Sequence[Case], data: str | None) -> Iterator[str | None]:
                 continue
             alone = msgspec.structs.replace(case.foreseen, parallel=UNSET, ranks=UNSET, sampling=UNSET)
             (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
-            yield None if record.outcome == "timed_out" else record.detail or ""
+            yield (record.detail or "") if record.outcome in ("ok", "skipped") else None
 
 
 def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
