@@ -104,6 +104,16 @@ def test_a_table_that_is_higher_than_the_terminal_is_left_out():
     assert drawn(screen).splitlines() == ["1/2  0:00:00, about 0:00:00 left"]
 
 
+def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
+    file, clock = io.StringIO(), Clock()
+
+    with Follow(file, clock=clock) as follow:
+        for clock.seconds, left in ((20.0, 2), (40.0, 1), (60.0, 0)):
+            follow.show(make.record(), left=left)
+
+    assert [line.partition("; ")[2] for line in file.getvalue().splitlines()] == ["40 s left", "20 s left", ""]
+
+
 def test_quiet_shows_no_progress():
     file = io.StringIO()
 
@@ -151,7 +161,15 @@ def test_where_nobody_watches_long_work_says_that_it_goes_on(monkeypatch, capsys
     told = Event()
     monkeypatch.setattr(output, "aside", lambda text: (print(text, file=sys.stderr), told.set()))
 
-    with output.Terminal().doing("measuring each stage"):
+    terminal = output.Terminal()
+    with terminal.doing("measuring each stage"):
+        assert told.wait(PATIENCE_SECONDS)
+        terminal.at_work("step 3 of 14, 4 s left")
+        told.clear()
+        assert told.wait(PATIENCE_SECONDS)
+        told.clear()  # the one before may have been on its way
         assert told.wait(PATIENCE_SECONDS)
 
-    assert capsys.readouterr().err.startswith("measuring each stage: 0 s so far\n")
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "measuring each stage: 0 s so far"
+    assert last.startswith("measuring each stage: step 3 of 14, 4 s left; 0 s so far")

@@ -22,10 +22,12 @@ from profiler.predicting.staging import stage_seconds
 from profiler.predicting.staging import stages as stages_module
 from profiler.predicting.staging.pooled_seconds import NOTHING
 from profiler.predicting.staging.stage_operators import spans
+from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS, ROUNDS, step_text
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace.compose import RANDOM_STATE
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
+from profiler.workflows.stages import stages as model_stages
 from tests import make
 
 FORCES = Path(__file__).parent / "user_models" / "forces.py"
@@ -82,7 +84,7 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path
 
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
     model = "transformer:layers=4,width=32"
-    monkeypatch.setattr(stage_seconds, "seconds", lambda case, works, saves, fits, in_calls: [NOTHING for _ in works])
+    monkeypatch.setattr(stage_seconds, "seconds", lambda case, works, saves, fits, **_: [NOTHING for _ in works])
     chain = stages(Trial(case=case(model, device="cpu")))
 
     for plan in plans(chain):
@@ -188,6 +190,34 @@ def test_stages_of_which_none_can_fit_the_budget_are_not_timed(a_second_a_mark):
     assert {stage.forward_seconds for stage in never.stages} == {0.0}
     assert {stage.forward_seconds for stage in perhaps.stages} != {0.0}
     assert [stage.saved_bytes for stage in never.stages] == [stage.saved_bytes for stage in perhaps.stages]
+
+
+def test_every_step_that_times_stages_is_told_with_the_time_left(engine, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(engine, "at_work", told.append)
+
+    model_stages(engine, case("mlp", device="cpu"), None)
+
+    steps = [text for text in told if text.startswith("step ")]
+    assert steps[0] == f"step 1 of {3 * ROUNDS}"  # all kept, all checkpointed, and products kept, in turns
+    assert 3 * LEAST_ROUNDS <= len(steps) <= 3 * ROUNDS
+    assert all(text.startswith(f"step {number} of ") for number, text in enumerate(steps, start=1))
+    assert all(text.endswith(" s left") for text in steps[1:])
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "text"),
+    [
+        (0, 0.0, "step 1 of 14"),
+        (2, 0.4, "step 3 of 14, 2 s left"),  # all rounds are run
+        (2, 4.0, "step 3 of 14, 8 s left"),  # the least rounds
+        (6, 5.0, "step 7 of 14, 1 s left"),  # until 6 s are over
+        (8, 7.0, "step 9 of 14, 0 s left"),
+        (2, 400.0, "step 3 of 14, 13 min left"),
+    ],
+)
+def test_the_time_left_is_that_of_the_rounds_to_come(done, seconds, text):
+    assert step_text(done, num_ways=2, seconds=seconds) == text
 
 
 def test_a_device_of_unknown_rates_is_refused():

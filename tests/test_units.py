@@ -16,6 +16,12 @@ def test_seconds_are_shown_in_the_unit_that_reads_best():
     assert texts == ["2.00 s", "12.3 ms", "4.50 us", "5 ns"]
 
 
+def test_the_time_left_is_whole_in_the_largest_unit_of_which_there_are_two():
+    texts = [units.left_text(seconds) for seconds in (0.0, 40.4, 119.0, 120.0, 7199.0, 7200.0)]
+
+    assert texts == ["0 s left", "40 s left", "119 s left", "2 min left", "120 min left", "2 h left"]
+
+
 def test_what_was_not_measured_is_never_a_zero():
     shown = [
         units.bytes_text(None),

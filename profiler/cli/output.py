@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -166,8 +167,11 @@ class Terminal(Screen):
         def tell(step: str) -> None:
             progress.at_work(f"{text}: {step}" if step else text)
 
-        if self._is_quiet or not sys.stderr.isatty():
-            with nullcontext() if self._is_quiet else signs_of_life(text):
+        if self._is_quiet:
+            yield
+            return
+        if not sys.stderr.isatty():
+            with signs_of_life(text) as now, self._telling(now.append):
                 yield
             return
         with Follow(sys.stderr) as progress, self._telling(tell):
@@ -184,22 +188,22 @@ class Terminal(Screen):
 
 
 @contextmanager
-def signs_of_life(text: str) -> Iterator[None]:
-    """Print what is done and for how long, every SIGN_SECONDS."""
+def signs_of_life(text: str) -> Iterator[deque[str]]:
+    """Print what is done, the last step that was put into what is yielded, and for how long, every SIGN_SECONDS."""
     from threading import Event, Thread
 
-    ended = Event()
+    ended, steps = Event(), deque[str](maxlen=1)
 
     def tell() -> None:
         count = 1
         while not ended.wait(SIGN_SECONDS):
-            aside(f"{text}: {count * SIGN_SECONDS:.0f} s so far")
+            aside(f"{text}: {'; '.join([*steps, f'{count * SIGN_SECONDS:.0f} s so far'])}")
             count += 1
 
     thread = Thread(target=tell, daemon=True)
     thread.start()
     try:
-        yield
+        yield steps
     finally:
         ended.set()
         thread.join()

@@ -63,6 +63,12 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+def left_text(seconds: float) -> str:
+    """40.3 -> '40 s left', 750 -> '12 min left': whole, in the largest unit of which there are two."""
+    size, unit = next(((size, unit) for size, unit in ((3600, "h"), (60, "min")) if seconds >= 2 * size), (1, "s"))
+    return f"{seconds / size:.0f} {unit} left"
+
+
 def byte_unit(counts: Iterable[int | None]) -> tuple[int, str]:
     """The one unit, with its size, for a whole column: the largest of which there are ten."""
     largest = max((abs(count) for count in counts if count is not None), default=0)

@@ -75,7 +75,9 @@ class Child:
         self._request = json.dumps(request).encode() + b"\n"
         self._log = Log(log)
         self._is_asked = is_asked
-        self.on_stage: Callable[[str], None] = lambda stage: None  # is told of every stage that begins
+        self.on_stage: Callable[[str], None] = lambda stage: (
+            None
+        )  # is told of every stage that begins, and of its steps
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
@@ -224,13 +226,13 @@ class Child:
             message = msgspec.json.decode(line)  # stricter than the standard library: no NaN, no half of a surrogate
         except (ValueError, RecursionError):
             message = None
-        if not isinstance(message, dict) or not isinstance(message.get("stage", ""), str):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key, ""), str) for key in ("stage", "step")):
             self._spoil(line, "what it sent is not a result")
             return
         self.messages.append(message)
         if "stage" in message:
             self._stage = message["stage"]
-            self.on_stage(self._stage)
+            self.on_stage(message.get("step", self._stage))
 
     def _spoil(self, sent: bytes, why: str) -> None:
         self.damage = self.damage or why

@@ -130,9 +130,11 @@ def follow_rehearsed(request: str, channel: int) -> None:
 
 
 def stage(request: str, channel: int) -> None:
-    """Tell the chain of stages of the trial in `request`, or why it cannot be had."""
+    """Tell the chain of stages of the trial in `request`, or why it cannot be had; before, each step that is timed."""
     trial: Trial = decode(request, Trial)
-    _answer(channel, "chain", lambda: stages(trial))
+    _answer(
+        channel, "chain", lambda: stages(trial, on_step=lambda step: tell(channel, {"stage": "start", "step": step}))
+    )
 
 
 def _answer(channel: int, key: str, work: Callable[[], object]) -> None:

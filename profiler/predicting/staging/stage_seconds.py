@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from profiler.core.case import Case
+from profiler.core.units import left_text
 from profiler.measuring.devices import Device, open_device
 from profiler.predicting.staging.pooled_seconds import EVERY, PLAIN, PooledSeconds, StageWork, StepSample, pooled
 from profiler.training.assemble import assemble
@@ -34,13 +35,14 @@ def seconds(
     saves: Sequence[str],
     fits: Callable[[str], bool] = lambda way: True,
     *,
+    on_step: Callable[[str], None] = lambda step: None,
     in_calls: bool = False,
 ) -> PooledSeconds:
     """Times steps with every stage kept, with every stage checkpointed, and under every save option, in turns.
 
     All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
     checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. `fits` tells which ways fit
-    the memory; EVERY is always tried.
+    the memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left.
     """
     device = open_device(case.device)
     step = _SwitchedStep(case, device, works, [PLAIN, EVERY, *saves], in_calls=in_calls)
@@ -49,15 +51,28 @@ def seconds(
     for way in ways:
         if step.sample(way) is None:
             del samples[way]
-    began = time.monotonic()
+    began, done = time.monotonic(), 0
     for number in range(ROUNDS):
         if number >= LEAST_ROUNDS and time.monotonic() - began > MOST_SECONDS:
             break
         for way in list(samples)[:: -1 if number % 2 else 1]:
+            on_step(step_text(done, num_ways=len(samples), seconds=time.monotonic() - began))
+            done += 1
             sample = step.sample(way)
             assert sample is not None, "it fitted before"
             samples[way].append(sample)
     return pooled(samples, works)
+
+
+def step_text(done: int, *, num_ways: int, seconds: float) -> str:
+    """Which step comes after `done` ones in so many seconds, of how many at most, and the time left once it is known:
+    `step 3 of 14, 4 s left`.
+    """
+    text = f"step {done + 1} of {ROUNDS * num_ways}"
+    if not done:
+        return text
+    least, most = (seconds / done * (rounds * num_ways - done) for rounds in (LEAST_ROUNDS, ROUNDS))
+    return f"{text}, {left_text(max(0.0, min(most, max(least, MOST_SECONDS - seconds))))}"
 
 
 class _SwitchedStep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -30,24 +30,25 @@ from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
 
 
-def stages(trial: Trial, *, build: Build | None = None) -> Chain:
+def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
     """Returns what each stage of the trial's model costs. Its device is there, or its rates are known.
 
     Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
     not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
     `time`, seconds are 0 and there are no save options; they are 0 too where no plan can fit the trial's budget.
-    `build` stands in for the catalogue's model, where the trial is predicted. Raises UserError where nothing is known
+    `build` stands in for the catalogue's model, where the trial is predicted. `on_step` is told of each step that is
+    timed. Raises UserError where nothing is known
     of the device's time, Unsupported where the blocks do not run once each, in order, or the forward runs a backward,
     and whatever the model raises.
     """
     assert build is None or trial.case.is_predicted, "seconds are measured of the catalogue's models alone"
     try:
-        return _stages(trial, build, in_calls=False)
+        return _stages(trial, build, on_step, in_calls=False)
     except NotOnce:
-        return _stages(trial, build, in_calls=True)
+        return _stages(trial, build, on_step, in_calls=True)
 
 
-def _stages(trial: Trial, build: Build | None, *, in_calls: bool) -> Chain:
+def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
     case = trial.case.baseline
     fake = case.foreseen
     rates = _rates(trial)
@@ -85,7 +86,7 @@ def _stages(trial: Trial, build: Build | None, *, in_calls: bool) -> Chain:
         whole = candidates.none(without_times).cost.peak_bytes
         if candidates.largest_stage(without_times)[1] > parse_budget(trial.budget, whole_bytes=whole):
             return without_times
-    return chain(_seconds(trial, built, trace, stage_spans, selective, rates, in_calls=in_calls))
+    return chain(_seconds(trial, built, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 
 
 def _refuse_backward_in_forward(trace: Trace) -> None:
@@ -124,6 +125,7 @@ def _seconds(
     selective: dict[str, _Selective],
     rates: Rates | None,
     *,
+    on_step: Callable[[str], None],
     in_calls: bool,
 ) -> list[Seconds]:
     case = trial.case.baseline
@@ -136,7 +138,12 @@ def _seconds(
     peaks = {PLAIN: max(live(trace)), **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
     room = _room(case.device)
     return stage_seconds.seconds(
-        case, works, list(selective), lambda way: way == EVERY or peaks[way] <= room, in_calls=in_calls
+        case,
+        works,
+        list(selective),
+        lambda way: way == EVERY or peaks[way] <= room,
+        on_step=on_step,
+        in_calls=in_calls,
     )
 
 

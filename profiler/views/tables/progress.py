@@ -24,7 +24,7 @@ from profiler.analysis.rows import rows
 from profiler.core import safe_files
 from profiler.core.case import Case, Choice
 from profiler.core.record import Record, evidence
-from profiler.core.units import bytes_text, count_text, seconds_text
+from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
 from profiler.views.strategy_label import strategy_label
 from profiler.views.tables import terminal
@@ -78,8 +78,10 @@ class Follow:
         self._screen.add(record, total=total)
         if not self._console.is_terminal and not self._is_quiet:
             line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
+            seconds = self._screen.left_seconds() if left else None
+            remaining = f"; {left_text(seconds)}" if seconds is not None else ""
             # not by rich, which ends the process where nobody reads; at once, or Ctrl-C would tear it from its end
-            self._console.file.write(f"[{self._shown:>{len(str(total))}}/{total}] {line}\n")
+            self._console.file.write(f"[{self._shown:>{len(str(total))}}/{total}] {line}{remaining}\n")
             self._console.file.flush()
 
     def tell_log(self, record: Record, log: Path) -> None:
@@ -226,14 +228,14 @@ class LiveScreen:
 
     def line(self) -> str:
         """`3/21  segments:k=4 round 1: time  0:00:07, about 0:00:40 left`."""
-        seconds = self._clock() - self._since
         count = f"{self._num_ended}/{self._total}" if self._total else ""
-        left = self._left(seconds)
+        seconds, left = self._clock() - self._since, self.left_seconds()
         times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
         return "  ".join(text for text in (count, times, self.now) if text)
 
-    def _left(self, seconds: float) -> float | None:
-        """Seconds by the mean of the trials that have ended; before, by the guess."""
+    def left_seconds(self) -> float | None:
+        """By the mean of the trials that have ended; before, by the guess. None where that was wrong."""
+        seconds = self._clock() - self._since
         if not self._total:
             return None
         if not self._num_ended:
