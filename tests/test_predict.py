@@ -93,6 +93,19 @@ def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
     assert (here / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_next_command_keeps_the_settings_and_the_device_that_were_typed(here, capsys):
+    typed = ["--optimizer", "adamw", "--batch-size", "8", "--routing", "balanced", "--device", "t4", "--keep-grads"]
+
+    assert answer(["explain", SMALL, "--strategies", "all", "--quiet", *typed]) == 0
+    explained = capsys.readouterr().err.splitlines()[-1]
+    assert answer(shlex.split(explained.removeprefix("next: gcprof "))) == 0
+    drawn = capsys.readouterr().err.splitlines()[-1]
+
+    words = shlex.join([SMALL, "--strategies", "all", *typed])
+    assert explained == f"next: gcprof timeline {words} -o timeline.png"
+    assert drawn == f"next: gcprof explain {words}"
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -52,6 +52,7 @@ def explain(
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.explain import StepRequest, prediction
     from profiler.workflows.explain import explain as work
+    from profiler.workflows.typed_words import setting_words
 
     if snapshot is not None:
         _explain_snapshot(snapshot, target, json=json)
@@ -74,8 +75,8 @@ def explain(
     say(explanation(why, title=title, width=width(), encoding=encoding()))
     for remark in (*_beside(explained), *_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
-    on = ["--device", device] if device and step.case.is_rehearsed else []
-    next_command("gcprof", "timeline", target, "--strategies", chosen, *on, "-o", "timeline.png")
+    typed = setting_words(words, device=device)
+    next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
 
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:

@@ -157,7 +157,7 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
 
 
 def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
-    from profiler.workflows.stages import FLAGS, flag
+    from profiler.workflows.typed_words import FLAGS, flag
 
     words = request.words
     flags = [flag(name) for name in FLAGS if getattr(words, name) is not None]

@@ -63,7 +63,7 @@ def say_infeasible(planned: Planned, budget: int) -> None:
         aside(planned.better_blocks)
     aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
     if planned.own:
-        next_command("gcprof", "run", "--model", *planned.words, "--strategies", "own")
+        next_command("gcprof", "run", "--model", *_words_of_run(planned), "--strategies", "own")
 
 
 def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
@@ -122,7 +122,7 @@ def say_next(planned: Planned, words: list[str], *, budget: str, written: Path |
     if planned.plan is None:
         next_command("gcprof", "plan", *words, "--frontier")
     elif written and planned.case and has_calls:
-        next_command("gcprof", "run", *planned.words, "--strategies", f"plan:file={written}")
+        next_command("gcprof", "run", *_words_of_run(planned), "--strategies", f"plan:file={written}")
     elif written and not has_calls:
         repair = ["--repair-batchnorm"] if planned.case and planned.case.repair_batchnorm else []
         next_command("gcprof", "plan", "--from", str(written), "--emit", "python", *repair)
@@ -130,3 +130,9 @@ def say_next(planned: Planned, words: list[str], *, budget: str, written: Path |
         next_command("gcprof", "plan", *words, "--budget", budget, "--emit", "python")
     else:
         next_command("gcprof", "plan", *words, "--frontier", "-o", "frontier.png")
+
+
+def _words_of_run(planned: Planned) -> list[str]:
+    """The model as it was asked for, without the routing: a run goes where its own tokens are sent."""
+    words = planned.words
+    return [word for before, word in zip(("", *words), words, strict=False) if "--routing" not in (before, word)]

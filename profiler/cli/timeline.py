@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import completion, options
+from profiler.cli.added_options import Switches
 from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
 
@@ -31,6 +32,7 @@ def timeline(
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
     routing: options.Routing = None,
+    switches: Switches | None = None,
     device: options.TracedDevice = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
     force: options.ForceIfThere = False,
@@ -44,10 +46,11 @@ def timeline(
     """
     from profiler.core.errors import UserError
     from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
+    from profiler.workflows.typed_words import setting_words
 
     words = prediction(
         strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, routing=routing, device=device,
+        accumulate=accumulate, blocks=blocks, routing=routing, device=device, **switches or {},
     )  # fmt: skip
     steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
 
@@ -60,8 +63,8 @@ def timeline(
     aside(f"wrote {path}")
     for error in (one for one in beside if isinstance(one, UserError)):
         aside(f"note: the same step cannot be traced: {error.message}")
-    on = ["--device", device] if device and beside else []
-    next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *on)
+    typed = setting_words(words, device=device)
+    next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
 
 
 def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:

@@ -22,13 +22,7 @@ from profiler.request.spec import Request
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen
-
-FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "repair_batchnorm", "device")  # of a model
-
-
-def flag(name: str) -> str:
-    """A field as users write it: batch_size -> --batch-size."""
-    return f"--{name.replace('_', '-')}"
+from profiler.workflows.typed_words import setting_words
 
 
 class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +74,7 @@ class ModelOnDevice:
     @property
     def words(self) -> tuple[str, ...]:
         """The model and the flags that it was asked for with, for the next command."""
-        asked = [(name, getattr(self._words, name)) for name in FLAGS]
-        words = [(flag(name),) if value is True else (flag(name), str(value)) for name, value in asked if value]
-        return (str(self._words.model), *(word for pair in words for word in pair))
+        return (str(self._words.model), *setting_words(self._words, device=self._words.device))
 
     def calibration(self) -> Calibration | None:
         """What operators hide on the device, measured once."""

@@ -11,12 +11,30 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from profiler.core.case import Case, Choice
+from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.secret_filter import hide
 from profiler.request import consent
+from profiler.request.spec import Request
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
+
+FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "routing", "device")  # of a model
+
+
+def flag(name: str) -> str:
+    """A field as users write it: batch_size -> --batch-size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def setting_words(words: Request, *, device: str | None) -> list[str]:
+    """The flags that tell a model's settings as they were typed, and the device, for the next command."""
+    asked = [(name, device if name == "device" else getattr(words, name)) for name in FLAGS]
+    switches = [switch.key or field for field, switch in SWITCHES.items()]
+    return [
+        *(word for name, value in asked if value is not None for word in (flag(name), str(value))),
+        *(flag(key) for key in switches if getattr(words, key)),
+    ]
 
 
 def command_line(typed: Sequence[str]) -> str:
