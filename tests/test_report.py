@@ -8,6 +8,7 @@ import re
 import webbrowser
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,7 +19,9 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Note, Record, Timeline
 from profiler.core.secret_filter import HIDDEN
+from profiler.core.units import MISSING
 from profiler.runs.store import Run, load
+from profiler.views import report
 from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.areas import Area, PhaseMark, areas
@@ -151,10 +154,26 @@ def test_what_went_wrong_is_told_with_its_reason(tmp_path: Path):
 def test_several_runs_are_compared_in_brief_and_each_has_its_section(run: Run):
     html = page([run, load(REFERENCE)])
 
-    assert "They do not all say the same: segments:k=32 (1 of 2), segments:k=4 (1 of 2)." in text(html)
+    assert "The 2 do not say the same: segments:k=32 (1 of 2), segments:k=4 (1 of 2)." in text(html)
     assert html.count("<article") == 2
     assert 'href="#run-2-1"' in html
     assert 'id="run-2-1"' in html
+
+
+@pytest.mark.parametrize(
+    ("advised", "said"),
+    [
+        (["all", "all"], "All 2 say the same: all."),
+        (["all", "all", MISSING], "All 2 of 3 that have a peak say the same: all."),
+        (["all", "none", MISSING], "The 2 of 3 that have a peak do not say the same: all (1 of 2), none (1 of 2)."),
+        (["all", MISSING, MISSING], "Only 1 of 3 has a peak: it says all."),
+        ([MISSING, MISSING], "Nothing here has a peak, so there is nothing to take."),
+    ],
+)
+def test_in_brief_says_of_how_many_it_speaks(advised: list[str], said: str):
+    sections = tuple(SimpleNamespace(brief=("", name, "", "")) for name in advised)
+
+    assert report.agreement([SimpleNamespace(sections=sections)]) == said
 
 
 def test_a_single_group_has_no_comparison(run: Run):

@@ -144,16 +144,19 @@ def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
 
 
 def agreement(shown: Sequence[RunPart]) -> str:
-    """Says whether the sections advise the same strategy."""
-    taken = Counter(
-        part_section.brief[1] for part in shown for part_section in part.sections if part_section.brief[1] != MISSING
-    )
+    """Says whether the sections advise the same strategy, and how many of them advise none."""
+    advised = [part_section.brief[1] for part in shown for part_section in part.sections]
+    taken = Counter(name for name in advised if name != MISSING)
     if not taken:
         return "Nothing here has a peak, so there is nothing to take."
+    total = taken.total()
+    if total == 1:
+        return f"Only 1 of {len(advised)} has a peak: it says {next(iter(taken))}."
+    them = f"{total}" if total == len(advised) else f"{total} of {len(advised)} that have a peak"
     if len(taken) == 1:
-        return f"All that can be compared say the same: {next(iter(taken))}."
-    named = [f"{name} ({number} of {taken.total()})" for name, number in taken.most_common()]
-    return f"They do not all say the same: {few(named, NUM_NAMED)}."
+        return f"All {them} say the same: {next(iter(taken))}."
+    named = [f"{name} ({number} of {total})" for name, number in taken.most_common()]
+    return f"The {them} do not say the same: {few(named, NUM_NAMED)}."
 
 
 def _part(shown_run: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
