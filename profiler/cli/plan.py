@@ -223,7 +223,6 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
 
 
 def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked) -> None:
-    from profiler.core.units import bytes_text
     from profiler.views.tables import plans
 
     draws = asked.output is not None and not _is_plan(asked.output)
@@ -235,9 +234,7 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
             title = plan_text.title(planned, costs=True)
             say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
             print()
-        peak = planned.none.cost.peak_bytes
-        percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
-        title = f"{plan_text.title(planned)}: at most {bytes_text(budget)}{percent}"
+        title = f"{plan_text.title(planned)}: at most {plan_text.budget_text(planned, budget)}"
         lines = plan_text.shown(planned)
         below = [plans.BRACKETS, plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)

@@ -25,6 +25,15 @@ def title(planned: Planned, *, costs: bool = False) -> str:
     return f"{planned.title} ({SAID['rehearsed' if is_rehearsed else 'predicted']})"
 
 
+def budget_text(planned: Planned, budget: int) -> str:
+    """A budget in bytes, and in percent of the peak without checkpointing."""
+    from profiler.core.units import bytes_text
+
+    peak = planned.none.cost.peak_bytes
+    percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
+    return f"{bytes_text(budget)}{percent}"
+
+
 def shown(planned: Planned) -> list[Shown]:
     """The plans that were compared, with what is predicted and measured of each."""
     from profiler.views.tables.plans import Shown
@@ -52,9 +61,9 @@ def say_infeasible(planned: Planned, budget: int) -> None:
     if own := planned.own:
         needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
         rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
-        aside(f"the model's own checkpoints fit {bytes_text(budget)}: {needed}; {rest}")
+        aside(f"the model's own checkpoints fit {budget_text(planned, budget)}: {needed}; {rest}")
     else:
-        aside(f"no plan fits {bytes_text(budget)}: the smallest peak is {bytes_text(smallest)}{more}")
+        aside(f"no plan fits {budget_text(planned, budget)}: the smallest peak is {bytes_text(smallest)}{more}")
     aside(
         f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
         f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
