@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 
 from profiler.core.case import Choice
 from profiler.runs.store import load
@@ -354,11 +356,57 @@ def test_paper_shows_what_is_folded_and_no_tools(visit: Visitor):
     assert found.page.get_by_role("table", name="Raw samples").is_visible()
 
 
+@pytest.mark.parametrize("width", [360, 400])
 @pytest.mark.parametrize("name", ["reference", "several"])
-def test_a_phone_scrolls_down_only(visit: Visitor, name: str):
-    found = visit(name, viewport={"width": 360, "height": 740})
+def test_a_phone_scrolls_down_only(visit: Visitor, name: str, width: int):
+    found = visit(name, viewport={"width": width, "height": 740})
 
-    assert found.page.evaluate("document.documentElement.scrollWidth") == 360
+    assert found.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def edges(wide: Any) -> tuple[bool, bool]:
+    """Whether the left and the right edge of what scrolls are shaded, by the row of pixels below its last line."""
+    image = Image.open(io.BytesIO(wide.screenshot())).convert("RGB")
+    row = [image.getpixel((x, image.height - 8)) for x in range(image.width)]
+    paper = row[image.width // 2]
+    return row[0] != paper, row[-1] != paper
+
+
+def at_start_middle_and_end(wide: Any) -> list[tuple[bool, bool]]:
+    shaded = []
+    for place in ("0", "(e.scrollWidth - e.clientWidth) / 2", "e.scrollWidth"):
+        wide.evaluate(f"e => e.scrollLeft = {place}")
+        shaded.append(edges(wide))
+    return shaded
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_that_goes_on_is_shaded_at_its_right_edge_and_beside_its_names(visit: Visitor, scheme: str):
+    found = visit("reference", viewport={"width": 400, "height": 900}, color_scheme=scheme)
+    wide = found.page.locator(".scroll", has=found.page.locator("table.sortable"))
+    shadow = "e => getComputedStyle(e.querySelector('tbody th')).boxShadow"
+
+    before = wide.evaluate(shadow)
+    shaded = at_start_middle_and_end(wide)
+
+    assert shaded == [(False, True), (False, True), (False, False)]
+    assert before == "rgba(0, 0, 0, 0) 0px 0px 0px 0px"
+    assert wide.evaluate(shadow) != before
+    assert wide.locator("thead th").first.bounding_box()["x"] == wide.bounding_box()["x"]
+
+
+@pytest.mark.parametrize("paper", ["#fff", "#1e2129"])
+def test_a_table_of_the_documentation_that_goes_on_is_shaded_at_its_edges(visit: Visitor, tmp_path: Path, paper: str):
+    style = (Path(__file__).parents[1] / "docs" / "site.css").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(
+        f"<style>:root {{ --md-default-bg-color: {paper}; --md-default-fg-color--lighter: #888 }} {style}</style>"
+        f"<body style='background: {paper}'><div class='md-typeset'>"
+        "<div class='md-typeset__scrollwrap' style='overflow-x: auto; padding-bottom: 20px'>"
+        f"<div class='md-typeset__table'><table style='background: {paper}'><td style='min-width: 900px'>wide</table>"
+    )
+    wide = visit(tmp_path / "page.html", viewport={"width": 400, "height": 900}).page.locator("[style^=overflow]")
+
+    assert at_start_middle_and_end(wide) == [(False, True), (True, True), (True, False)]
 
 
 def test_without_scripts_the_choices_and_every_number_are_there(visit: Visitor):
