@@ -32,10 +32,14 @@ FITS = MODEL + "def test_it_fits(model, peak_memory):\n    assert peak_memory(mo
 
 def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
     """pytest with the plugin on a file of tests."""
-    (folder / "test_mine.py").write_text(text)
     by_name = [] if find_spec("pytest_gcprof") else ["-p", PLUGIN]  # where it is installed, pytest finds it
-    command = [sys.executable, "-m", "pytest", *by_name, "-p", "no:cacheprovider", "-p", "no:xdist", "-q", *words]
-    more = environment(COLUMNS="200")
+    return run_pytest(folder, text, *by_name, "-p", "no:xdist", *words)
+
+
+def run_pytest(folder: Path, text: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
+    more = environment(COLUMNS="200", **variables)
     return subprocess.run(command, cwd=folder, env=more, capture_output=True, text=True, check=False)
 
 
@@ -47,6 +51,19 @@ def test_a_peak_is_predicted_and_listed_after_the_tests(tmp_path):
     line = r"test_mine.py::test_it_fits: [\d.]+ MiB predicted \(Sequential under none, sgd, fp32, cuda\)"
     assert re.search(line, done.stdout)
     assert "measured" not in done.stdout
+
+
+def test_where_gcprof_is_only_on_the_path_the_words_of_the_documentation_find_the_plugin(tmp_path):
+    page = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
+    (words,) = re.findall(r"`pytest (-p [\w. ]+)`", page)
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+
+    without = run_pytest(tmp_path, FITS, "--gcprof-budget", "1GiB", **alone)
+    named = run_pytest(tmp_path, FITS, *words.split(), "--gcprof-budget", "1GiB", **alone)
+
+    assert "unrecognized arguments: --gcprof-budget" in without.stderr
+    assert named.returncode == 0, named.stdout
+    assert "peak memory by gcprof" in named.stdout
 
 
 def test_a_peak_over_the_budget_of_the_run_fails_in_few_lines(tmp_path):
