@@ -157,10 +157,10 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
 
 
 def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
-    from profiler.workflows.typed_words import FLAGS, flag
+    from profiler.workflows.typed_words import setting_words
 
     words = request.words
-    flags = [flag(name) for name in FLAGS if getattr(words, name) is not None]
+    flags = [word for word in setting_words(words, device=words.device) if word.startswith("--")]
     flags = [word for word in flags if not (asked.emit and asked.repairs and word == "--repair-batchnorm")]
     if words.model is None and flags:
         raise UserError(f"{flags[0]} has no effect on costs from a file", hint="name the model, or leave it out")
