@@ -43,13 +43,16 @@ def bytes_left_by(work: Callable[[], object]) -> int:
 
 def bytes_left_on_cuda_by(work: Callable[[], object]) -> int:
     """The bytes that are still held after the work, as the caching allocator counts them."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
+    before = _held_on_cuda()
     work()
+    return _held_on_cuda() - before
+
+
+def _held_on_cuda() -> int:
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # which torch keeps for each thread before 2.15
     torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated() - before
+    return torch.cuda.memory_allocated()
 
 
 def parameters(module: nn.Module) -> list[StorageWeakRef]:

@@ -224,3 +224,28 @@ def test_workspaces_are_kept_by_each_thread():
 
     assert [(one.nbytes, one.born, one.died) for one in found.allocations] == [(32 * MIB, 0, 3)] * 2
     assert not products.with_workspaces(in_phases("aten.add", "aten.add"), 32 * MIB).allocations
+
+
+def test_before_2_15_cublaslt_keeps_a_workspace_of_its_own_in_each_thread_that_runs_it(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0"))
+    monkeypatch.delenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", raising=False)
+    matrix = torch.empty(8, 8, device="meta")
+    told = products.telling_lt(lambda *_: 512)(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {})
+    plain = in_phases("aten.addmm", "aten.mm")
+    marked = replace(plain.operators[0], hidden_bytes=int(told), requests=told.parts)
+
+    found = products.with_workspaces(replace(plain, operators=(marked, plain.operators[1])), 32 * MIB)
+
+    assert [one.nbytes for one in found.allocations] == [32 * MIB, MIB, 32 * MIB]
+    assert [(one.hidden_bytes, one.requests) for one in found.operators] == [(512, (512,)), (0, ())]
+
+
+@pytest.mark.parametrize(("version", "asked"), [("2.15.0", None), ("2.11.0", "1")])
+def test_where_the_workspaces_are_one_cublaslt_keeps_none_of_its_own(monkeypatch, version, asked):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.delenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", raising=False)
+    if asked:
+        monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", asked)
+    matrix = torch.empty(8, 8, device="meta")
+
+    assert products.telling_lt(lambda *_: 0)(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {}) == 0

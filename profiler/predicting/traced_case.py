@@ -79,7 +79,7 @@ def trace_case(
                     optimizer,
                     step,
                     device=kind,
-                    hidden=hidden,
+                    hidden=products.telling_lt(hidden) if is_kept and workspace else hidden,
                     kept_bytes=workspace if is_kept else 0,
                     with_saves=with_saves,
                     with_calls=with_calls,

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler.core.trace_data import WORKSPACES, Allocation, Trace
-from profiler.predicting.trace.kernel_bytes import HALF, Requests, tensor_bytes
+from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
+from profiler.predicting.trace.kernel_bytes import HALF, Requests, parts_of, tensor_bytes
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
@@ -58,15 +58,45 @@ def keeps_workspaces() -> bool:
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
+class _KeptByLt(int):
+    """Bytes that a product of cuBLASLt takes for good, where its thread has run none before."""
+
+
+def telling_lt(hidden: Hidden) -> Hidden:
+    """Returns `hidden` with a mark at each product of cuBLASLt, where that keeps a workspace of its own.
+
+    It does so before 2.15, beside that of cuBLAS; `with_workspaces` reads the marks and takes them away. Seen with 2.9
+    and 2.11.
+    """
+    is_unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1" or torch.__version__ >= "2.15"
+    return hidden if is_unified else partial(_marked, hidden)
+
+
+def _marked(hidden: Hidden, func: Any, args: Any, kwargs: Any) -> int:
+    own = hidden(func, args, kwargs)
+    return Requests(*parts_of(own), _KeptByLt(_lt_workspace())) if _runs_on_lt(func, args, kwargs) else own
+
+
 def with_workspaces(trace: Trace, nbytes: int) -> Trace:
     """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
     if not nbytes:
         return trace
-    users = {operator.phase for operator in trace.operators if operator.name in NAMES}
-    threads = [phases for phases in ({"forward", "optimizer"}, {"backward", "recompute"}) if phases & users]
     last = len(trace.operators)
-    kept = tuple(Allocation(nbytes, 0, last, "cuBLAS", "", "before", WORKSPACES) for _ in threads)
-    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept))
+    kept = list[Allocation]()
+    for phases in ({"forward", "optimizer"}, {"backward", "recompute"}):
+        products = [one for one in trace.operators if one.phase in phases and one.name in NAMES]
+        lt_bytes = {part for one in products for part in one.requests if isinstance(part, _KeptByLt)}
+        for size in (nbytes, *lt_bytes) if products else ():
+            kept.append(Allocation(size, 0, last, "cuBLAS", "", "before", WORKSPACES))
+    operators = tuple(_without_mark(operator) for operator in trace.operators)
+    return msgspec.structs.replace(trace, allocations=(*trace.allocations, *kept), operators=operators)
+
+
+def _without_mark(operator: Operator) -> Operator:
+    requests = tuple(part for part in operator.requests if not isinstance(part, _KeptByLt))
+    if len(requests) == len(operator.requests):
+        return operator
+    return msgspec.structs.replace(operator, requests=requests, hidden_bytes=sum(requests))
 
 
 def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwargs: Any) -> int:
@@ -79,13 +109,19 @@ def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwar
     if any(not factor.numel() for factor in factors):
         return 0
     copies = [_copied_bytes(factor) for factor in factors]
-    return Requests(*copies, _workspace(func, args, kwargs or {}, nbytes) if nbytes else 0)
+    return Requests(*copies, _workspace(func, args, kwargs, nbytes) if nbytes else 0)
 
 
 def _workspace(func: Any, args: Any, kwargs: Any, nbytes: int) -> int:
-    if func._overloadpacket in BIASED and _is_added_by_lt(*args[:3], beta=kwargs.get("beta", 1)):
-        return int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_WORKSPACE >> 10)) << 10
-    return nbytes
+    return _lt_workspace() if _runs_on_lt(func, args, kwargs) else nbytes
+
+
+def _lt_workspace() -> int:
+    return int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_WORKSPACE >> 10)) << 10
+
+
+def _runs_on_lt(func: Any, args: Any, kwargs: Any) -> bool:
+    return func._overloadpacket in BIASED and _is_added_by_lt(*args[:3], beta=(kwargs or {}).get("beta", 1))
 
 
 def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float) -> bool:
