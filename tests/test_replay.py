@@ -232,7 +232,7 @@ def test_before_2_15_cublaslt_keeps_a_workspace_of_its_own_in_each_thread_that_r
     matrix = torch.empty(8, 8, device="meta")
     told = products.telling_lt(lambda *_: 512)(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {})
     plain = in_phases("aten.addmm", "aten.mm")
-    marked = replace(plain.operators[0], hidden_bytes=int(told), requests=told.parts)
+    marked = replace(plain.operators[0], hidden_bytes=int(told), requests=parts_of(told))
 
     found = products.with_workspaces(replace(plain, operators=(marked, plain.operators[1])), 32 * MIB)
 

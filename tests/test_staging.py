@@ -65,10 +65,10 @@ def plans(chain: Chain) -> list[Plan]:
     return [of(), of(*((index,) for index in free)), of(*((index,) for index in free[::2])), of(together)]
 
 
-def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path) -> int:
+def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path, **fields) -> int:
     path = folder / "plan.json"
     plan_file.write(plan_file_of(chain, plan), path)
-    _, trace, _ = trace_case(case(model, strategy=Choice.of("plan", {"file": path}), device=device))
+    _, trace, _ = trace_case(case(model, strategy=Choice.of("plan", {"file": path}), device=device, **fields))
     return max(live(trace))
 
 
@@ -80,6 +80,17 @@ def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path
         traced = traced_peak(model, chain, plan, "fake:t4", tmp_path)
 
         assert simulate(chain, plan).peak_bytes == pytest.approx(traced, rel=0.01 if "cifar" in model else 0.0005)
+
+
+def test_what_a_block_hands_on_is_held_no_longer_than_what_is_always_kept_reads_it(tmp_path):
+    """`cat` keeps nothing of what a transposed convolution gives it."""
+    model, blocks = "tests/user_models/unet.py:transposed", "layers.*"
+    chain = stages(Trial(case=case(model, device="fake:t4", blocks=blocks)))
+
+    for plan in plans(chain):
+        traced = traced_peak(model, chain, plan, "fake:t4", tmp_path, blocks=blocks)
+
+        assert simulate(chain, plan).peak_bytes == traced
 
 
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):

@@ -40,3 +40,25 @@ class UNet(nn.Module):
 def segmentation(batch_size=2):
     images = torch.rand(batch_size, 1, 32, 32)
     return UNet(), (images, (images > 0.5).float()), F.binary_cross_entropy_with_logits
+
+
+class Transposed(nn.Module):
+    """Its blocks stand in the order in which they run; what a transposed convolution gives, only `cat` reads."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        half, whole = width, 2 * width
+        up = nn.ConvTranspose2d(whole, half, 2, stride=2)
+        self.layers = nn.ModuleList([DoubleConv(1, half), DoubleConv(half, whole), up, DoubleConv(whole, half)])
+        self.last = nn.Conv2d(half, 1, 1)
+
+    def forward(self, x):
+        down, bottom, up, out = self.layers
+        skip = down(x)
+        x = bottom(F.max_pool2d(skip, 2))
+        return self.last(out(torch.cat([skip, up(x)], dim=1)))
+
+
+def transposed(batch_size=2):
+    images = torch.rand(batch_size, 1, 32, 32)
+    return Transposed(), (images, (images > 0.5).float()), F.binary_cross_entropy_with_logits

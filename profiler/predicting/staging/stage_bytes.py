@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -27,13 +27,35 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
     """Returns the bytes of every stage, from a step in which all are kept."""
     counted, later = [], 0
     own = _own(trace, stages)
+    gone = [0, *(_gone(trace, *pair) for pair in pairwise(stages))]
     alive, rest = live(trace), _resting(trace)
-    for stage, allocations in zip(stages[::-1], own[::-1], strict=True):
+    for stage, allocations, before in zip(stages[::-1], own[::-1], gone[::-1], strict=True):
         gradients = _gradients(trace, stage)
         base = rest[stage.first - 1] + later + gradients
-        counted.append(_held(trace, stage, allocations, gradients, alive, base))
+        counted.append(_without(before, _held(trace, stage, allocations, gradients, alive, base)))
         later += gradients
     return counted[::-1]
+
+
+def _gone(trace: Trace, before: StageSpan, stage: StageSpan) -> int:
+    """What the stage before hands on and a stage that is always kept does not keep: `cat` of a block's output."""
+    if stage.blocks:
+        return 0  # its checkpoint keeps its input
+    allocations = [trace.allocations[place] for place in before.outputs]
+    return sum(one.nbytes for one in allocations if before.first <= one.born and one.died <= stage.last)
+
+
+def _without(gone: int, held: StageBytes) -> StageBytes:
+    """Planners hold an output until the next stage's backward; one that is gone before is taken off what that saves."""
+    taken = min(gone, held.saved_bytes)
+    own = min(held.own_saved_bytes, held.saved_bytes - taken)
+    return msgspec.structs.replace(
+        held,
+        saved_bytes=held.saved_bytes - taken,
+        own_saved_bytes=own,
+        forward_extra_bytes=held.forward_extra_bytes + taken,
+        backward_extra_bytes=held.backward_extra_bytes + held.own_saved_bytes - own,
+    )
 
 
 def static_bytes(trace: Trace, stages: Sequence[StageSpan]) -> int:
