@@ -49,6 +49,7 @@ def test_the_command_shows_the_blocks_of_a_real_model(capsys):
         (["transfromer"], 2, "did you mean 'transformer'?"),
         (["tests/user_models/broken.py:raises"], 1, "KeyError: 'no such checkpoint' (broken.py:17)"),
         (["tests/user_models/lstm.py:char_rnn:hiden=3"], 2, "has no option 'hiden'"),
+        (["tests/user_models/unet.py:segmentation:batch_size=4"], 2, "hint: --batch-size 4"),
         (["tests/user_models/unet.py:segmentation"], 0, ""),
         (["tests/user_models/data_dependent.py:router"], 0, ""),
         (["tests/user_models/data_dependent.py:router", "--batch-size", "3"], 2, "--batch-size has no effect"),

@@ -256,6 +256,19 @@ def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
     assert said["memory_bytes"] == int(0.6 * gpu_specs.find("t4").memory_bytes)
 
 
+def test_where_the_blocks_are_no_chain_the_strategies_are_answered_and_no_plan_is_said(here, shared, capsys):
+    model = Path(__file__).parent / "user_models" / "out_of_order.py"
+    words = [f"{model}:make", "--device", "t4", "--memory", "20GiB", "--strategies", "none"]
+
+    assert answer(["max-batch", *words]) == 0
+
+    said = capsys.readouterr()
+    assert "none: a batch of" in said.err
+    assert "out_of_order.py:make: the blocks do not run once each in the order of their names" in said.err
+    assert "note: 20.0 GiB are more than fake:t4 has: 14.6 GiB" in said.err
+    assert [line.split()[0] for line in said.out.splitlines() if line.startswith(("none", "plan"))] == ["none"]
+
+
 FIXED = Path(__file__).parent / "user_models" / "broken.py"
 
 

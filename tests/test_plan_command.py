@@ -296,6 +296,12 @@ def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsy
     assert not Path("plan.json").exists()
 
 
+def test_code_of_a_plan_that_checkpoints_nothing_is_said_to_be_so(named, capsys):
+    assert plan("--stages", named, "--budget", "100%", "--emit", "python") == 0
+
+    assert "the step fits as it is: the plan checkpoints nothing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("kind", "name"), [("python", "PLAN"), ("hf", "LAYERS"), ("fsdp", "MODULES")])
 def test_code_is_printed_alone_for_stages_of_known_modules(named, capsys, kind, name):
     assert plan("--stages", named, "--budget", "1.35GiB", "--emit", kind) == 0  # 1-9 [10] 11-12

@@ -25,7 +25,7 @@ from profiler.views import report
 from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.areas import Area, PhaseMark, areas
-from profiler.views.report.bars import dot_rows
+from profiler.views.report.bars import dot_rows, phase_bars
 from profiler.views.report.frontier import NARROW, frontier
 from tests import examples, make
 from tests.commands import modules_after
@@ -337,6 +337,14 @@ def test_the_names_of_points_meet_neither_each_other_nor_another_point():
         left, right = (x, x + long) if point.side == "right" else (x - long, x)
         others = [one for one in found.points if abs(one.y - point.y) < 8 and abs(one.x - point.x) > 0.5]
         assert [one.name for one in others if left < one.x * NARROW / 100 < right] == []
+
+
+def test_the_bar_of_a_phase_is_called_by_the_phase_and_not_by_what_an_optimizer_keeps():
+    found = phase_bars(rows([make.record("none")]))
+
+    assert found is not None
+    said = [part.said for line in found.lines for bar in line.bars for part in bar.parts]
+    assert [words.partition(":")[0] for words in said] == ["forward", "backward", "optimizer"]
 
 
 def test_dots_that_are_left_out_are_counted_and_the_extremes_are_drawn():

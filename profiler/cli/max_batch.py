@@ -85,10 +85,11 @@ def max_batch(
     _print(largest, json=json)
     room = largest.limit - largest.context_bytes
     budget = bytes_word(room) if isinstance(limit, float) or largest.context_bytes else memory
-    if size := largest.batches[-1].batch_size:
-        next_command("gcprof", "plan", *largest.words, "--batch-size", str(size), "--budget", budget)
+    last = largest.batches[-1]
+    if last.batch_size and last.strategy.name == "plan":
+        next_command("gcprof", "plan", *largest.words, "--batch-size", str(last.batch_size), "--budget", budget)
     else:
-        next_command("gcprof", "explain", *largest.words, "--batch-size", "1")
+        next_command("gcprof", "explain", *largest.words, "--batch-size", str(last.batch_size or 1))
     raise typer.Exit(largest.exit_code)
 
 

@@ -203,6 +203,8 @@ def _print_code(planned: Planned, kind: str, *, repairs: bool) -> None:
 
     for line in plan_text.remarks(planned):
         aside(line)
+    if planned.plan == planned.none.plan:
+        aside("the step fits as it is: the plan checkpoints nothing")
     if planned.plan is not None:
         say_bytes(emit(plan_file_of(planned.chain, planned.plan), kind, repair_batchnorm=repairs).encode())
 

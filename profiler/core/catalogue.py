@@ -112,6 +112,8 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
         if key not in declared and not entry.open:
             around = {"before": f"{choice.name}:", "after": f"={given[key]}"}
             hint = nearest_or_all(key, declared, **around) if declared else f"'{choice.name}' takes no options"
+            if key == "batch_size":
+                hint = f"--batch-size {given[key]}"
             raise UserError(f"'{choice}': {what} '{choice.name}' has no option '{key}'", hint=hint)
     for option in entry.options:
         if option.default is None and option.name not in given:

@@ -17,6 +17,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.record import Record
 from profiler.core.schedule import in_rounds
+from profiler.core.units import bytes_text
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, run_diff, store
@@ -69,11 +70,16 @@ def max_batch(
         if case.batch_size is None:
             hint = "give the function a parameter batch_size"
             raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
-        limit = _limit(model, request)
+        limit = _limit(model, request, screen.say)
         context_bytes, source = _context(model, request)
         with screen.doing("looking for the largest batches"):
             folder, batches = _predicted(
-                model, request.strategies, limit, context_bytes, lambda name, largest: show(name, largest, limit)
+                model,
+                request.strategies,
+                limit,
+                context_bytes,
+                lambda name, largest: show(name, largest, limit),
+                screen.say,
             )
         if case.is_rehearsed:
             device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
@@ -93,11 +99,13 @@ def max_batch(
         )
 
 
-def _limit(model: ModelOnDevice, request: MaxBatchRequest) -> int:
+def _limit(model: ModelOnDevice, request: MaxBatchRequest, say: Callable[[str], None]) -> int:
     """Bytes; a share is of the memory that the device has. Raises UserError where that is not known."""
-    if isinstance(request.limit, int):
-        return request.limit
     whole = device_choice.environment(model.case.device, model.devices).device_bytes
+    if isinstance(request.limit, int):
+        if whole is not None and request.limit > whole:
+            say(f"note: {bytes_text(request.limit)} are more than {model.case.device} has: {bytes_text(whole)}")
+        return request.limit
     if whole is None:
         message = f"--memory cannot be a share: how much '{model.case.device}' has is not known"
         raise UserError(message, hint="name it, as 11GiB, or a GPU: --device t4")
@@ -122,6 +130,7 @@ def _predicted(
     limit: int,
     context_bytes: int,
     show: Callable[[str, Largest], None],
+    say: Callable[[str], None],
 ) -> tuple[Path, list[Largest]]:
     """The folder of a run that measures them, and each strategy's batch; the plan's file is beside that folder."""
     batches = []
@@ -132,7 +141,11 @@ def _predicted(
     folder = store.new_folder(RESULTS, [f"max batch {model.case.model.name}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
-    planned = predict_planned(model.engine, model.case, limit, path, context_bytes)
+    try:
+        planned = predict_planned(model.engine, model.case, limit, path, context_bytes)
+    except UserError as error:  # of blocks that are no chain
+        say(f"note: no plan: {error}")
+        return folder, batches
     show("plan", planned)
     return folder, [*batches, planned]
 

@@ -5,7 +5,7 @@ Across, places are percents of a width that is not known here; down, they are pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import quantiles
 
 import msgspec
@@ -94,7 +94,7 @@ def phase_bars(rows: Sequence[Row]) -> BarChart | None:
     lines = []
     for number, (row, of_row) in enumerate(zip(shown, peaks, strict=True)):
         sizes = [(phase, of_row[phase]) for phase in PHASES if phase in of_row]
-        bars = [_stacked([(phase, nbytes)], scale, bytes_text(nbytes)) for phase, nbytes in sizes]
+        bars = [_stacked([(phase, nbytes)], scale, bytes_text(nbytes), names={}) for phase, nbytes in sizes]
         lines.append(_line(row, number, bars, num_bars=len(PHASES)))
     return _chart(lines, [(phase, phase) for phase in PHASES], "Peak memory of each phase", num_bars=len(PHASES))
 
@@ -114,11 +114,11 @@ def _line(row: Row, number: int, bars: Sequence[Bar], *, num_bars: int = 1) -> B
     return BarLine(y=y + NAME_LINE - 5, name=line_name(row), bars=tuple(moved))
 
 
-def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str) -> Bar:
+def _stacked(sizes: Sequence[tuple[str, int]], scale: Scale, text: str, *, names: Mapping[str, str] = NAMES) -> Bar:
     parts, left = [], 0
     for kind, nbytes in sizes:
         x = scale.at(left)
-        words = f"{NAMES.get(kind, kind)}: {bytes_text(nbytes)}"
+        words = f"{names.get(kind, kind)}: {bytes_text(nbytes)}"
         parts.append(BarPart(x=x, width=round(scale.at(left + nbytes) - x, 2), kind=kind, said=words))
         left += nbytes
     return Bar(y=0, end=scale.at(left), text=text, parts=tuple(parts))
