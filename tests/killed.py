@@ -20,7 +20,7 @@ from profiler.runs import store
 from profiler.runs.store import Run
 
 ROOT = Path(__file__).parents[1]
-SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--device", "cpu")
+SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--samples", "3", "--device", "cpu")
 PATIENCE_SECONDS = 2.0  # on a machine with a core for every process that works
 TAG = "GCPROF_KILL_TAG"  # in the environment of a run, and so of every process that it starts
 
