@@ -121,8 +121,8 @@ def words(folder: Path, sweep: tuple[str, ...]) -> list[str]:
 
 
 def environment(tag: str) -> dict[str, str]:
-    """This process's own, and the tag by which the run's processes are found."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), TAG: tag}
+    """This process's own, the tag by which the run's processes are found, and one thread: two runs share the cores."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", TAG: tag}
 
 
 def _exact(run: Run) -> dict[str, tuple[object, ...]]:
