@@ -75,9 +75,7 @@ class Child:
         self._request = json.dumps(request).encode() + b"\n"
         self._log = Log(log)
         self._is_asked = is_asked
-        self.on_stage: Callable[[str], None] = lambda stage: (
-            None
-        )  # is told of every stage that begins, and of its steps
+        self.on_stage: Callable[[str], None] = lambda stage: None  # is told of every stage, and of its steps
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
