@@ -26,7 +26,7 @@ def trial(kind: str | None = None, *, strategy: str = "none", **fields) -> Trial
 def test_a_case_that_cannot_be_had_is_skipped_with_its_reason(engine):
     (record,) = engine.run([trial(strategy="segments:k=6")])
 
-    assert (record.outcome, record.detail) == ("skipped", "only 5 modules for 6 segments")
+    assert (record.outcome, record.detail) == ("skipped", "only 5 blocks for 6 segments")
 
 
 def test_a_record_from_a_child_is_whole(engine):

@@ -82,7 +82,7 @@ def test_a_run_ends_with_0_and_a_row_for_every_case(whole: Whole):
 
 
 def test_more_segments_than_modules_are_skipped_with_the_reason(whole: Whole):
-    assert "segments:k=8: skipped: only 5 modules for 8 segments" in whole.done.stdout.splitlines()
+    assert "segments:k=8: skipped: only 5 blocks for 8 segments" in whole.done.stdout.splitlines()
 
 
 def test_one_segment_is_said_to_checkpoint_nothing(whole: Whole):

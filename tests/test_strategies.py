@@ -71,7 +71,7 @@ def test_hooks_on_a_block_still_see_its_own_work():
 def test_more_segments_than_modules_are_unsupported_with_both_numbers():
     module = nn.Sequential(Counted(), Counted())
 
-    with pytest.raises(Unsupported, match="only 2 modules for 3 segments"):
+    with pytest.raises(Unsupported, match="only 2 blocks for 3 segments"):
         segments.apply(workload(module, ("0", "1")), k=3)
 
 

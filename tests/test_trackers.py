@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = [
     make.record("none", peak=100 * MIB, seconds=(0.1, 0.2, 0.3)),
     make.record("segments:k=2", peak=50 * MIB, seconds=(0.2, 0.2, 0.6)),
-    make.failed("segments:k=400", "skipped", "301 modules cannot be cut into 400 segments"),
+    make.failed("segments:k=400", "skipped", "301 blocks cannot be cut into 400 segments"),
 ]
 PREDICTED = make.record("all", peak=40 * MIB, case=make.case("all", device="fake:cuda"))
 

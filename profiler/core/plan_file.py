@@ -13,6 +13,7 @@ from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 
 SCHEMA = 1
+FOLDER = "plans"  # of a run folder, in which its plans lie
 USUAL = "plan.json"  # the strategy's own default
 HINT = "`gcprof plan` writes one with -o plan.json"
 GROUPS = {  # operators of aten, by the words for them

@@ -128,7 +128,7 @@ def batch_text(batch_size: int | None) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """3, 'module' -> '3 modules'."""
+    """3, 'block' -> '3 blocks'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from profiler.core import catalogue, safe_files
+from profiler.core import catalogue, plan_file, safe_files
 from profiler.core.case import SETTINGS, Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
@@ -67,8 +67,8 @@ def _is_number(text: str) -> bool:
 
 
 def _is_plan_of(folder: Path, file: Path) -> bool:
-    """Whether a file is named as one directly in the folder `plans` of a run folder, and neither is a link."""
-    plans = folder.absolute() / "plans"
+    """Whether a file is named as one directly in the folder of plans of a run folder, and neither is a link."""
+    plans = folder.absolute() / plan_file.FOLDER
     is_below = ".." not in file.parts and file.absolute().parent == plans
     return is_below and safe_files.is_regular(file)
 

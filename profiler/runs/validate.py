@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 
 from profiler.analysis.sanity import impossible
+from profiler.core import plan_file
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import count_text
 from profiler.runs import reading, store, tags
 
-KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", "plans", "shards", "jobs", ".writer", tags.FILE)
+KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", tags.FILE)
 Key = tuple[Case, int]
 
 

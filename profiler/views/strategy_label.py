@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from profiler.core.case import Choice
-from profiler.core.plan_file import USUAL
+from profiler.core.plan_file import FOLDER, USUAL
 
 NUMBERED = re.compile(r"(uniform|first|every)-(\d+)", re.ASCII)
 
@@ -17,7 +17,7 @@ def strategy_label(strategy: Choice) -> str:
     path = _file(strategy)
     if path is None or len(path.parts) < 2:
         return str(strategy)
-    if path.parent.name != "plans":
+    if path.parent.name != FOLDER:
         return f"plan:{path.name}"
     numbered = NUMBERED.fullmatch(path.stem)
     return f"{numbered[1]}({numbered[2]})" if numbered else path.stem

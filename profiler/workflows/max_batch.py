@@ -5,26 +5,27 @@ Predicted first, then measured there and with one sample more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
-from profiler.analysis import progress
-from profiler.core import rehearsed_gpu
+from profiler.core import plan_file, rehearsed_gpu
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
 from profiler.core.schedule import in_rounds
 from profiler.core.units import bytes_text
 from profiler.request import device_choice
 from profiler.request.spec import Request
-from profiler.runs import RESULTS, run_diff, store
-from profiler.workflows import SILENT, Screen, runner
+from profiler.runs import RESULTS, store
+from profiler.workflows import SILENT, Screen
 from profiler.workflows.batch_search import PLAN, Largest, measured_context, predict, predict_planned, rehearse
+from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.stages import ModelOnDevice
-from profiler.workflows.typed_words import command_line
 
 ROUNDS = 3
 
@@ -72,22 +73,25 @@ def max_batch(
             raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
         limit = _limit(model, request, screen.say)
         context_bytes, source = _context(model, request)
-        with screen.doing("looking for the largest batches"):
-            folder, batches = _predicted(
+        folder = store.new_folder(RESULTS, [f"max batch {case.model.name}"])
+        with screen.doing("looking for the largest batches"), TemporaryDirectory(prefix="gcprof-") as made:
+            batches = _predicted(
                 model,
                 request.strategies,
                 limit,
                 context_bytes,
-                lambda name, largest: show(name, largest, limit),
-                screen.say,
+                path=Path(made) / plan_file.USUAL,
+                show=lambda name, largest: show(name, largest, limit),
+                say=screen.say,
             )
-        if case.is_rehearsed:
-            device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
-            model.case = case = msgspec.structs.replace(case, device=device)
-            batches = _rehearsed(model, limit, context_bytes, batches)
+            if case.is_rehearsed:
+                device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
+                model.case = case = msgspec.structs.replace(case, device=device)
+                batches = _rehearsed(model, limit, context_bytes, batches)
+            batches, plans = _in_folder(batches, folder)
         code = 0
         if request.measure and not case.is_predicted:
-            code, batches = _measured(model, request, folder, batches, screen)
+            code, batches = _measured(model, request, folder, batches, plans, screen)
         return LargestBatches(
             case=case,
             words=model.words,
@@ -129,25 +133,34 @@ def _predicted(
     strategies: Sequence[Choice],
     limit: int,
     context_bytes: int,
+    *,
+    path: Path,
     show: Callable[[str, Largest], None],
     say: Callable[[str], None],
-) -> tuple[Path, list[Largest]]:
-    """The folder of a run that measures them, and each strategy's batch; the plan's file is beside that folder."""
+) -> list[Largest]:
+    """Each strategy's batch; the plan's file is left at `path`."""
     batches = []
     for strategy in strategies:
         case = msgspec.structs.replace(model.case, strategy=strategy)
         batches.append(predict(model.engine, case, limit, context_bytes))
         show(str(strategy), batches[-1])
-    folder = store.new_folder(RESULTS, [f"max batch {model.case.model.name}"])
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.with_name(f"{folder.name}.json")  # beside the run's folder, which is not there yet
     try:
         planned = predict_planned(model.engine, model.case, limit, path, context_bytes)
     except UserError as error:  # of blocks that are no chain
         say(f"note: no plan: {error}")
-        return folder, batches
+        return batches
     show("plan", planned)
-    return folder, [*batches, planned]
+    return [*batches, planned]
+
+
+def _in_folder(batches: Sequence[Largest], folder: Path) -> tuple[list[Largest], dict[Path, PlanFile]]:
+    """The same with the plan's file in a run folder, and what is to be written there."""
+    *others, last = batches
+    if last.strategy.name != PLAN or not last.batch_size:
+        return [*batches], {}
+    path = file_of(folder, PLAN)
+    plan = plan_file.read(Path(last.strategy.options["file"]))
+    return [*others, msgspec.structs.replace(last, strategy=Choice.of(PLAN, {"file": path}))], {path: plan}
 
 
 def _rehearsed(model: ModelOnDevice, limit: int, context_bytes: int, batches: Sequence[Largest]) -> list[Largest]:
@@ -160,21 +173,18 @@ def _rehearsed(model: ModelOnDevice, limit: int, context_bytes: int, batches: Se
 
 
 def _measured(
-    model: ModelOnDevice, request: MaxBatchRequest, folder: Path, batches: Sequence[Largest], screen: Screen
+    model: ModelOnDevice,
+    request: MaxBatchRequest,
+    folder: Path,
+    batches: Sequence[Largest],
+    plans: Mapping[Path, PlanFile],
+    screen: Screen,
 ) -> tuple[int, list[Largest]]:
     case = model.case
     planned = trials(case, batches, rounds=1 if case.is_rehearsed else request.rounds)
-    store.create(
-        folder,
-        plan=planned,
-        command=command_line(request.typed),
-        environment=device_choice.environment(case.device, model.devices),
-        sources=run_diff.code_digests(trial.case for trial in planned),
-    )
-    code, folder = runner.follow(model.engine, folder, screen)
-    run = store.load(folder)
-    screen.say(f"wrote {folder / 'trials.jsonl'}")
-    return code or progress.exit_code(run.records), with_records(case, batches, run.records)
+    code, run = model.run(folder, planned, plans=plans, typed=request.typed)
+    screen.say(f"wrote {run.folder / 'trials.jsonl'}")
+    return code, with_records(case, batches, run.records)
 
 
 def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:

@@ -8,23 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
-from profiler.core.case import Calibration, Case, Trial, encode_indented
+from profiler.core.case import Calibration, Case, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.stats import Sampling
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.request import device_choice
-from profiler.runs import RESULTS, run_diff, store
-from profiler.workflows import Screen, runner
+from profiler.runs import RESULTS, store
 from profiler.workflows.plan_choice import Chosen, ComparedPlan, choose
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
-from profiler.workflows.typed_words import command_line
 
 ROUNDS = 1  # more tell what processes differ by
 SAMPLES = 24  # steps, half of them without the plan: six groups of four, the least that have an interval
@@ -48,7 +45,6 @@ def compare_plans(
     model: ModelOnDevice,
     chain: Chain,
     ways: Sequence[Way],
-    screen: Screen,
     *,
     budget_bytes: int,
     measure: bool,
@@ -62,35 +58,22 @@ def compare_plans(
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
-    digests = run_diff.code_digests(trial.case for trial in trials)
-    digests |= {str(path): run_diff.digest(encode_indented(file)) for path, file in files.items()}  # written below
-    store.create(
-        folder,
-        plan=trials,
-        command=command_line(typed),
-        environment=device_choice.environment(case.device, model.devices),
-        sources=digests,
-    )
-    (folder / "plans").mkdir()
-    for path, file in files.items():
-        plan_file.write(file, path)
-    code, folder = runner.follow(model.engine, folder, screen)
-    run = store.load(folder)
+    code, run = model.run(folder, trials, plans=files, typed=typed)
     plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
     is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
     chosen = choose(plans, chain, budget_bytes) if is_timed else None
     has_lost = chosen is None if is_timed else not _went_well(plans[0])
-    code = code or progress.exit_code(run.records) or (UNFIT if has_lost else 0)
+    code = code or (UNFIT if has_lost else 0)
     label = chosen.plan.way.label if chosen else None if is_timed else ways[0].label
     return PlanComparison(
-        plans=plans, is_timed=is_timed, chosen=chosen, folder=folder, exit_code=code,
-        file=file_of(folder, label) if label else None,
+        plans=plans, is_timed=is_timed, chosen=chosen, folder=run.folder, exit_code=code,
+        file=file_of(run.folder, label) if label else None,
     )  # fmt: skip
 
 
 def file_of(folder: Path, label: str) -> Path:
     """Where the plan of a label lies in a run folder: `uniform(4)` in plans/uniform-4.json."""
-    return folder / "plans" / f"{re.sub('[^a-z0-9]+', '-', label).strip('-')}.json"
+    return folder / plan_file.FOLDER / f"{re.sub('[^a-z0-9]+', '-', label).strip('-')}.json"
 
 
 def _went_well(plan: ComparedPlan) -> bool:

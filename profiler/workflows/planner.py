@@ -177,6 +177,6 @@ class _Planning:
         if self.model is None:
             return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
         return compare_plans(
-            self.model, self.chain, ways, self.screen, budget_bytes=budget, measure=request.measure,
+            self.model, self.chain, ways, budget_bytes=budget, measure=request.measure,
             rounds=request.rounds, typed=request.typed,
         )  # fmt: skip

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 from msgspec import UNSET
 
 from profiler import engines
+from profiler.analysis import progress
 from profiler.analysis.explanation import better_blocks
-from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode
+from profiler.core import plan_file
+from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented
 from profiler.core.errors import UserError
+from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
@@ -19,10 +23,12 @@ from profiler.engines import Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
+from profiler.runs import run_diff, store
+from profiler.runs.store import Run
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
-from profiler.workflows import SILENT, STARTING, Screen
-from profiler.workflows.typed_words import setting_words
+from profiler.workflows import SILENT, STARTING, Screen, runner
+from profiler.workflows.typed_words import command_line, setting_words
 
 
 class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +108,26 @@ class ModelOnDevice:
                 return None
             form = OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
         return form
+
+    def run(
+        self, folder: Path, trials: tuple[Trial, ...], *, plans: Mapping[Path, PlanFile], typed: Sequence[str]
+    ) -> tuple[int, Run]:
+        """The trials in a new run folder, with the plans that they read: what ended them early, and their records."""
+        digests = run_diff.code_digests(trial.case for trial in trials)
+        digests |= {str(path): run_diff.digest(encode_indented(plan)) for path, plan in plans.items()}  # written below
+        store.create(
+            folder,
+            plan=trials,
+            command=command_line(typed),
+            environment=device_choice.environment(self.case.device, self.devices),
+            sources=digests,
+        )
+        (folder / plan_file.FOLDER).mkdir()
+        for path, plan in plans.items():
+            plan_file.write(plan, path)
+        code, folder = runner.follow(self.engine, folder, self._screen)
+        run = store.load(folder)
+        return code or progress.exit_code(run.records), run
 
     def better_blocks(self, below_bytes: int) -> str | None:
         """As the function, where the floor is below so many bytes."""

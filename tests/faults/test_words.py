@@ -86,9 +86,9 @@ def test_fault_2_more_segments_than_modules_are_skipped_and_the_others_run(here:
     assert found == {
         "none": ("ok", None),
         "segments:k=2": ("ok", None),
-        "segments:k=8": ("skipped", "only 5 modules for 8 segments"),
+        "segments:k=8": ("skipped", "only 5 blocks for 8 segments"),
     }
-    assert "segments:k=8: skipped: only 5 modules for 8 segments" in capsys.readouterr().out
+    assert "segments:k=8: skipped: only 5 blocks for 8 segments" in capsys.readouterr().out
 
 
 def test_twin_2_the_division_alone_would_cut_segments_of_nothing():

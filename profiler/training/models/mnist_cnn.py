@@ -33,7 +33,7 @@ class MnistCnn(nn.Module):
 def build(
     batch_size: int = 64, data_directory: str | None = None, *, channels: Count = 320, layers: Count = 100
 ) -> Workload:
-    """A very deep CNN on MNIST: `layers` times convolution, ReLU and pooling (301 modules at 100 layers).
+    """A very deep CNN on MNIST: `layers` times convolution, ReLU and pooling (301 blocks at 100 layers).
 
     With fewer than 5 layers the trunk does not shrink to the 2 x 2 that the head expects: Unsupported.
     """

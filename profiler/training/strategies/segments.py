@@ -21,7 +21,7 @@ def apply(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] =
     """
     length = len(workload.blocks)
     if k > length:
-        raise Unsupported(f"only {length} modules for {k} segments")
+        raise Unsupported(f"only {length} blocks for {k} segments")
     made = split_as_torch(length, k) if split == "torch" else split_balanced(observe(workload).chain, k)
     switch = checkpoint_segments(workload, made.checkpointed)
     return Applied(

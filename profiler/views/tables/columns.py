@@ -90,7 +90,7 @@ def heading(rows: Sequence[Row]) -> str:
     built = next((row.built for row in rows if row.built), None)
     environment = environment_of(rows)
     build = built if len({row.case.model for row in rows}) == 1 else None
-    size = [count_text(build.num_parameters, "parameter"), count_text(build.num_blocks, "module")] if build else []
+    size = [count_text(build.num_parameters, "parameter"), count_text(build.num_blocks, "block")] if build else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
     data = f"{built.data if built else case.data} data"
     return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), data, device(rows), *software])
