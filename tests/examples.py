@@ -75,9 +75,7 @@ def troubled() -> list[Record]:
         make.failed(
             "segments:k=3", "out_of_memory", "tried to allocate 96 MiB in the backward", environment=ENVIRONMENT
         ),
-        make.failed(
-            "segments:k=400", "skipped", "301 blocks cannot be cut into 400 segments", environment=ENVIRONMENT
-        ),
+        make.failed("segments:k=400", "skipped", "301 blocks cannot be cut into 400 segments", environment=ENVIRONMENT),
         point(
             "_planted",
             segments=8,

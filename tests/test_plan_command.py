@@ -16,6 +16,7 @@ from profiler import engines
 from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import local
 from profiler.planning import chain as chains
@@ -24,7 +25,6 @@ from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import run_diff, store
-from profiler.views.strategy_label import strategy_label
 from profiler.workflows.plan_comparison import file_of
 from tests import killed
 from tests.commands import gcprof

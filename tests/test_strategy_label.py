@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler.core.case import Choice
-from profiler.views.strategy_label import files_of_labels, strategy_label, strategy_labels
+from profiler.core.strategy_label import files_of_labels, strategy_label, strategy_labels
 
 RUN = "results/20261123T042836Z-plan-transformer-85e041/plans"
 

@@ -11,6 +11,7 @@ from profiler.analysis.axes import rising
 from profiler.analysis.growth_fit import exponent, nearest_growth
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit
 from profiler.views.geometry import Pair
 from profiler.views.plots import strategy_lines
@@ -19,7 +20,6 @@ from profiler.views.plots.panels import curves, space_of
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
-from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.evidence import marked
 
 WIDTH, BESIDE = 8.5, True

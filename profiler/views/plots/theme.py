@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
+from profiler.core.strategy_label import strategy_label
 from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
-from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import (
     batch,
     environment_of,

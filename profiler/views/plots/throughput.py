@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit
 from profiler.views import geometry
 from profiler.views.geometry import Pair
@@ -17,7 +18,6 @@ from profiler.views.plots.panels import batches
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
-from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 

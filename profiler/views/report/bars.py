@@ -13,10 +13,10 @@ import msgspec
 from profiler.analysis.composition import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text, count_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Scale, Tick, around
 from profiler.views.sanitize import short
-from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import change
 from profiler.views.tables.samples import samples_of
 

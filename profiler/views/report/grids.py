@@ -12,9 +12,9 @@ from profiler.analysis.rows import Row, foretells
 from profiler.core.case import Case
 from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import MISSING, bytes_text, error_text, few, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
-from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import columns
 from profiler.views.tables.samples import TIMES, samples_of
 

@@ -9,6 +9,7 @@ import msgspec
 from profiler.analysis.rows import Row, group, is_all_out_of_memory, smallest_request
 from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.record import Environment
+from profiler.core.strategy_label import files_of_labels, strategy_label, strategy_labels
 from profiler.core.units import (
     MISSING,
     batch_text,
@@ -25,7 +26,6 @@ from profiler.core.units import (
     spread_text,
     uncertainty_text,
 )
-from profiler.views.strategy_label import files_of_labels, strategy_label, strategy_labels
 from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import Column, numbers, words
 

@@ -11,9 +11,9 @@ from rich.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.record import RankBytes, Record
 from profiler.core.stats import spread, uncertainty
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.sanitize import plain
-from profiler.views.strategy_label import strategy_label
 from profiler.views.tables.columns import groups, heading, reasons, telling
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import fitted, paragraph
