@@ -72,6 +72,9 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     ]
     file = dict(run.records[2].case.strategy.options)["file"]
     assert plan_file.read(Path(file)).segments
+    assert Path(file) == run.folder.relative_to(here) / "plans" / "plan.json"
+    assert [one.name for one in (here / "results").iterdir()] == [run.folder.name]
+    assert f"{SMALL} plan batch size {planned['batch_size']} round 1: ok" in said.err
     assert run.manifest.sources == run_diff.code_digests(record.case for record in run.records)
     assert list(run.manifest.sources) == [file]
     words = next_words(said.err)

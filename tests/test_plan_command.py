@@ -346,9 +346,9 @@ def test_code_repairs_batchnorm_where_it_is_asked_for(named, capsys, source):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("with_test_models")
 def test_a_plan_is_measured_with_its_batchnorm_repaired(here, capsys):
-    words = ("batchnorm", "--batch-size", "64", "--budget", "85%", "--device", "cpu", "--repair-batchnorm")
+    model = Path(__file__).parent / "user_models" / "batchnorm.py"
+    words = (f"{model}:build", "--batch-size", "64", "--budget", "85%", "--device", "cpu", "--repair-batchnorm")
 
     assert plan(*words) == 0
 

@@ -204,6 +204,16 @@ def test_every_operator_knows_its_module_also_in_the_backward():
     assert not [one for one in traced(TRANSFORMER).operators if one.phase == "recompute"]  # the twin
 
 
+def test_what_makes_no_node_of_autograd_leaves_the_one_before_to_its_module():
+    """BatchNorm counts its batches behind a convolution, which stays the convolution's in the backward."""
+    found = traced("tests/user_models/batchnorm.py:build", "selective:save=conv")
+
+    forward = [one.module for one in found.operators if one.name == "aten.convolution" and one.phase == "forward"]
+    backward = [one.module for one in found.operators if one.name == "aten.convolution_backward"]
+    assert backward == forward[::-1]
+    assert len(backward) == 4
+
+
 def test_gradients_belong_to_the_module_of_their_parameter():
     found = traced(MLP)
 

@@ -71,11 +71,12 @@ def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserE
     """The traces by what is written over them; each rehearsed one before its prediction."""
     from profiler.core.errors import UserError
     from profiler.core.record import evidence
+    from profiler.core.strategy_label import strategy_label
 
     if not beside:
         return {str(step.case.strategy): step.followed.trace for step in steps}
     both = [one for pair in zip(steps, beside, strict=True) for one in pair if not isinstance(one, UserError)]
-    return {f"{one.case.strategy}, {evidence(one.case, None)}": one.followed.trace for one in both}
+    return {f"{strategy_label(one.case.strategy)}, {evidence(one.case, None)}": one.followed.trace for one in both}
 
 
 def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:

@@ -22,6 +22,7 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import WORKER, task_pool
 from profiler.engines.child import Child, Ended, not_started
@@ -228,7 +229,7 @@ class Local:
 
     def _tells(self, trial: Trial) -> Callable[[str], None]:
         """What tells of each stage of the trial that it is at work."""
-        words = f"{trial.case.model} {trial.case.strategy} round {trial.round}"
+        words = f"{trial.case.model} {strategy_label(trial.case.strategy)} round {trial.round}"
         return lambda stage: self.at_work(f"{words}: {stage}")
 
     def _request(self, trial: Trial) -> str:

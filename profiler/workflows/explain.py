@@ -19,6 +19,7 @@ from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
+from profiler.core.strategy_label import strategy_label
 from profiler.core.trace_data import Followed
 from profiler.engines import Engine, read_answer
 from profiler.request import device_choice, spec
@@ -113,7 +114,7 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
         engine.at_work = screen.at_work
         steps = []
         for place, trial in enumerate(trials, start=1):
-            screen.at_work(f"step {place} of {len(trials)}: {trial.case.strategy}")
+            screen.at_work(f"step {place} of {len(trials)}: {strategy_label(trial.case.strategy)}")
             followed = _followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
             steps.append(FollowedStep(case=trial.case, followed=followed, record=_record_of(records, trial.case)))
         return steps

@@ -192,9 +192,9 @@ class Tracer(TorchDispatchMode):
         return "recompute" if is_recompute else "backward"
 
     def _remember(self) -> str:
-        """Returns the module at work, and keeps it for the node that autograd made for this operator."""
+        """Returns the module at work, and keeps it for the node that autograd made for this operator, if any."""
         module = self._stack[-1]
-        self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = module
+        self._module_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, module)
         return module
 
     def _of_node(self) -> str:
