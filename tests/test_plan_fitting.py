@@ -117,6 +117,25 @@ def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at(tmp_path):
+    rules = {render(found[1]) for kind in candidates.KINDS if (found := candidates.best_of(CHAIN, kind, BUDGET))}
+
+    def only_rules(plan: Plan) -> int:
+        return by_costs(plan) + (0 if render(plan) in rules else BUDGET)
+
+    engine = Scripted(only_rules, only_rules)
+    words = {"budget_bytes": BUDGET, "path": tmp_path / "plan.json", "calibration": None, "measure": True}
+
+    assert fitted(engine, tmp_path)[0] is None
+    found = plan_fitting.fit_rule(engine, make.case(), CHAIN, **words, say=lambda text: None)
+
+    assert render(found.point.plan) in rules
+    assert found.by_rule
+    assert plan_file.read(tmp_path / "plan.json").plan == render(found.point.plan)
+    nowhere = Scripted(lambda plan: 2**40, by_costs)
+    assert plan_fitting.fit_rule(nowhere, make.case(), CHAIN, **words, say=lambda text: None) is None
+
+
 def test_a_measured_miss_of_more_than_a_hundredth_is_told(tmp_path):
     heavy = Scripted(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
 

@@ -88,7 +88,9 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     lines = [
         f"floor of these blocks: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
         f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
-        f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
+        "the steps of all plans that the costs prefer need more than the costs say: this one is by a rule"
+        if fitted.by_rule
+        else f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
         f"{len(frontier)} plans are on the frontier",
     ]
     if fitted.reserve_bytes:

@@ -12,6 +12,7 @@ from profiler.core.case import Calibration, Case, Choice, Trial
 from profiler.core.record import Readings, evidence
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
+from profiler.planning import candidates
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best
@@ -30,6 +31,7 @@ class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
     point: Point
     traced_bytes: int | None  # None where the model is not at hand
     reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
+    by_rule: bool = False  # a uniform split or the like: the steps of all of the frontier's need more than was costed
 
 
 def fit_plan(  # noqa: PLR0913
@@ -64,6 +66,31 @@ def fit_plan(  # noqa: PLR0913
         if point.peak_bytes == smallest:
             return None
         reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
+    return None
+
+
+def fit_rule(
+    engine: Engine,
+    case: Case,
+    chain: Chain,
+    *,
+    budget_bytes: int,
+    path: Path,
+    calibration: Calibration | None,
+    measure: bool,
+    say: Callable[[str], None],
+) -> FittedPlan | None:
+    """The fastest uniform split, first N or every j-th whose step fits, where costs mislead the solver; else as there.
+
+    No plan is said to fit nowhere before these were looked at.
+    """
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, peak_bytes, say)
+    found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
+    for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
+        point = Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
+        traced, needed = steps.needed(point, path)
+        if needed <= budget_bytes:
+            return FittedPlan(point=point, traced_bytes=traced, by_rule=True)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -152,19 +153,21 @@ class _Planning:
                 break  # nor is any deeper one lower
             points = self._frontier(levels)
             fitted = self._fit(budget, points)
+        if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
+            fitted = self._fit(budget, None)
         return points, fitted
 
-    def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
-        """By costs alone, by a traced step, and by a measured one, as far as there are."""
+    def _fit(self, budget: int, points: Frontier | None) -> FittedPlan | None:
+        """By costs alone, by a traced step, and by a measured one, as far as there are; None: a plan by a rule."""
         if self.model is None:
-            point = best(points, budget)
+            point = best(points, budget) if points is not None else None
             return FittedPlan(point=point, traced_bytes=None) if point else None
+        fit = partial(plan_fitting.fit_plan, frontier=points) if points is not None else plan_fitting.fit_rule
         with tempfile.TemporaryDirectory() as folder:
-            return plan_fitting.fit_plan(
+            return fit(
                 self.model.engine,
                 self.model.case,
                 self.chain,
-                points,
                 budget_bytes=budget,
                 path=Path(folder) / "plan.json",
                 calibration=self.model.calibration(),
