@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -105,18 +106,28 @@ def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
             yield from every(segment.blocks)
 
 
-def recomputes(segments: Iterable[str | Segment]) -> dict[str, int]:
-    """How often each block is computed again: once for every segment around it.
+def recomputes(segments: Iterable[Segment]) -> dict[str, int]:
+    """How often each block is computed again: once for every segment around it, but as `recompute_counts` says."""
+    return recompute_counts(segments, lambda item: item.blocks if isinstance(item, Segment) else None)
 
-    But for a segment that ends another: the outer recompute is over where the inner checkpoint has its input.
+
+def recompute_counts(
+    items: Iterable[Any], inside: Callable[[Any], Sequence[Any] | None], times: int = 0
+) -> dict[Any, int]:
+    """How often each block of nested items is computed again, beyond `times`; `inside` gives what a segment holds.
+
+    Once for every segment around it. But for a segment that ends another: the outer recompute is over where the inner
+    checkpoint has its input.
     """
-    counts: dict[str, int] = {}
-    for segment in segments:
-        if isinstance(segment, Segment):
-            *others, last = segment.blocks
-            counts |= dict.fromkeys(names(segment), 1)
-            counts |= {name: count + 1 for name, count in recomputes(others).items()}
-            counts |= recomputes([last])
+    counts: dict[Any, int] = {}
+    for item in items:
+        held = inside(item)
+        if held is None:
+            counts[item] = times
+            continue
+        *others, last = held
+        counts |= recompute_counts(others, inside, times + 1)
+        counts |= recompute_counts([last], inside, times + (inside(last) is None))
     return counts
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from profiler.core.errors import Unsupported
+from profiler.core.plan_file import recompute_counts
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.call_routes import run_ahead
 from profiler.training.checkpointing.observed_forward import Observation, observe
@@ -118,18 +119,8 @@ def items(segment: BlockSegment) -> Sequence[Any]:
 
 
 def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
-    """How often each block is computed again: once for every checkpoint around it.
-
-    But for a segment that ends another: the outer recompute is over where the inner checkpoint has its input.
-    """
-    counts: dict[int, int] = {}
-    for segment in segments:
-        *others, last = items(segment)
-        counts |= dict.fromkeys(flat(segment), 1)
-        inner = recomputes(item for item in others if isinstance(item, Sequence))
-        counts |= {index: count + 1 for index, count in inner.items()}
-        counts |= recomputes([last]) if isinstance(last, Sequence) else {}
-    return counts
+    """How often each block is computed again: once for every checkpoint around it, but as `recompute_counts` says."""
+    return recompute_counts(segments, lambda item: items(item) if isinstance(item, Sequence) else None)
 
 
 class _CheckpointedSegment:
