@@ -119,7 +119,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `gcprof run` of this process goes to the one fork server of all tests."""
-    monkeypatch.setattr(local, "_Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
+    monkeypatch.setattr(local, "Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(visible: str | None, **words: object) -> None:
         raise AssertionError("a server was started")
 
-    monkeypatch.setattr(local, "_Server", fail)
+    monkeypatch.setattr(local, "Server", fail)
 
 
 class Lent:

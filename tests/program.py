@@ -121,7 +121,7 @@ class Endless:
         text = f"import time\nopen({str(folder / 'begun')!r}, 'w').write('!')\ntime.sleep(3600)\n"
         (folder / "endless.py").write_text(text)
         self.code = (
-            f"import sys; sys.path.append({str(folder)!r}); from profiler.engines import local; "
+            f"import sys; sys.path.append({str(folder)!r}); from profiler.engines import local, server; "
             f"local.PRELOAD = ('endless',); {before}; from profiler.cli import main; main()"
         )
 

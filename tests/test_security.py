@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1] / "profiler"
 SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
 LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "cli/__init__.py": "completion, GCPROF_TRACEBACK",
-    "engines/local.py": "handed on to the server as it is",
+    "engines/server.py": "handed on to it as it is",
     "engines/ray_driver.py": "whether its user wants Ray's telemetry",
     "engines/ray_task.py": "which GPU Ray gave",
     "core/allocator_history.py": "where torch.compile keeps its code, which is no line of the user's",
@@ -43,10 +43,10 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }
 # the server; for rehearsals a compiler, a Python that asks torch what it is built for, and one that tries a step
-STARTS_PROCESSES = {"engines/local.py", "rehearsal/build.py", "rehearsal/smoke.py"}
+STARTS_PROCESSES = {"engines/server.py", "rehearsal/build.py", "rehearsal/smoke.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
-    "engines/local.py": "its server",
+    "engines/server.py": "its own",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
 }
 

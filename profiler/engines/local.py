@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -25,11 +19,11 @@ from profiler.core.record import Environment, Record
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import WORKER, task_pool
-from profiler.engines.child import Child, Ended, not_started
+from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
-from profiler.rehearsal.device import prepare_if_asked
-from profiler.rehearsal.smoke import proven_libraries, readiness
+from profiler.engines.server import Server
+from profiler.rehearsal.smoke import readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 from profiler.training import models
@@ -99,7 +93,7 @@ class Local:
         self._stage_seconds = stage_seconds
         self._rehearses = rehearses
         self._measures = measures
-        self._servers: dict[bool, _Server] = {}  # by whether its children rehearse
+        self._servers: dict[bool, Server] = {}  # by whether its children rehearse
         self._free: dict[str, int] = {}  # by device: what was free before anything was run
         self._free_by_uuid: dict[str, int] = {}
         self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
@@ -261,9 +255,9 @@ class Local:
             server = self._servers[rehearses] = self._server(rehearses=rehearses)
         return Child(server.control, entry, text, log=self._log(log), is_asked=entry == RUN_TRIALS)
 
-    def _server(self, *, rehearses: bool) -> _Server:
+    def _server(self, *, rehearses: bool) -> Server:
         preload = PRELOAD if self._measures or rehearses else PRELOAD_TO_TRACE
-        return _Server(self._visible, rehearses=rehearses, preload=preload)
+        return Server(self._visible, rehearses=rehearses, preload=preload)
 
     def _log(self, name: str) -> Path | None:
         return self.logs / f"{name}.log" if self.logs else None
@@ -274,78 +268,8 @@ class Local:
             self._servers[rehearses].close()  # its socket is; its end comes later, and no trial goes to it any more
 
 
-class _Server:
-    """The client's end of the fork server."""
-
-    def __init__(self, visible: str | None, *, rehearses: bool = False, preload: Sequence[str] = PRELOAD) -> None:
-        self._preload = preload
-        if rehearses:
-            proven_libraries()
-        else:
-            prepare_if_asked()
-        seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        environment = {**os.environ, "KINETO_LOG_LEVEL": "5", **seen}  # the profiler is chatty on stderr
-        try:
-            self.control, theirs = socket.socketpair()
-            with theirs:
-                self._start(theirs.fileno(), environment, rehearses=rehearses)
-        except OSError as error:
-            raise not_started(error) from error
-        if not self.control.recv(1 << 16):
-            self._process.wait()
-            self._errors.seek(0)
-            last = (self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(
-                f"the server process could not import torch: {last}", hint="`gcprof doctor` tells more", exit_code=3
-            )
-
-    def _start(self, descriptor: int, environment: dict[str, str], *, rehearses: bool) -> None:
-        """Raises OSError; then the socket is closed."""
-        python = [sys.executable, "-P", "-c", _BOOT]  # -P: a json.py in the folder at hand is none of its modules
-        words = [*python, json.dumps(sys.path), str(descriptor), str(os.getpid()), str(int(rehearses)), *self._preload]
-        try:
-            self._errors = _nameless()
-            self._process = subprocess.Popen(
-                words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
-        except OSError:
-            self.control.close()
-            raise
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def hang_up(self) -> None:
-        """Shut the socket down, so that the server ends as if the client were gone."""
-        with suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.control.close()  # the server kills its children and ends
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
-
-
 def _log_name(trial: Trial) -> str:
     return store.log_name(trial.case, trial.round)
-
-
-def _nameless() -> IO[bytes]:
-    """Returns an anonymous file: in memory where possible, since the temporary folder may be missing or full."""
-    with suppress(AttributeError, OSError):  # not every system has it, and not every sandbox allows it
-        return os.fdopen(os.memfd_create("gcprof"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from profiler.engines.forkserver import main; "
-    "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:], rehearses=bool(int(sys.argv[4])))"
-)
 
 
 def still_held(

@@ -16,6 +16,7 @@ from profiler.core.record import Equality, Record
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.engines.order import in_waves
+from profiler.engines.server import Server
 from profiler.runs import store
 from profiler.workflows import runner
 from tests import examples, kill_worker, killed, make
@@ -24,7 +25,7 @@ from tests import examples, kill_worker, killed, make
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of three trials, the second of which kills the server; the system tells its death late."""
     monkeypatch.setattr(local, "PRELOAD", ())
-    monkeypatch.setattr(local._Server, "alive", lambda self: self._process.returncode is None)
+    monkeypatch.setattr(Server, "alive", lambda self: self._process.returncode is None)
     trials = [Trial(case=make.case(name)) for name in ("recursive", "all", "sqrt")]
     with Local(entry="tests.faults.entries:end") as engine:
         return [record.outcome for record in engine.run(trials)]

@@ -14,7 +14,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core import safe_files
-from profiler.engines import local
+from profiler.engines.server import Server
 from profiler.runs import store
 from profiler.runs.writer import Writer
 from profiler.views.export import files
@@ -136,23 +136,22 @@ def test_fault_34_a_server_that_still_imports_torch_ends_too(
 def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
     here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
 ):
-    deaf = "local._BOOT = local._BOOT.replace('main(int', 'import profiler.engines.forkserver as one; one.die_with_parent = lambda client: None; main(int')"  # noqa: E501
+    deaf = "server._BOOT = server._BOOT.replace('main(int', 'import profiler.engines.forkserver as one; one.die_with_parent = lambda client: None; main(int')"  # noqa: E501
 
     killed_in_import(here, tmp_path_factory.mktemp("endless"), tag, before=deaf)
 
     assert len(killed.survivors(tag, patience=0.5)) == 1
 
 
-def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "PRELOAD", ())
-    server = local._Server(None)
+def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends():
+    started = Server(None, preload=())
     ours, theirs = os.pipe()
 
-    socket.send_fds(server.control, [b'{"entry": "profiler.wor'], [ours, theirs])
-    server.control.close()
+    socket.send_fds(started.control, [b'{"entry": "profiler.wor'], [ours, theirs])
+    started.control.close()
 
-    assert server._process.wait(timeout=PATIENCE_SECONDS) == 0
-    server.close()
+    assert started._process.wait(timeout=PATIENCE_SECONDS) == 0
+    started.close()
     os.close(ours)
     os.close(theirs)
 

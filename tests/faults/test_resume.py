@@ -53,7 +53,7 @@ def whole(engine: Local, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two trials."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "_Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
+        patch.setattr(local, "Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
         assert answer(["run", "--model", "mlp", *WORDS, "-o", str(folder)]) == 0
     return folder
 
@@ -330,7 +330,7 @@ def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
 def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     assert answer(["run", "--resume", "run"]) == 0
     first, before = capsys.readouterr(), (half / "trials.jsonl").read_bytes()
-    monkeypatch.delattr(local, "_Server")  # nothing is started
+    monkeypatch.delattr(local, "Server")  # nothing is started
 
     code = answer(["run", "--resume", "run"])
 
