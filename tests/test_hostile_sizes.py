@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.analysis import device_conditions, progress
-from profiler.analysis.rows import TwinPeak, TwinPeaks, foretells, rows
+from profiler.analysis.prediction_error import TwinPeak, TwinPeaks, foretells
+from profiler.analysis.rows import rows
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Conditions, Record

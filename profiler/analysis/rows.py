@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from profiler.analysis import row_times, telling_apart, trust
+from profiler.analysis.prediction_error import TwinPeaks, prediction_error, twin_peaks
 from profiler.analysis.row_times import Timed
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict
 from profiler.core.case import Case
@@ -28,39 +29,6 @@ from profiler.core.record import (
 from profiler.core.stats import spread
 
 ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
-
-
-class TwinPeak(NamedTuple):
-    """The peak of one of the cases that are the same point, on a device of the same kind."""
-
-    evidence: Evidence
-    place: int  # in the order of the cases
-    peak_bytes: int | None
-
-
-class TwinPeaks:
-    """The peaks of one point: those that are predicted, and those that a prediction is held against."""
-
-    def __init__(self) -> None:
-        self._predicted: dict[Case, TwinPeak] = {}
-        self._run: TwinPeak | None = None  # the first that is measured, else the first, of what any prediction is of
-        self._rehearsed: dict[Case, TwinPeak] = {}  # the same of what only one prediction is of, by that
-
-    def add(self, case: Case, peak: TwinPeak) -> None:
-        if case.is_predicted:
-            self._predicted[case] = peak
-        elif case.is_rehearsed:
-            self._rehearsed[case.foreseen] = min(self._rehearsed.get(case.foreseen, peak), peak)
-        else:
-            self._run = min(self._run or peak, peak)
-
-    def of(self, case: Case) -> TwinPeak | None:
-        """What a prediction is held against, measured before rehearsed; of another case, what is predicted of it."""
-        if case.is_predicted:
-            return min(filter(None, (self._run, self._rehearsed.get(case))), default=None)
-        if case.is_rehearsed:
-            return self._predicted.get(case.foreseen)
-        return next(iter(self._predicted.values()), None)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -114,7 +82,7 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
-    peaks, drifts = _twin_peaks(pooled), trust.between_rounds(rounds)
+    peaks, drifts = twin_peaks(pooled), trust.between_rounds(rounds)
     baselines: dict[Case, _Baseline] = {}
     built = []
     for case, record in pooled.items():
@@ -186,7 +154,7 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
     case, is_ok = record.case, record.outcome == "ok"
     time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
-    error, against = _prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
+    error, against = prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
     doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
     notes = (*(note for record in rounds for note in record.notes), *baseline.drift, *doubts)
     return Row(
@@ -212,36 +180,6 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
         notes=tuple({note.code: note for note in notes}.values()) if len(notes) > 1 else notes,
         on_frontier=False,
     )
-
-
-def _twin_peaks(pooled: dict[Case, Record]) -> dict[Case, TwinPeaks]:
-    """What each point peaks at, by its twin; nothing where there are no predictions beside others."""
-    peaks: dict[Case, TwinPeaks] = {}
-    if len({case.is_predicted for case in pooled}) < 2:
-        return peaks
-    for place, (case, record) in enumerate(pooled.items()):
-        if record.outcome == "ok":
-            peak = TwinPeak(evidence(case, record.environment), place, record.readings.peak_bytes)
-            peaks.setdefault(case.twin, TwinPeaks()).add(case, peak)
-    return peaks
-
-
-def _prediction_error(record: Record, peaks: TwinPeaks | None) -> tuple[float | None, Evidence | None]:
-    """How far the predicted peak is off, and what it is held against: the measured peak, else the rehearsed."""
-    case, peak = record.case, record.readings.peak_bytes
-    twin = peaks.of(case) if peaks and record.outcome == "ok" else None
-    if twin is None:
-        return None, None
-    ratio = _ratio(peak, twin.peak_bytes) if case.is_predicted else _ratio(twin.peak_bytes, peak)
-    against = twin.evidence if case.is_predicted else evidence(case, record.environment)
-    return (None, None) if ratio is None else (ratio - 1, against)
-
-
-def foretells(predicted: Case, case: Case) -> bool:
-    """Whether a prediction is of its twin, this case; that of another GPU than the rehearsed one is not."""
-    if not predicted.is_predicted or case.is_predicted:
-        return False
-    return not case.is_rehearsed or case.foreseen == predicted
 
 
 def verdict(record: Record) -> str:

@@ -8,7 +8,8 @@ from statistics import median
 
 import msgspec
 
-from profiler.analysis.rows import Row, foretells
+from profiler.analysis.prediction_error import foretells
+from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
