@@ -47,6 +47,24 @@ def test_times_have_an_interval_that_holds_their_ratio():
     assert contrast.verdict == "slower"
 
 
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(1.0, "slower"), (0.9, "slower"), (0.7, "cannot be told apart"), (None, "slower")]
+)
+def test_no_difference_is_called_one_that_is_below_what_other_processes_took(share: float | None, verdict: str):
+    """AdamW was said to be 34 % slower than SGD in a run from which 59 % of the time was stolen."""
+
+    def held(slower: float, share: float | None) -> Record:
+        whole = record(slower=slower)
+        seconds = None if share is None else tuple(share * second for second in whole.readings.step_seconds or ())
+        return msgspec.structs.replace(
+            whole, readings=msgspec.structs.replace(whole.readings, processor_seconds=seconds)
+        )
+
+    contrast = only(against([held(1.0, 1.0)], [held(1.34, share)])).cells[1].time
+
+    assert contrast.verdict == verdict
+
+
 def test_the_rounds_of_a_run_are_kept_apart():
     apart = [record(round=number, slower=slower) for number, slower in ((1, 1.0), (2, 1.3))]
 

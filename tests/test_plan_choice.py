@@ -12,6 +12,7 @@ from profiler.planning.candidates import Way, all_stages, first, none, uniform
 from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Plan
 from profiler.planning.simulator import simulate, slower_by
+from profiler.workflows import plan_choice
 from profiler.workflows.plan_choice import ComparedPlan, choose, doubted, is_slower, sentences
 from tests import make
 
@@ -89,6 +90,26 @@ def test_what_noise_cannot_tell_apart_the_costs_do():
 
     assert chosen.plan.way.label == "first(4)"
     assert sentences(chosen)[1] == "measured times cannot tell all from it; by these costs it is faster"
+
+
+def test_what_costs_tell_from_another_way_alone_is_not_said_to_be_slower_than_the_chosen(monkeypatch):
+    """all is slower than first(4) by the costs, and neither is than uniform(5), which is the simplest."""
+    plans = compared(
+        dict.fromkeys(("first(4)", "all", "uniform(5)"), (0.4, 1.2, 2.0, 3.1)),
+        {"first(4)": 33, "all": 21, "uniform(5)": 31},
+    )
+    pairs = {("all", "first(4)")}
+    monkeypatch.setattr(
+        plan_choice, "_is_slower_by_costs", lambda chain, one, other: (one.way.label, other.way.label) in pairs
+    )
+    monkeypatch.setattr(plan_choice, "simplicity", lambda plan: plan.way.label != "uniform(5)")
+
+    chosen = choose(plans, CHAIN, BUDGET)
+
+    assert sentences(chosen) == [
+        "uniform(5) is chosen: it cannot be told from first(4) in time, and is the simplest",
+        "measured times cannot tell all from it; by these costs first(4) is faster than all",
+    ]
 
 
 def test_what_neither_times_nor_costs_tell_apart_is_taken_by_its_simplicity():

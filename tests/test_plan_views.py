@@ -16,7 +16,7 @@ from profiler.analysis.rows import rows
 from profiler.core.errors import UserError
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
-from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
@@ -74,7 +74,11 @@ LINES = [
     LargestBatch(strategy="plan", batch_size=23, predicted_bytes=20 * MIB, measured_bytes=20 * MIB, outcome="ok",
          beyond_bytes=20 * MIB, beyond_outcome="ok", samples_per_second=617.25),
 ]  # fmt: skip
-BELOW = [plans.BRACKETS, plans.legend(CHAIN), "times are against the step without checkpointing"]
+BELOW = [
+    *plans.reading(line.way.plan for line in shown()),
+    plans.legend(CHAIN),
+    "times are against the step without checkpointing",
+]
 TABLES = {
     "plan": lambda **how: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW, **how),
     "frontier": lambda **how: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans", **how),
@@ -87,6 +91,30 @@ def printed(name: str, **how) -> str:
     file = io.StringIO()
     terminal.write(TABLES[name](**how), file=file)
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("1-4", []),
+        ("1 [2-3] 4", ["plan: [2-3] is one checkpointed segment"]),
+        ("1-2 3:matmul 4", ["plan: 4:matmul is recomputed but for what matmul gives"]),
+        (
+            "[1] [2] [3] 4",
+            ["plan: [2-3] is one checkpointed segment; [4]..[6] are checkpointed each by itself"],
+        ),
+    ],
+)
+def test_what_stands_in_a_plan_is_explained_and_nothing_else(text: str, lines: list[str]):
+    assert plans.reading([parse(text, 4)]) == lines
+
+
+def test_where_blocks_are_one_stage_it_is_said_that_all_is_every_stage():
+    one, *others = CHAIN.stages
+    pair = msgspec.structs.replace(one, blocks=tuple(StageModule(name=name, parameters=()) for name in ("a", "b")))
+
+    assert plans.MERGED not in plans.legend(CHAIN)
+    assert plans.legend(msgspec.structs.replace(CHAIN, stages=(pair, *others))).endswith(plans.MERGED)
 
 
 @pytest.mark.parametrize("width", [80, 40, 200])

@@ -192,6 +192,7 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
                 predicted(peak=30 * GIB),
                 predicted("all", peak=12 * GIB, flops=133),
                 predicted("sqrt", peak=14 * GIB, flops=125),
+                predicted("selective", peak=29 * GIB),  # what it computes again, softmax and GELU, counts no FLOPs
             ]
         ),
         [gpu_specs.find(name) for name in ("t4", "v100-16", "a100-40", "h200")],

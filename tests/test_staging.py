@@ -114,6 +114,18 @@ def test_save_options_hold_less_than_keeping_and_more_than_a_checkpoint():
         assert option.backward_seconds > block.backward_seconds
 
 
+def test_what_a_model_writes_over_in_place_cannot_be_saved_and_the_rest_is_planned():
+    """PyTorch's selective checkpoint refuses what is mutated; EfficientNet's SiLU does so to a convolution's result."""
+    model = "tests/user_models/squeeze_excite.py:make"
+
+    with pytest.raises(RuntimeError, match=stages_module.MUTATED):
+        trace_case(case(model, strategy=Choice("selective:save=conv"), device="fake:t4"))
+    chain = chain_of(model)
+
+    assert [len(stage.options) for stage in chain.stages] == [0] * len(chain.stages)
+    assert sum(bool(stage.blocks) for stage in chain.stages) == 4
+
+
 def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):
     model = "transformer:layers=4,width=32"
     chain = chain_of(model)

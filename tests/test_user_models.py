@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
@@ -94,6 +95,22 @@ def test_the_reasons_are_right():
 
     assert 0 < len(calls) < len(routed.module.experts)  # the data left some out
     assert "max_pool2d" in (HERE / "unet.py").read_text()  # what feeds the next block is not the block's output itself
+
+
+@pytest.mark.parametrize("order", [lambda logits, loss: (logits, loss), lambda logits, loss: (loss, logits)])
+def test_the_scalar_of_a_tuple_is_the_loss_wherever_it_stands(order):
+    """As of nanoGPT, which returns (logits, loss)."""
+
+    class Head(nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            return order(logits, logits.square().mean())
+
+    head, x = Head(4, 4), torch.ones(2, 4)
+
+    loss = user.as_workload((head, x)).loss(head, x)
+
+    assert torch.equal(loss, nn.functional.linear(x, head.weight, head.bias).square().mean())
 
 
 def test_a_segment_of_a_users_loop_saves_its_input_alone():

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core.case import encode
+from profiler.core.case import Trial, encode
 from profiler.core.record import PhaseBytes
 from profiler.runs.validate import validate
 from tests import examples, make
@@ -145,6 +145,17 @@ def test_records_that_are_gone_are_damage(run):
         ("trials.jsonl", "the file is missing", True),
         ("run", "3 of 3 planned trials not there: gcprof run --resume", False),
     ]
+
+
+def test_what_is_run_only_where_a_model_has_checkpoints_of_its_own_is_not_missed(tmp_path):
+    folder = tmp_path / "run"
+    own = Trial(case=make.case("own"), if_own=True)
+    examples.run(folder, GOOD[:1])
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["plan"].append(json.loads(encode(own)))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    assert found(folder) == []
 
 
 def test_the_command_prints_file_and_line_and_ends_with_4(run, capsys):

@@ -62,7 +62,8 @@ def needed(row: Row) -> int:
 
 def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
     held = [row for row in rows if needed(row) <= device.memory_bytes]
-    chosen = min(held, key=lambda row: (_flops(row), needed(row))) if held else min(rows, key=needed)
+    least = min(held, key=lambda row: (_flops(row), row.case != case, needed(row)), default=None)  # many cost no FLOPs
+    chosen = least or min(rows, key=needed)
     none = next((row for row in rows if row.case == case), None)
     return Fit(
         device=device.name,

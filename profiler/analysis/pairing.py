@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from profiler.analysis.ratio_contrast import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
+from profiler.analysis.trust import stolen
 from profiler.core.case import FAKE, SWITCHES, Case, Choice, as_word
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
@@ -33,6 +34,7 @@ class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
 
     row: Row
     rounds: tuple[tuple[float, ...], ...]
+    stolen: float | None = None  # by what part its steps were longer for want of a core; None where that is not much
 
     @property
     def peak_bytes(self) -> int | None:
@@ -60,7 +62,7 @@ def times(before: SampledRow, after: SampledRow) -> Contrast | None:
         return None
     if before.row.case.is_predicted and after.row.case.is_predicted:
         return estimated(first, second)
-    floors = [point.row.time_floor for point in (before, after) if point.row.time_floor is not None]
+    floors = (noise for point in (before, after) for noise in (point.row.time_floor, point.stolen) if noise is not None)
     return sampled(_rounds(before), _rounds(after), floor=max(floors, default=None))
 
 
@@ -152,7 +154,7 @@ def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, 
         if key in points:
             raise _doubled(run, row, points[key].row, align)
         samples = tuple(record.readings.step_seconds for record in rounds[row.case] if record.readings.step_seconds)
-        points[key] = SampledRow(row=row, rounds=samples)
+        points[key] = SampledRow(row=row, rounds=samples, stolen=stolen(rounds[row.case]))
     return points
 
 

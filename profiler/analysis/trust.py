@@ -124,14 +124,23 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
 
 def _waited(rounds: Sequence[Record]) -> str | None:
     """How much of the time was stolen from the steps: they were ready to run, or waited for threads that were."""
-    on_core = [record.readings.processor_seconds for record in rounds if record.readings.processor_seconds]
-    if not on_core:
+    share = held_share(rounds)
+    if share is None or share >= HELD:
         return None
-    wall = sum(sum(record.readings.step_seconds or ()) for record in rounds if record.readings.processor_seconds)
-    share = sum(map(sum, on_core)) / wall if wall else 1.0
-    return (
-        f"{(1 - share) * 100:.0f} % of the time was stolen from the steps, which had no core" if share < HELD else None
-    )
+    return f"{(1 - share) * 100:.0f} % of the time was stolen from the steps, which had no core"
+
+
+def stolen(rounds: Iterable[Record]) -> float | None:
+    """By what part the steps were longer than the time in which they had a core; None where that is not much."""
+    share = held_share(rounds)
+    return 1 / share - 1 if share is not None and 0 < share < HELD else None
+
+
+def held_share(rounds: Iterable[Record]) -> float | None:
+    """The part of the steps' time in which their thread had a core; None where it was not measured, as on CUDA."""
+    known = [record.readings for record in rounds if record.readings.processor_seconds]
+    wall = sum(sum(readings.step_seconds or ()) for readings in known)
+    return sum(sum(readings.processor_seconds or ()) for readings in known) / wall if wall else None
 
 
 def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:

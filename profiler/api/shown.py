@@ -121,7 +121,7 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
     def _table(self, found: Found) -> tuple[Sequence[Column], list[str]]:
         lines = [plans.Shown(way=way) for way in (found.none, *found.ways)]
         below = [
-            plans.BRACKETS,
+            *plans.reading(line.way.plan for line in lines),
             plans.legend(found.chain),
             "by the costs of the stages, predicted; times are against the step without checkpointing",
             "profiler.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",

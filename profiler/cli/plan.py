@@ -219,8 +219,8 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
         count = f"{len(points)} plans, none of which another beats"
         title = f"{plan_text.title(planned, costs=True)}: {count}; by the costs of the stages"
         say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
-        aside(plans.BRACKETS)
-        aside(plans.legend(planned.chain))
+        for line in (*plans.reading(point.plan for point in points), plans.legend(planned.chain)):
+            aside(line)
     _write(planned, points, asked)
 
 
@@ -238,7 +238,8 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
             print()
         title = f"{plan_text.title(planned)}: at most {plan_text.budget_text(planned, budget)}"
         lines = plan_text.shown(planned)
-        below = [plans.BRACKETS, plans.legend(planned.chain), "times are against the step without checkpointing"]
+        below = plans.reading(line.way.plan for line in lines)
+        below += [plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
         say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))

@@ -82,7 +82,8 @@ def any_device(word: str) -> str:
         return word
     _refuse_bare(word)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
-        raise UserError(f"--device: '{word}' is not a device", hint=BY_NUMBER)
+        meant = nearest(word, gpu_specs.names(), before=f"--device {FAKE}")
+        raise UserError(f"--device: '{word}' is not a device", hint=meant or BY_NUMBER)
     return "cuda:0"
 
 

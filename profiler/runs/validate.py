@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from profiler.analysis import progress
 from profiler.analysis.sanity import impossible
 from profiler.core import plan_file
 from profiler.core.case import Case, Trial, encode
@@ -49,7 +50,7 @@ def validate(folder: Path) -> Report:
     findings += _repeated(records)
     findings += [finding for where, record in records for finding in _looked_at(where, record, plan)]
     findings += _torn(folder)
-    owed = (plan or {}).keys() - {(record.case, record.round) for _, record in records}
+    owed = progress.owed((plan or {}).values(), [record for _, record in records])
     if owed:
         text = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
         findings.append(Finding(where=str(folder), text=text, is_damage=False))

@@ -139,6 +139,13 @@ class Writer:
             ) from error
 
 
+def tidy(folder: Path) -> None:
+    """Remove what a process left in a run folder that was killed while it wrote there; nothing where one still does."""
+    if os.path.lexists(folder / ".writer"):
+        with suppress(UserError):
+            Writer(folder).close()
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Keep every writer out of a run folder meanwhile. Raises UserError where one is in it, or might be."""

@@ -27,6 +27,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     plan: ComparedPlan
     as_fast: tuple[str, ...] = ()  # the labels of ways that could not be told from it, and are less simple
     by_costs: tuple[str, ...] = ()  # of those that measured times could not tell from it, and costs could
+    by_others: tuple[tuple[str, str], ...] = ()  # the same, but that costs tell only from another way, with that
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
@@ -46,10 +47,16 @@ def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Ch
     if not left:
         return None
     chosen = min(left, key=simplicity)
+    faster = {
+        plan.way.name: [other.way.name for other in (chosen, *unbeaten) if _is_slower_by_costs(chain, plan, other)]
+        for plan in unbeaten
+        if plan not in left
+    }
     return Chosen(
         plan=chosen,
         as_fast=tuple(plan.way.name for plan in left if plan is not chosen),
-        by_costs=tuple(plan.way.name for plan in unbeaten if plan not in left),
+        by_costs=tuple(name for name, than in faster.items() if than[0] == chosen.way.name),
+        by_others=tuple((name, than[0]) for name, than in faster.items() if than[0] != chosen.way.name),
     )
 
 
@@ -86,6 +93,8 @@ def sentences(chosen: Chosen) -> list[str]:
         lines.append(f"{name} is chosen: none that fits was measured faster")
     if chosen.by_costs:
         lines.append(f"measured times cannot tell {listed(chosen.by_costs)} from it; by these costs it is faster")
+    for name, faster in chosen.by_others:
+        lines.append(f"measured times cannot tell {name} from it; by these costs {faster} is faster than {name}")
     return lines
 
 

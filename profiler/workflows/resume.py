@@ -17,7 +17,7 @@ from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import consent, device_choice, spec
 from profiler.request.spec import CheckedRequest, Request
-from profiler.runs import RESULTS, run_diff, store
+from profiler.runs import RESULTS, run_diff, store, writer
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.training import distributed, models, optimizers, strategies
@@ -186,5 +186,6 @@ def _again(before: Run) -> tuple[str, ...]:
 
 
 def _nothing_left(before: Run, screen: Screen) -> Ran:
+    writer.tidy(before.folder)
     screen.say("there is nothing left to do: the run is complete")
     return ran(before)

@@ -219,8 +219,10 @@ def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks
 
 
 def derive(run: Run) -> Derived:
-    """Write the tables and pictures of a run. Where no picture can be drawn, the run is as good."""
+    """Write the tables and pictures of a run that has records. Where no picture can be drawn, the run is as good."""
     lines = [f"wrote {run.folder / 'trials.jsonl'}"]
+    if not run.records:
+        return Derived(exit_code=0, lines=tuple(lines))
     try:
         lines += [f"wrote {path}" for path in files.write_tables(run)]
         lines += [f"wrote {path}" for path in files.write_pictures(run)]

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from profiler.core import safe_files
 from profiler.core.case import Choice, Trial, encode
 from profiler.engines import local
 from profiler.engines.local import Local
-from profiler.runs import find, run_diff, store
+from profiler.runs import find, run_diff, store, writer
 from profiler.runs.writer import Writer
 from profiler.workflows import resume as resuming
 from profiler.workflows import runner
@@ -330,6 +331,7 @@ def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
 def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     assert answer(["run", "--resume", "run"]) == 0
     first, before = capsys.readouterr(), (half / "trials.jsonl").read_bytes()
+    (half / ".writer").write_text("process 1 on a machine that failed after the last record\n")
     monkeypatch.delattr(local, "Server")  # nothing is started
 
     code = answer(["run", "--resume", "run"])
@@ -339,6 +341,15 @@ def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkey
     assert out == first.out
     assert err.startswith("there is nothing left to do")
     assert (half / "trials.jsonl").read_bytes() == before
+    assert not list(half.glob(".*"))
+
+
+def test_fault_62_the_sign_of_one_who_still_writes_stays(half: Path):
+    with closing(Writer(half)):
+        writer.tidy(half)
+
+        assert (half / ".writer").is_file()
+    assert not (half / ".writer").exists()
 
 
 def test_twin_62_without_looking_what_is_owed_a_finished_run_is_measured_again(

@@ -29,6 +29,8 @@ from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
 
+MUTATED = "has been mutated"  # PyTorch's words of a result that was saved, and written over before the backward
+
 
 def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
     """Returns what each stage of the trial's model costs. Its device is there, or its rates are known.
@@ -57,9 +59,9 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
-    selective = {
-        save: _selective(trial, fake, save, build, in_calls=in_calls) for save in _saves(trial, trace, stage_spans)
-    }
+    offers = _saves(trial, trace, stage_spans)
+    found = {save: _selective(trial, fake, save, build, in_calls=in_calls) for save in offers}
+    selective = {save: of for save, of in found.items() if of is not None}
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
 
@@ -180,10 +182,17 @@ def _amount(operators: Sequence[Operator]) -> int:
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
 
 
-def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective:
-    """A step with every block under a save option."""
+def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective | None:
+    """A step with every block under a save option; None where the model writes over in place what would be saved."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
-    built, trace, _ = trace_case(case, calibration=trial.calibration, with_calls=True, build=build, in_calls=in_calls)
+    try:
+        built, trace, _ = trace_case(
+            case, calibration=trial.calibration, with_calls=True, build=build, in_calls=in_calls
+        )
+    except RuntimeError as error:
+        if MUTATED in str(error):
+            return None
+        raise
     stage_spans = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
     return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of

@@ -110,7 +110,8 @@ def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
     output = call(module, batch)
     named_loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if named_loss is None and isinstance(output, (tuple, list)) and output:
-        named_loss = output[0]
+        scalars = (part for part in output if isinstance(part, torch.Tensor) and part.numel() == 1)
+        named_loss = next(scalars, output[0])
     loss = output if named_loss is None else named_loss
     return _scalar(loss, "the module's output holds no loss", "return a loss as the factory's third value")
 

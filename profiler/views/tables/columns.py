@@ -180,7 +180,7 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
         numbers("split", "", [row.built.split if row.built and row.built.split else MISSING for row in rows]),
         numbers("saved", unit, [scaled(count, size) for count in saved]),
         numbers("peak", unit, [scaled(count, size) for count in peak]),
-        numbers("of which", f"static {unit}", [scaled(count, size) for count in static]),
+        numbers("static", unit, [scaled(count, size) for count in static]),
         words("peak", "phase", [row.readings.peak_phase or MISSING for row in rows]),
         numbers(
             "peak",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv as csv_file
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from itertools import groupby
 from math import ceil
@@ -33,8 +33,13 @@ from profiler.views.tables.terminal import fitted, titled
 
 COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the way that is chosen
+MERGED = "; where a cut saves nothing, blocks are one stage: `all` is every stage here, not every block"
 SHORTENED = 3  # stages of which the first and the last are written
-BRACKETS = "plan: [2-3] is one checkpointed segment; 4:matmul is recomputed but for what matmul gives"
+READING = {  # what of a plan's line is explained, where it is there
+    "[": "[2-3] is one checkpointed segment",
+    "]..[": "[4]..[6] are checkpointed each by itself",
+    ":": "4:matmul is recomputed but for what matmul gives",
+}
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +87,13 @@ def csv(points: Sequence[Point]) -> bytes:
     return text.getvalue().encode()
 
 
+def reading(plans: Iterable[Plan]) -> list[str]:
+    """How the lines of these plans are read."""
+    text = " ".join(map(plan_text, plans))
+    said = [words for part, words in READING.items() if part in text]
+    return [f"plan: {'; '.join(said)}"] if said else []
+
+
 def legend(chain: Chain) -> str:
     """Which stage is what: `stages: 1 before blocks.0, 2-7 blocks.0 to blocks.5, 8 after blocks.5`."""
     spans = []
@@ -92,7 +104,8 @@ def legend(chain: Chain) -> str:
             spans += [f"{number} {stage.name}" for number, stage in run]
         else:
             spans.append(f"{first}-{last} {first_stage.name} to {last_stage.name}")
-    return f"stages: {', '.join(spans)}"
+    is_cut = all(len(stage.blocks) < 2 for stage in chain.stages)
+    return f"stages: {', '.join(spans)}" + ("" if is_cut else MERGED)
 
 
 def same_plans(lines: Sequence[Shown]) -> list[str]:
