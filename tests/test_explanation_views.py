@@ -2,6 +2,8 @@
 
 import json
 
+import msgspec
+
 from profiler.analysis.explanation import explain
 from profiler.views.tables.explanation import document, explanation
 from tests.long_explanation import longest
@@ -35,6 +37,17 @@ def test_the_text_names_peak_floor_reason_and_what_is_live():
     assert "saved activations" in text
     assert "blocks.15" in text
     assert "could lower it by: activations on the host" in text
+
+
+def test_what_the_operator_at_the_peak_takes_for_itself_is_said():
+    trace = by_hand([("backward", "head")], [(100, 1, 1, "head", "backward", "temporaries")])
+    (product,) = trace.operators
+    own = msgspec.structs.replace(trace, operators=(msgspec.structs.replace(product, hidden_bytes=32 * 2**20),))
+
+    assert (
+        "peak 32.0 MiB (32.0 MiB workspace): backward, head at " in explanation(explain(own, blocks=()), title="").plain
+    )
+    assert "workspace" not in explanation(explain(trace, blocks=()), title="").plain
 
 
 def test_numbers_stand_below_their_unit():

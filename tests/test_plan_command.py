@@ -439,7 +439,7 @@ def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, ca
         f"no plan fits {shown} of the peak without checkpointing: the smallest peak is 536 MiB",
         "'c1' needs 536 MiB at work alone: "
         "0 B of it are there in every step, and up to 0 B are gradients of parameters",
-        "a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two",
+        "a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state these two",
     ]
     assert plan("--stages", costs, "--budget", "536MiB") == 0
 

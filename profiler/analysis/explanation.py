@@ -27,6 +27,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The peak of one step, what it is made of, how low it could be, and why it is no lower."""
 
     peak: Peak
+    operator_bytes: int  # of the peak, what its operator takes besides its results
     categories: tuple[Share, ...]  # of what is live at the peak: all of it, the largest first
     modules: tuple[Share, ...]  # the same by block or module; an empty name is outside of all modules
     num_others: int  # modules that are not named,
@@ -65,6 +66,7 @@ def explain(
     has_lines = any(one.line for one in trace.allocations)
     return Explanation(
         peak=highest,
+        operator_bytes=trace.operators[highest.number - 1].hidden_bytes if highest.number else 0,
         categories=live_bytes.categories_at(trace, highest.number),
         modules=modules[:NUM_MODULES],
         num_others=len(others),

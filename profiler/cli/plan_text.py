@@ -70,7 +70,7 @@ def say_infeasible(planned: Planned, budget: int) -> None:
     )
     if planned.better_blocks:
         aside(planned.better_blocks)
-    aside("a smaller batch lowers the rest; sharding, 16 bits or an optimizer with less state these two")
+    aside("a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state these two")
     if planned.own:
         next_command("gcprof", "run", "--model", *_words_of_run(planned), "--strategies", "own")
 

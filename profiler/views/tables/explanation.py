@@ -22,6 +22,7 @@ OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 MOST_MODULES = 8  # for the same reason
+NOTEWORTHY = 0.02  # of the peak: what an operator takes for itself is said from here on
 MOST_REMEDIES = 4  # the strongest, for the same reason
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
 REMEDIES = {  # with what each costs
@@ -79,7 +80,9 @@ def _peak(explained: Explanation) -> str:
     peak, before = explained.peak, explained.baseline_bytes
     against = [f"{change_text(peak.nbytes / before)} against {bytes_text(before)} of none"] if before else []
     split = [f"split {shortened(explained.split, LONGEST_SPLIT)}"] if explained.split else []
-    details = f" ({', '.join([*against, *split])})" if against or split else ""
+    own = explained.operator_bytes
+    workspace = [f"{bytes_text(own)} workspace"] if own >= NOTEWORTHY * peak.nbytes else []
+    details = f" ({', '.join(facts)})" if (facts := [*against, *(workspace or split)]) else ""
     at = f" at {shortened(peak.operator, LONGEST_NAME)}" if peak.operator else ""
     return f"peak {bytes_text(peak.nbytes)}{details}: {where(peak)}{at}"
 
