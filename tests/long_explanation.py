@@ -35,7 +35,7 @@ def longest() -> Explanation:
         remedies=tuple(Remedy(kind=kind, nbytes=1021 * 2**20) for kind in REMEDIES),
         choices=BlockChoices(own=coarse, others=(fine,)),
         better=fine,
-        operator_bytes=2**36,
+        operator_bytes=2**34,
         baseline_bytes=2**38,
         split="1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17",
         reason=Reason(kind="segment", text=text),

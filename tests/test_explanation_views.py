@@ -44,9 +44,7 @@ def test_what_the_operator_at_the_peak_takes_for_itself_is_said():
     (product,) = trace.operators
     own = msgspec.structs.replace(trace, operators=(msgspec.structs.replace(product, hidden_bytes=32 * 2**20),))
 
-    assert (
-        "peak 32.0 MiB (32.0 MiB workspace): backward, head at " in explanation(explain(own, blocks=()), title="").plain
-    )
+    assert "\ntemporaries (32.0 MiB workspace)  32.0  head" in explanation(explain(own, blocks=()), title="").plain
     assert "workspace" not in explanation(explain(trace, blocks=()), title="").plain
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from profiler.analysis.chunked_loss import CHUNKS
 from profiler.analysis.explanation import Explanation
+from profiler.analysis.live_bytes import HIDDEN as TEMPORARIES
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
 from profiler.core.record import Evidence
@@ -80,9 +81,7 @@ def _peak(explained: Explanation) -> str:
     peak, before = explained.peak, explained.baseline_bytes
     against = [f"{change_text(peak.nbytes / before)} against {bytes_text(before)} of none"] if before else []
     split = [f"split {shortened(explained.split, LONGEST_SPLIT)}"] if explained.split else []
-    own = explained.operator_bytes
-    workspace = [f"{bytes_text(own)} workspace"] if own >= NOTEWORTHY * peak.nbytes else []
-    details = f" ({', '.join(facts)})" if (facts := [*against, *(workspace or split)]) else ""
+    details = f" ({', '.join([*against, *split])})" if against or split else ""
     at = f" at {shortened(peak.operator, LONGEST_NAME)}" if peak.operator else ""
     return f"peak {bytes_text(peak.nbytes)}{details}: {where(peak)}{at}"
 
@@ -122,13 +121,21 @@ def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
 def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
     """What is live at the peak, by category and by block or module, in one unit."""
     size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
-    kinds = [(CATEGORIES.get(share.name, share.name), scaled(share.nbytes, size)) for share in explained.categories]
+    kinds = [(_category(share.name, explained), scaled(share.nbytes, size)) for share in explained.categories]
     modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
     left = explained.modules[MOST_MODULES:]
     if num_others := explained.num_others + len(left):
         others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
         modules.append((count_text(num_others, "other"), scaled(others_bytes, size)))
     return _columns("live at the peak", unit, kinds), _columns("block or module", unit, modules)
+
+
+def _category(name: str, explained: Explanation) -> str:
+    """A category in words, with the workspace that the operator at the peak takes of its library, as cuBLAS's."""
+    own = explained.operator_bytes
+    if name == TEMPORARIES and own >= NOTEWORTHY * explained.peak.nbytes:
+        return f"{name} ({bytes_text(own)} workspace)"
+    return CATEGORIES.get(name, name)
 
 
 def _holders(found: Explanation, *, width: int | None, encoding: str) -> Text:
