@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -154,24 +155,26 @@ class _Planning:
             points = self._frontier(levels)
             fitted = self._fit(budget, points)
         if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
-            fitted = self._fit(budget, None)
+            fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
         return points, fitted
 
-    def _fit(self, budget: int, points: Frontier | None) -> FittedPlan | None:
-        """By costs alone, by a traced step, and by a measured one, as far as there are; None: a plan by a rule."""
+    def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
+        """By costs alone, by a traced step, and by a measured one, as far as there are."""
         if self.model is None:
-            point = best(points, budget) if points is not None else None
+            point = best(points, budget)
             return FittedPlan(point=point, traced_bytes=None) if point else None
-        fit = partial(plan_fitting.fit_plan, frontier=points) if points is not None else plan_fitting.fit_rule
+        return self._by_steps(partial(plan_fitting.fit_plan, frontier=points), self.model, budget)
+
+    def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:
         with tempfile.TemporaryDirectory() as folder:
             return fit(
-                self.model.engine,
-                self.model.case,
+                model.engine,
+                model.case,
                 self.chain,
                 budget_bytes=budget,
                 path=Path(folder) / "plan.json",
-                calibration=self.model.calibration(),
-                measure=self.request.measure and not self.model.case.is_predicted,
+                calibration=model.calibration(),
+                measure=self.request.measure and not model.case.is_predicted,
                 say=self.screen.say,
             )
 

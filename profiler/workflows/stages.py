@@ -122,7 +122,8 @@ class ModelOnDevice:
             environment=device_choice.environment(self.case.device, self.devices),
             sources=digests,
         )
-        (folder / plan_file.FOLDER).mkdir()
+        if plans:
+            (folder / plan_file.FOLDER).mkdir()
         for path, plan in plans.items():
             plan_file.write(plan, path)
         code, folder = runner.follow(self.engine, folder, self._screen)

@@ -259,9 +259,7 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
     if across > (0.0 if strict else allowed):
         return f"gradients differ by {across:.1e}{where} from the mean of those of one process with all ranks' batches"
-    if equality.gradients_equal and equality.loss_equal:
-        return None
-    if not strict and allowed and largest <= allowed:
+    if (equality.gradients_equal and equality.loss_equal) or (not strict and allowed and largest <= allowed):
         return None
     where += " of the second step, while those of the first agree" if equality.worst_step == 2 else ""
     cause = f": the recompute draws other numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
