@@ -133,8 +133,8 @@ class _CheckpointedSegment:
         self._names = {index: workload.blocks[index] for index in self._blocks}
         self._segment = segment
         self._checkpoint = checkpoint
-        tuples = seen.in_tuples if seen else set()
-        self._in_tuples = [self._blocks[index] for index in tuples if index in self._blocks]
+        self._order = list(self._blocks)
+        self._in_tuples = seen.in_tuples if seen else set()
         _, *behind = self._blocks
         self._given = {index: seen.given[index] for index in behind if seen and index in seen.given}
         for index in behind:
@@ -154,9 +154,10 @@ class _CheckpointedSegment:
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         """The whole segment's output where its first block is called, of the others what they are given.
 
-        Raises Unsupported where a forward leaves blocks out, as layer dropout and early exits do.
+        Raises Unsupported where a forward leaves blocks out, as layer dropout and early exits do, or gives a block
+        other parameters or values than it was computed with.
         """
-        place = next(place for place, other in enumerate(self._blocks.values()) if other is block)
+        place = self._place(block)
         self._expect(place)
         if place == 0:
             value = self._under(self._segment)(*arguments, **keywords)
@@ -164,8 +165,17 @@ class _CheckpointedSegment:
             return value
         self._due = (place + 1) % len(self._blocks)
         value, *further = arguments
-        self._check(block, tuple(further), keywords)
-        return (value,) if any(block is other for other in self._in_tuples) else value
+        index = self._order[place]
+        given = self._given.get(index)
+        if given and not given.agrees(tuple(further), keywords):
+            raise Unsupported(f"'{self._names[index]}' takes other values than when it was looked at")
+        return (value,) if index in self._in_tuples else value
+
+    def _place(self, block: nn.Module) -> int:
+        """Where the block stands: where one is due, unless blocks were left out. All others are looked at only then."""
+        if self._blocks[self._order[self._due]] is block:
+            return self._due
+        return next(place for place, index in enumerate(self._order) if self._blocks[index] is block)
 
     def _expect(self, place: int) -> None:
         """Raises Unsupported where another block is due: what runs together is computed at the first one's call."""
@@ -174,12 +184,6 @@ class _CheckpointedSegment:
             names = list(self._names.values())
             what = f"the forward called '{names[place]}' where '{names[due]}' was due"
             raise Unsupported(f"{what}: what leaves blocks out at random cannot be cut; --strategies all can")
-
-    def _check(self, block: nn.Module, further: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Raises Unsupported where a block is given other parameters or values than it was computed with."""
-        for index, given in self._given.items():
-            if self._blocks[index] is block and not given.agrees(further, keywords):
-                raise Unsupported(f"'{self._names[index]}' takes other values than when it was looked at")
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """The block's own work under the checkpoint, where it is alone; others are called by the module's name only."""
