@@ -61,6 +61,7 @@ def _stage(draw: random.Random, scale: int, place: int, *, options: bool, pins: 
         plain_forward_extra_bytes=draw.choice((None, draw.randint(0, 20 * scale))),
         gradient_bytes=draw.choice((0, draw.randint(0, 15 * scale))),
         early_stop_seconds=draw.choice((None, forward * 0.7)),
+        inner_recompute_seconds=draw.choice((None, forward * 1.3)),
         options=tuple(_option(draw, scale, name, saved) for name in names),
         pinned=pins and draw.random() < 0.2,
     )

@@ -119,6 +119,16 @@ def test_the_last_stage_of_a_recompute_stops_early():
     assert simulate(chain, parse("[[1] 2]", 2)).step_seconds == pytest.approx(0.6 + 0.1 + 0.07 + 0.06)
 
 
+def test_only_the_others_of_a_recompute_take_what_is_measured_of_runs():
+    stages = [stage(inner_recompute_seconds=0.13, inner_error_seconds=0.02, error_seconds=0.05) for _ in range(3)]
+    chain = Chain(input_bytes=1, stages=tuple(stages))
+
+    alone, run, nested = (simulate(chain, parse(text, 3)) for text in ("[1] [2] [3]", "[1-3]", "[[1-2] 3]"))
+
+    assert [cost.step_seconds for cost in (alone, run, nested)] == pytest.approx([1.2, 1.26, 1.2 + 0.1 + 0.13])
+    assert [cost.error_seconds for cost in (alone, run, nested)] == pytest.approx([0.15, 0.09, 0.12])
+
+
 def test_gradients_of_parameters_stay():
     """The first stage at work last: its output's gradient, what it saved, and the gradients of both."""
     chain = Chain(input_bytes=1, stages=(stage(gradient_bytes=30), stage(gradient_bytes=50)))

@@ -5,8 +5,18 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
-from profiler.predicting.staging.pooled_seconds import EVERY, PLAIN, StageWork, StepSample, by_stage, pooled
+from profiler.predicting.staging.pooled_seconds import (
+    EVERY,
+    PLAIN,
+    TOGETHER,
+    StageWork,
+    StepSample,
+    by_stage,
+    pooled,
+    runs,
+)
 
 OUTSIDE = 0.5
 
@@ -60,6 +70,37 @@ def test_what_checkpoints_take_on_the_host_is_in_the_costs_of_the_stages():
 
     assert first.early_stop == second.early_stop == pytest.approx(1.5)
     assert first.error == 0.0
+
+
+def test_what_tensors_saved_under_a_checkpoint_take_is_in_the_costs_of_a_run():
+    """In one checkpoint the step takes 3 s more; the recomputes are 2 s of it."""
+    works = [replace(work("a"), feeds_next=True), work("a"), AROUND]
+    samples = {
+        PLAIN: [padded(plain(1.0, 1.0))] * 6,
+        EVERY: [padded(step((1, 1, 2), (1, 1, 2), outside=OUTSIDE + 4))] * 6,
+        TOGETHER: [padded(step((1, 1, 2), (1, 1, 2), outside=OUTSIDE + 1))] * 6,
+    }
+
+    first, second, _ = pooled(samples, works)
+
+    assert (first.inner, second.inner, first.early_stop) == pytest.approx((1.5, 1.5, 3.0))
+    assert (first.inner_error, first.options) == (0.0, {})
+
+
+def test_only_stages_that_feed_each_other_alone_are_in_one_checkpoint():
+    """Three equal stages, of which the last takes more than the second gives."""
+    works = [AROUND, *(replace(work("a"), feeds_next=feeds) for feeds in (True, False, False)), AROUND]
+    again, kept, around = (1, 1, 2), (1, 0, 0), (0, 0, 0)
+    samples = {
+        PLAIN: [step(around, kept, kept, kept, around, outside=OUTSIDE + 6)] * 6,
+        EVERY: [step(around, again, again, again, around)] * 6,
+        TOGETHER: [step(around, again, again, (1, 0, 2), around, outside=OUTSIDE + 1)] * 6,
+    }
+
+    found = pooled(samples, works)
+
+    assert runs(works) == [[1, 2]]
+    assert [stage.inner for stage in found] == [None, pytest.approx(1.5), pytest.approx(1.5), None, None]
 
 
 def padded(sample: StepSample) -> StepSample:

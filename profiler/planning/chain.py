@@ -63,6 +63,10 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # A forward that stops at its last saved tensor, and what its checkpoint takes on the host; None: the whole forward.
     early_stop_seconds: Seconds | None = None
     error_seconds: Seconds = 0.0  # half the interval of the last
+    # A recompute before others of its run, with what PyTorch takes for every tensor that is saved under a checkpoint;
+    # None: the forward.
+    inner_recompute_seconds: Seconds | None = None
+    inner_error_seconds: Seconds = 0.0  # half the interval of the last
     options: tuple[SaveOption, ...] = ()
     blocks: tuple[StageModule, ...] = ()  # the modules that it is; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint
@@ -87,6 +91,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def stop_seconds(self) -> float:
         """A forward that stops at its last saved tensor."""
         return self.forward_seconds if self.early_stop_seconds is None else self.early_stop_seconds
+
+    @property
+    def inner_seconds(self) -> float:
+        """A recompute before others of its run."""
+        return self.forward_seconds if self.inner_recompute_seconds is None else self.inner_recompute_seconds
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

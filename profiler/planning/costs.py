@@ -14,14 +14,15 @@ FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order ar
 
 
 class Keep:
-    """One way to keep a stage: plain, or under a save option."""
+    """One way to keep a stage: plain, or under a save option; in a recompute of its run, plain."""
 
-    def __init__(self, stage: Stage, costs: Stage | SaveOption, second: int) -> None:
+    def __init__(self, stage: Stage, costs: Stage | SaveOption, second: int, *, in_recompute: bool = False) -> None:
         self.name = None if costs is stage else costs.name
         self.saved = costs.saved_bytes
         self.forward = costs.saved_bytes + costs.forward_extra_bytes
         self.backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes
-        self.ticks = round(costs.forward_seconds * second) + round(costs.backward_seconds * second)
+        forward_seconds = stage.inner_seconds if in_recompute else costs.forward_seconds
+        self.ticks = round(forward_seconds * second) + round(costs.backward_seconds * second)
 
 
 class Costs:
@@ -33,6 +34,7 @@ class Costs:
         self.second = second = _ticks_in_a_second(chain)
         self.output = [chain.input_bytes, *(stage.output_bytes for stage in stages), 0]
         self.keeps = [(), *(tuple(Keep(stage, way, second) for way in stage.ways) for stage in stages), ()]
+        self._in_recomputes = [(), *((Keep(stage, stage, second, in_recompute=True),) for stage in stages), ()]
         self.forward_ticks = [0, *(round(stage.forward_seconds * second) for stage in stages), 0]
         self.plain_extra = [0, *(stage.plain_extra_bytes for stage in stages), 0]
         self.stop_bytes = [0, *(stage.own_bytes + stage.forward_extra_bytes for stage in stages), 0]
@@ -62,7 +64,7 @@ class Costs:
     def ways(self, stage: int, target: int) -> tuple[Keep, ...]:
         """How a stage can be kept: in a checkpointed run plainly, since there PyTorch's selective checkpoint would keep
         its results from the first forward on."""
-        return self.keeps[stage] if target > self.num_stages else self.keeps[stage][:1]
+        return self.keeps[stage] if target > self.num_stages else self._in_recomputes[stage]
 
     def last(self, stage: int) -> tuple[int, int, int]:
         """Bytes, ticks and choice of a segment's last stage alone; nothing for the loss."""
@@ -100,7 +102,7 @@ def _ticks_in_a_second(chain: Chain) -> int:
     number = len(chain.stages)
     ways = [way for stage in chain.stages for way in stage.ways]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
-    slowest += sum(stage.early_stop_seconds or 0.0 for stage in chain.stages) * number
+    slowest += sum(stage.stop_seconds + stage.inner_seconds for stage in chain.stages) * number
     second = FINEST
     while slowest * second > LARGEST / 2:
         second //= 10

@@ -120,7 +120,7 @@ class Table:
 
     def _kept(self, behind: ParetoFront, first: int, target: int, number: int) -> Points:
         """The first stage kept, in one of its ways; several steps may stand at the floor."""
-        way = self.costs.keeps[first][number]
+        way = self.costs.ways(first, target)[number]
         floor = self.costs.keep_floor(first, target, way)
         return Points(
             nbytes=np.maximum(behind.nbytes + way.saved, floor), ticks=behind.ticks + way.ticks, choice=-number
@@ -165,7 +165,7 @@ class KeptIntervals:
         self._ticks = np.full((num + 2, num + 1), LARGEST, dtype=np.int64)
         target_bytes = np.array(costs.output[: num + 1]) + np.array(costs.left[1 : num + 2])
         for first in range(num, 0, -1):
-            way = costs.keeps[first][0]
+            (way,) = costs.ways(first, first)
             self._nbytes[first, first], self._ticks[first, first], _ = costs.last(first)
             behind = slice(first + 1, num + 1)
             floors = np.maximum(target_bytes[behind] + way.forward, way.backward + costs.left[first])

@@ -102,7 +102,10 @@ class _Machine:
         *before, last = run
         assert isinstance(last, int)
         for item in before:
-            self.forward(item)
+            if isinstance(item, int):
+                self.inner_recompute(item)
+            else:
+                self.plain_forward(tuple(flat(item)))
         self.stopping_forward(last)
         self.backward(run)
 
@@ -110,7 +113,15 @@ class _Machine:
         costs = self.kept[stage]
         if costs is not self.stages[stage]:
             self.doubtful[stage, costs.name, costs.error_seconds] += 1
-        self.work(costs.forward_seconds, costs.saved_bytes + costs.forward_extra_bytes, needs=(("output", stage - 1),))
+        self.save(costs, stage, costs.forward_seconds)
+
+    def inner_recompute(self, stage: int) -> None:
+        costs = self.stages[stage]
+        self.doubtful[stage, "recomputed before others", costs.inner_error_seconds] += 1
+        self.save(costs, stage, costs.inner_seconds)
+
+    def save(self, costs: Stage | SaveOption, stage: int, seconds: float) -> None:
+        self.work(seconds, costs.saved_bytes + costs.forward_extra_bytes, needs=(("output", stage - 1),))
         self.hold("saved", stage, costs.own_bytes)
         self.hold("output", stage, costs.saved_bytes - costs.own_bytes)
 

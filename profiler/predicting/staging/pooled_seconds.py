@@ -10,7 +10,8 @@ import msgspec
 
 from profiler.core.stats import interval
 
-PLAIN, EVERY = "", " every"  # every stage kept, every stage checkpointed; save options stand beside them by name
+# Every stage kept; each checkpointed alone; each run of them in one checkpoint. Save options stand beside, by name.
+PLAIN, EVERY, TOGETHER = "", " every", " together"
 DOUBT = 1.0  # how far what a step takes is thought to be from what its stages take, as a fraction
 LEAST_FACTOR, MOST_FACTOR = 0.5, 10.0
 MOST_DOUBT = 0.9  # of what a recompute takes: it has FLOPs, and so takes time, however noisy the machine
@@ -20,6 +21,7 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True):
     """What a stage is. Stages of one kind are equal; those of one family have the same classes of modules."""
 
     blocks: tuple[int, ...]  # none: what runs around them
+    feeds_next: bool = False  # whether the next stage takes what it gives, and nothing else does
     kind: Hashable = ()
     family: Hashable = ()
     forward: int = 0  # FLOPs, or bytes moved where there are none
@@ -42,6 +44,8 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     backward: float
     early_stop: float  # what a checkpoint adds: a recompute, which ends when all that is saved is there, and the host's
     error: float = 0.0  # of the last: half of its interval
+    inner: float | None = None  # what a checkpoint adds to a stage before others of its run; None: not known
+    inner_error: float = 0.0
     options: dict[str, tuple[float, float]]  # forward and backward under each save option
     option_errors: dict[str, float] = {}
 
@@ -61,7 +65,7 @@ def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
     plain = samples.get(PLAIN)  # which may not fit
     forward = by_stage([sample.forward for sample in plain or every], works, lambda work: work.forward)
     backward = by_stage([sample.backward for sample in every], works, lambda work: work.backward)
-    extra = {way: _extra(taken, plain, works) for way, taken in samples.items() if way != PLAIN}
+    extra = {way: _extra(taken, plain, _run_by(way, works)) for way, taken in samples.items() if way != PLAIN}
     added, _ = extra[EVERY]
     inside = sum(forward) + sum(backward)
     step = median(sample.total for sample in plain or every) - (0.0 if plain else sum(added))
@@ -75,16 +79,38 @@ def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
     return [*found[:-1], msgspec.structs.replace(last, forward=last.forward + outside)]
 
 
+def runs(works: Sequence[StageWork]) -> list[list[int]]:
+    """The places of stages that feed each other alone, where there are several: one checkpoint can hold them."""
+    found: list[list[int]] = [[]]
+    for place, work in enumerate(works):
+        if not (found[-1] and work.blocks and works[place - 1].feeds_next):
+            found.append([])
+        if work.blocks:
+            found[-1].append(place)
+    return [run for run in found if len(run) > 1]
+
+
+def _run_by(way: str, works: Sequence[StageWork]) -> list[StageWork]:
+    """The stages that a way runs again; nothing stands for the others."""
+    if way != TOGETHER:
+        return [*works]
+    inside = {place for run in runs(works) for place in run}
+    return [work if place in inside else StageWork(blocks=()) for place, work in enumerate(works)]
+
+
 def _stage(
     forward: float, backward: float, place: int, extra: Mapping[str, tuple[list[float], list[float]]]
 ) -> Seconds:
     added, errors = extra[EVERY]
-    saves = {way: (of[0][place], of[1][place]) for way, of in extra.items() if way != EVERY}
+    saves = {way: (of[0][place], of[1][place]) for way, of in extra.items() if way not in (EVERY, TOGETHER)}
+    inner, inner_errors = extra.get(TOGETHER, ([], []))
     return Seconds(
         forward=forward,
         backward=backward,
         early_stop=added[place],
         error=errors[place],
+        inner=(inner[place] or None) if inner else None,
+        inner_error=inner_errors[place] if inner else 0.0,
         options={save: (forward, backward + more) for save, (more, _) in saves.items()},
         option_errors={save: error for save, (_, error) in saves.items()},
     )

@@ -29,6 +29,7 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     backward_last: int
     outputs: frozenset[int]  # places of the storages that it hands on
     stop: int  # after it, a forward that is computed again has all that it saves
+    feeds_next: bool = False  # whether the next block takes what it gives, and nothing else does
 
 
 def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[StageSpan]:
@@ -55,7 +56,10 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
         )
         for piece, start, end in zip(pieces, starts, ends, strict=True)
     ]
-    return list(_merged(trace, stages, linked)) if linked else stages
+    if not linked:
+        return stages
+    merged = _merged(trace, stages, linked)
+    return [msgspec.structs.replace(stage, feeds_next=_feeds_next(stage, linked)) for stage in merged]
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
@@ -71,7 +75,11 @@ def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> It
 
 def _is_one(before: StageSpan, stage: StageSpan, linked: Sequence[bool]) -> bool:
     """Whether both are blocks, the one feeds the other alone, and nothing is between."""
-    return bool(before.blocks and stage.blocks) and before.last + 1 == stage.first and linked[before.blocks[-1]]
+    return bool(stage.blocks) and before.last + 1 == stage.first and _feeds_next(before, linked)
+
+
+def _feeds_next(stage: StageSpan, linked: Sequence[bool]) -> bool:
+    return bool(stage.blocks) and linked[stage.blocks[-1]]
 
 
 def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:

@@ -12,7 +12,16 @@ import torch
 from profiler.core.case import Case
 from profiler.core.units import left_text
 from profiler.measuring.devices import Device, open_device
-from profiler.predicting.staging.pooled_seconds import EVERY, PLAIN, PooledSeconds, StageWork, StepSample, pooled
+from profiler.predicting.staging.pooled_seconds import (
+    EVERY,
+    PLAIN,
+    TOGETHER,
+    PooledSeconds,
+    StageWork,
+    StepSample,
+    pooled,
+    runs,
+)
 from profiler.training.assemble import assemble
 from profiler.training.checkpointing.block_segments import (
     Checkpoint,
@@ -38,15 +47,17 @@ def seconds(
     on_step: Callable[[str], None] = lambda step: None,
     in_calls: bool = False,
 ) -> PooledSeconds:
-    """Times steps with every stage kept, with every stage checkpointed, and under every save option, in turns.
+    """Times steps with every stage kept, with each checkpointed alone, with all in one checkpoint (one for each run of
+    stages that feed each other alone), and under every save option, in turns.
 
     All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
     checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. `fits` tells which ways fit
     the memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left.
     """
     device = open_device(case.device)
-    step = _SwitchedStep(case, device, works, [PLAIN, EVERY, *saves], in_calls=in_calls)
-    ways = [way for way in (PLAIN, EVERY, *saves) if way == EVERY or fits(way)]
+    ways = [PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
+    step = _SwitchedStep(case, device, works, ways, in_calls=in_calls)
+    ways = [way for way in ways if way == EVERY or fits(way)]
     samples: dict[str, list[StepSample]] = {way: [] for way in ways}
     for way in ways:
         if step.sample(way) is None:
@@ -76,7 +87,7 @@ def step_text(done: int, *, num_ways: int, seconds: float) -> str:
 
 
 class _SwitchedStep:
-    """One model whose stages are kept, checkpointed, or checkpointed selectively, as it is told for each step."""
+    """One model whose stages are kept, checkpointed alone or in runs, or selectively, as it is told for each step."""
 
     def __init__(
         self, case: Case, device: Device, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool
@@ -87,10 +98,13 @@ class _SwitchedStep:
         self._way = PLAIN
         self._labels: list[tuple[str, int]] = []
         self._mark: Callable[[], None] = lambda: None
-        segments = [
-            OwnCheckpoint(work.blocks, partial(self._run, place)) for place, work in enumerate(works) if work.blocks
-        ]
-        checkpoint_segments(assembled.workload, segments)
+        stages = {
+            place: OwnCheckpoint(work.blocks, partial(self._run, place))
+            for place, work in enumerate(works)
+            if work.blocks
+        }
+        together = [OwnCheckpoint([stages.pop(place) for place in run], self._run_together) for run in runs(works)]
+        checkpoint_segments(assembled.workload, [*together, *stages.values()])
         _, self._step = assembled.trainer()
 
     def sample(self, way: str) -> StepSample | None:
@@ -132,6 +146,11 @@ class _SwitchedStep:
         self._tell(AFTER, place)
         return value
 
+    def _run_together(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """A run's call, under one checkpoint where the step is told so."""
+        checkpoint = checkpoint_without_reentry if self._way == TOGETHER else _kept
+        return checkpoint(function, *arguments, **keywords)
+
     def _tell(self, label: str, place: int) -> None:
         self._labels.append((label, place))
         self._mark()
@@ -159,6 +178,10 @@ def _read(spans: Sequence[tuple[tuple[str, int], float]], count: int) -> StepSam
 
 
 def _checkpoint(way: str) -> Checkpoint:
-    if way == PLAIN:
-        return lambda function, *arguments, **keywords: function(*arguments, **keywords)
+    if way in (PLAIN, TOGETHER):
+        return _kept
     return checkpoint_without_reentry if way == EVERY else saving(way)
+
+
+def _kept(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    return function(*arguments, **keywords)

@@ -19,7 +19,7 @@ from profiler.measuring.devices.cpu import available_bytes
 from profiler.planning import candidates
 from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
 from profiler.predicting.staging import estimated_seconds, stage_seconds
-from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, Seconds, StageWork
+from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case
@@ -80,7 +80,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             input_bytes=0,  # the batch is there before the step
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
-            stages=tuple(_apart(made, stage_spans, linked)),
+            stages=tuple(_apart(made, stage_spans)),
         )
 
     if trial.budget is not UNSET:
@@ -137,7 +137,8 @@ def _seconds(
     if "time" not in trial.passes:
         return [NOTHING for _ in stage_spans]
     works = [_work(trace, span, built.workload) for span in stage_spans]
-    peaks = {PLAIN: max(live(trace)), **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
+    plain_peak = max(live(trace))
+    peaks = {PLAIN: plain_peak, TOGETHER: plain_peak, **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
     room = _room(case.device)
     return stage_seconds.seconds(
         case,
@@ -167,6 +168,7 @@ def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
     run = tuple((operator.name, operator.flops, operator.moved_bytes) for operator in forward)
     return StageWork(
         blocks=span.blocks,
+        feeds_next=span.feeds_next,
         kind=(family, shapes, run),
         family=family,
         forward=_amount(forward),
@@ -211,6 +213,8 @@ def _stage(
         forward_seconds=time.forward,
         backward_seconds=time.backward,
         early_stop_seconds=time.early_stop,
+        inner_recompute_seconds=time.inner,
+        inner_error_seconds=time.inner_error,
         **msgspec.structs.asdict(bytes_),
         error_seconds=time.error,
         options=tuple(_option(save, options[save], time) for save in options if save in time.options),
@@ -233,11 +237,11 @@ def _option(save: str, bytes_: StageBytes, time: Seconds) -> SaveOption:
     )
 
 
-def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan], linked: Sequence[bool]) -> list[Stage]:
+def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan]) -> list[Stage]:
     """Adds a stage that is always kept wherever two blocks must not be computed together."""
     stages = [made[0]]
     for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
-        if before.blocks and span.blocks and not linked[before.blocks[-1]]:
+        if before.blocks and span.blocks and not before.feeds_next:
             stages.append(_nothing(f"between {before.name} and {span.name}"))
         stages.append(stage)
     return stages
