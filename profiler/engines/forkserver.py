@@ -41,13 +41,15 @@ def main(descriptor: int, client: int, preload: Sequence[str], *, rehearses: boo
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the client decides
     die_with_parent(client)  # nobody watches the socket while torch is being imported
     load() if rehearses else open_if_asked()
+    gc.disable()  # a quarter of the seconds that torch takes to import is spent looking for garbage in it
     for name in preload:
         importlib.import_module(name)
+    gc.freeze()  # nor need a child's collections look at it
+    gc.enable()
     set_death_signal(0)  # from here on the socket tells, so that the children's offspring is ended too
     adopt_orphans()
-    gc.collect()
-    gc.freeze()  # a child's collections need not look at all of torch
     _Server(socket.socket(fileno=descriptor)).serve()
+    os._exit(0)  # taking torch apart takes half a second, and the client waits for the end
 
 
 class _Server:
