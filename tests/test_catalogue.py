@@ -66,6 +66,22 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
         catalogue.resolve(Choice(bad), {"mine": "mine2:build"})
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("segments:4", "'segments:4' has an option without its name", "write segments:k=4"),
+        ("selective:matmul", "'selective:matmul' has an option without its name", "write selective:save=matmul"),
+        ("segments:k=2:split=balanced", "'segments:k=2' is followed by a second colon", "write segments:k=2,key=value"),
+        ("all:3", "'all:3' has an option", "'all' takes no options"),
+    ],
+)
+def test_options_that_are_written_in_another_way_are_told_how(text, message, hint):
+    with pytest.raises(UserError) as told:
+        catalogue.resolve(Choice(text), strategies.TABLE)
+
+    assert (told.value.message, told.value.hint) == (message, hint)
+
+
 def test_options_arrive_with_their_types():
     function, options = catalogue.load(Choice("segments:k=3,split=balanced"), strategies.TABLE)
 

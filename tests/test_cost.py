@@ -30,6 +30,8 @@ from tests import make
 H100 = "NVIDIA H100 80GB HBM3"
 SLOW = Speed(step_seconds=0.5, forward_seconds=0.1)
 
+INSTEAD = "where none are named they are"
+
 
 def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: int = 1, **fields: Any) -> Trial:
     case = make.case(strategy, **{"device": "cuda:0", "samples": 3, **fields})
@@ -227,9 +229,14 @@ def test_ddp_settles_as_long_as_it_is_told_to():
 @pytest.mark.parametrize(
     ("models", "pattern", "code", "refused"),
     [
-        ("mlp", "nope.*", 1, ["mlp: skipped, no blocks match 'nope.*'"]),
-        ("mlp", "0,0.1", 1, ["mlp: skipped, no blocks match '0.1'"]),
-        ("mlp,mnist-cnn", "0", 0, ["mnist-cnn:channels=32: skipped, no blocks match '0'"]),
+        ("mlp", "nope.*", 1, [f"mlp: skipped, no blocks match 'nope.*'; {INSTEAD} 0 to 4"]),
+        ("mlp", "0,0.1", 1, [f"mlp: skipped, no blocks match '0.1'; {INSTEAD} 0 to 4"]),
+        (
+            "mlp,mnist-cnn",
+            "0",
+            0,
+            [f"mnist-cnn:channels=32: skipped, no blocks match '0'; {INSTEAD} trunk.0 to trunk.300"],
+        ),
         ("mlp", "0", 0, []),
     ],
 )

@@ -11,11 +11,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import profiler
-from profiler.core.case import Choice
+from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
+from profiler.measuring import measure
+from profiler.predicting.prediction import predict
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.strategies import segments
+from tests import make
 from tests.chain_models import Branching, Counted, InTuples, Looping, workload
 from tests.conftest import measured
 from tests.plans import written
@@ -277,6 +280,20 @@ def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_name
 
     assert flops["none"] == flops["selective:save=matmul+attention"]  # nothing that counts is computed again
     assert flops["none"] < flops["selective:save=matmul"] < flops["all"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake:t4"])
+def test_selective_checkpointing_that_keeps_nothing_says_so_and_what_the_blocks_have(device):
+    def notes(save: str) -> list[str]:
+        case = make.case(f"selective:save={save}", model=Choice("mnist-cnn:channels=2,layers=5"), device=device)
+        record = (measure if device == "cpu" else predict)(Trial(case=case, passes=("memory",)))
+        return [note.text for note in record.notes if note.code == "GCP063"]
+
+    (nothing,) = notes("matmul")
+
+    assert "save=matmul has no operator of these blocks" in nothing
+    assert nothing.endswith("these blocks have save=conv")
+    assert notes("conv") == notes("matmul+conv") == []
 
 
 @pytest.mark.parametrize("word", ["matmull", "__name__", "name"])

@@ -80,8 +80,21 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
         raise UserError(f"which function of '{name}' makes the model?", hint=function_source.which_factory(name))
     if is_code(name, table) and not (meant and _is_absent(family)):
         return _users_entry(name, table[USERS])
+    if member and (entry := listed(family, table)):
+        raise _misplaced(entry, member)
     names = [entry.name for entry in entries(table)]
     raise UserError(f"no {what} is called '{name}'", hint=meant or nearest_or_all(name, names))
+
+
+def _misplaced(entry: Entry, written: str) -> UserError:
+    """What is wrong with options that stand behind a name in another way than options do."""
+    name = f"'{entry.name}:{written}'"
+    if not entry.options:
+        return UserError(f"{name} has an option", hint=f"'{entry.name}' takes no options")
+    if "=" in written:
+        return UserError(f"{name} is followed by a second colon", hint=f"write {entry.name}:{written},key=value")
+    option = entry.options[0].name
+    return UserError(f"{name} has an option without its name", hint=f"write {entry.name}:{option}={written}")
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:

@@ -185,6 +185,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
+    remark: Callable[[], Note | None] = lambda: None  # what there is to say besides, once a step has run
     switch: Callable[[bool], None] | None = None  # off: the module's step is that of `none`; None: it cannot be
 
 

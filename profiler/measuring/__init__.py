@@ -43,7 +43,7 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     del assembled
     verified, reason = compare(bench) if "equality" in passes else (None, None)
     readings = read(bench, passes)
-    bench.tell_own_checkpoints()
+    bench.tell_checkpoints()
     bench.tell_warnings()
     bench.tell_changes(before)
     reason = bench.tell_leftovers() or reason

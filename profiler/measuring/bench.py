@@ -43,6 +43,7 @@ class Bench:
         self._notes: list[Note] = []
         self._warnings = StepWarnings()
         self._own_calls = OwnCalls()  # of checkpoints by the model itself, in the last step that ran
+        self._remark: Callable[[], Note | None] = lambda: None  # the strategy's
         self._on_pass = on_pass
         self._begun: list[tuple[str, float]] = []
 
@@ -81,7 +82,7 @@ class Bench:
         built = assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh)
         self.leftovers.built(built.workload)
         if built.case == self.trial.case:
-            self._own_calls = built.own_calls
+            self._own_calls, self._remark = built.own_calls, built.applied.remark
         return built
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
@@ -115,9 +116,9 @@ class Bench:
         if self._warnings.lines:
             self.note("GCP046", f"warned of while the step ran: {self._warnings}")
 
-    def tell_own_checkpoints(self) -> None:
-        """Note what becomes of the checkpoints that the model calls itself, where a step has run."""
-        if note := self.own_checkpoints():
+    def tell_checkpoints(self) -> None:
+        """Note what a step showed of the checkpoints that the model calls itself, and of the strategy's."""
+        for note in filter(None, (self.own_checkpoints(), self._remark())):
             self.note(note.code, note.text)
 
     def own_checkpoints(self) -> Note | None:

@@ -186,8 +186,8 @@ def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
     """Returns the strategy's notes, without those on the CPU where a prediction for CUDA was traced."""
     on_cuda = kind_of(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
-    if note := own_checkpoints.remark(built.case, built.own_calls):
-        notes = (*notes, note)
+    remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
+    notes = (*notes, *filter(None, remarks))
     if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
     text = "recurrent layers are followed step by step; their fused kernels keep more, so that the peak is higher"

@@ -42,12 +42,18 @@ def _named(module: nn.Module, patterns: str) -> list[str]:
     for pattern in re.split(r",(?![^\[]*\])", patterns):
         matching = _matching(module, pattern)
         if not matching:
-            raise Unsupported(f"no blocks match '{pattern}'")
+            raise Unsupported(f"no blocks match '{pattern}'{_instead(module)}")
         names |= dict.fromkeys(matching)
     for name in names:
         if outer := next((other for other in names if name.startswith(f"{other}.")), None):
             raise Unsupported(f"block '{name}' is within block '{outer}': name one of them")
     return list(names)
+
+
+def _instead(module: nn.Module) -> str:
+    """The blocks that are found where none are named, the first and the last."""
+    found = find_blocks(module)
+    return f"; where none are named they are {' to '.join(dict.fromkeys((found[0], found[-1])))}" if found else ""
 
 
 def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
-from profiler.core.record import Applied
+from profiler.core.record import Applied, Note
 from profiler.training.checkpointing.block_segments import Checkpoint, checkpoint_segments
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.workload import Workload
@@ -25,14 +25,31 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     Source: torch.utils.checkpoint.create_selective_checkpoint_contexts.
     """
     length = len(workload.blocks)
-    switch = checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save))
+    met: set[str] = set()
+    switch = checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save, met))
     return Applied(
-        split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), kept=operators(save), switch=switch
+        split=f"{length} of {length}",
+        recomputes=dict.fromkeys(range(length), 1),
+        kept=operators(save),
+        remark=partial(_remark, save, met),
+        switch=switch,
     )
 
 
-def saving(save: str) -> Checkpoint:
-    """A checkpoint that keeps the results of these operators. Raises Unsupported for a name that is not in aten."""
+def _remark(save: str, met: set[str]) -> Note | None:
+    """What there is to say once a step has met these operators."""
+    if not met or not met.isdisjoint(operators(save)):
+        return None
+    instead = f"; these blocks have save={' or save='.join(there)}" if (there := offered(met)) else ""
+    text = f"keeps nothing: save={save} has no operator of these blocks, so that it is `all` by another name{instead}"
+    return Note(code="GCP063", text=text)
+
+
+def saving(save: str, met: set[str] | None = None) -> Checkpoint:
+    """A checkpoint that keeps the results of these operators; the names of all that it meets are added to `met`.
+
+    Raises Unsupported for a name that is not in aten.
+    """
     kept = {packet for name in operators(save) if (packet := _operator(name)) is not None}
     unknown = [word for word in save.split("+") if word not in GROUPS and _operator(word) is None]
     if unknown:
@@ -41,7 +58,10 @@ def saving(save: str) -> Checkpoint:
         )
 
     def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-        keep = getattr(operator, "overloadpacket", operator) in kept
+        packet = getattr(operator, "overloadpacket", operator)
+        if met is not None:
+            met.add(getattr(packet, "__name__", ""))
+        keep = packet in kept
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
@@ -49,9 +69,9 @@ def saving(save: str) -> Checkpoint:
 
 
 def offered(names: Iterable[str]) -> list[str]:
-    """Returns the save options for these operators (`aten.mm`): each group that is there, and all of them."""
-    offered_names = set(names)
-    groups = [word for word, group in GROUPS.items() if offered_names & {f"aten.{name}" for name in group}]
+    """Returns the save options for these operators (`aten.mm`, `mm`): each group that is there, and all of them."""
+    offered_names = {name.removeprefix("aten.") for name in names}
+    groups = [word for word, group in GROUPS.items() if offered_names.intersection(group)]
     return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]
 
 
