@@ -105,6 +105,19 @@ def test_an_axis_that_is_not_aligned_by_would_make_two_rows_one():
     assert len(against(twice, twice, align=(*ALIGN, "optimizer")).matches) == 2
 
 
+def test_predictions_of_tokens_that_were_routed_otherwise_are_refused():
+    told, by_default, worst = (
+        [record(device="fake:t4", **given)] for given in ({"routing": "balanced"}, {}, {"routing": "worst"})
+    )
+
+    with pytest.raises(UserError, match="routing is balanced in A .*, worst in B"):
+        against(by_default, worst)
+    allowed = against(by_default, worst, allowed=["routing"])
+
+    assert [(one.what, one.values) for one in allowed.differences] == [("routing", ("balanced", "worst"))]
+    assert "routing" not in [one.what for one in (*against(told, by_default).differences, *against(told, told).same)]
+
+
 def test_several_devices_of_one_run_are_sides_of_their_own():
     run = [record(), record(device="fake:t4"), record(device="fake:h100")]
 

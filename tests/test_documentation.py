@@ -68,12 +68,13 @@ def test_the_example_of_a_strategy_is_short_and_works_from_one_file_and_one_line
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(strategies.TABLE, "second", "second_strategy:apply")
 
-    record = measured("transformer", "second", passes=("equality", "memory"))
+    record = measured("transformer", "second", passes=("equality", "memory", "time"))
 
     assert len(example("strategy").splitlines()) < 30
     assert record.outcome == "ok"
     assert record.equality.gradients_equal
     assert record.built.split == "6 of 12"
+    assert record.readings.plain_step_seconds  # it was switched off in between
     assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
 
 
@@ -91,11 +92,13 @@ def changed(root: Path, diff: str) -> list[str]:
 
 
 NEW_SWITCH = """
+COMMANDS = "run", "rehearse", "predict", "explain", "timeline"
 import contextlib, io, json, pathlib, types
+import typer.main
 from profiler.analysis import flat_row, pairing
-from profiler.cli import answer
+from profiler.cli import answer, application, help as layout
 from profiler.core.case import Case, Choice, decode, encode
-from profiler.request import spec, sweep
+from profiler.request import consent, spec, sweep
 from profiler.training.assemble import assemble
 from profiler.views.tables.columns import setting
 
@@ -109,13 +112,17 @@ def steps(name):  # the norm of the gradients that the optimizer sees
 
 (off, large), (on, small) = steps("off.toml"), steps("on.toml")
 assert decode(encode(on), Case) == on
-with contextlib.redirect_stdout(io.StringIO()) as help:
-    codes = [answer([command, "--help"]) for command in ("run", "predict", "explain")]
-assert codes == [0, 0, 0]
+with contextlib.redirect_stdout(io.StringIO()) as helps:
+    codes = [answer([command, "--help"]) for command in COMMANDS]
+assert codes == [0] * len(COMMANDS)
+groups = {command: typer.main.get_command(application([command])) for command in COMMANDS}
+panels = [layout.panel_of(option) for command, group in groups.items() for option in group.commands[command].params
+          if option.name == "clip_gradients"]
 print(json.dumps({
     "ids": [off.id, on.id], "norms": [large, small], "key": b"clip_gradients" in encode(off),
     "column": "clip_gradients" in flat_row.COLUMNS, "compared": "clip_gradients" in pairing.ALLOWED,
-    "flags": help.getvalue().count("--clip-gradients"), "heading": setting([types.SimpleNamespace(case=on, notes=())]),
+    "flags": helps.getvalue().count("--clip-gradients"), "heading": setting([types.SimpleNamespace(case=on, notes=())]),
+    "unnamed": consent.unnamed([on], folder=None, named={}), "panels": panels,
 }))
 """
 
@@ -138,7 +145,9 @@ def test_the_example_of_an_option_is_two_files_and_every_view_has_it(tmp_path):
     assert len(files) == 2
     assert told["ids"][0] == mine.case.id != told["ids"][1]
     assert told["norms"][0] > 1.01 > told["norms"][1]
-    assert told["flags"] == 3
+    assert told["flags"] == 5
+    assert told["panels"] == ["Model"] * 5
+    assert told["unnamed"] == {}
     assert "gradients clipped" in told["heading"]
     assert (told["key"], told["column"], told["compared"]) == (False, True, True)
 

@@ -48,16 +48,16 @@ def test_the_options_are_in_panels_and_every_one_is_there_once(name: str, monkey
     for option in options:
         line = rf"^  (?:-\w, )?{re.escape(max(option.opts, key=len))}(?= |$)"
         holding = [panel for panel, text in panels.items() if re.search(line, text, flags=re.MULTILINE)]
-        assert holding == [layout.panel_of(option.name)]
+        assert holding == [layout.panel_of(option)]
 
 
 @pytest.mark.parametrize("name", ["run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "max-batch"])
 def test_where_there_are_many_options_each_has_a_panel_of_its_kind(name: str):
     group: Any = typer.main.get_command(application([name]))
 
-    options = [one.name for one in group.commands[name].params if one.param_type_name == "option"]
+    options = [one for one in group.commands[name].params if one.param_type_name == "option"]
 
-    assert [option for option in options if layout.panel_of(option) == layout.OTHER] == []
+    assert [option.name for option in options if layout.panel_of(option) == layout.OTHER] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

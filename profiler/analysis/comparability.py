@@ -8,7 +8,7 @@ import msgspec
 
 from profiler.analysis.pairing import ALLOWED, BUILT, MEANING, Side, value
 from profiler.analysis.rows import Row
-from profiler.core.case import Choice
+from profiler.core.case import SETTINGS, Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text
@@ -41,8 +41,15 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
         Difference(what=WORDS.get(name, name.replace("_", " ")), values=tuple(_values(side, read) for side in sides))
         for name, read in readers.items()
     ]
+    differences = [difference for difference in differences if not _is_as_ever(difference)]
     rounds = tuple(str(max((len(row.rounds) for row in side.rows), default=0)) for side in sides)
     return *differences, Difference(what="rounds", values=rounds)
+
+
+def _is_as_ever(difference: Difference) -> bool:
+    """Whether it is a word that nobody chose otherwise than it is by itself."""
+    choices = SETTINGS[difference.what].choices if difference.what in SETTINGS else ()
+    return set(difference.values) <= set(choices[:1])
 
 
 def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from profiler.analysis.ratio_contrast import Contrast, estimated, exact, sampled
 from profiler.analysis.rows import Row, latest, rows
 from profiler.analysis.trust import stolen
-from profiler.core.case import FAKE, SWITCHES, Case, Choice, as_word
+from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, as_word
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
@@ -19,7 +19,7 @@ from profiler.core.record import Record
 ALIGN = ("model", "strategy", "batch_size", "precision")
 MEANING = (
     *ALIGN, "optimizer", "accumulate", *SWITCHES, "blocks", "data", "seed", "parallel",
-    "ranks",
+    "ranks", "routing",
 )  # fmt: skip
 BUILT = "num_parameters"  # what a model of the same name really is
 TORCH = "torch"
@@ -136,7 +136,7 @@ def value(row: Row, name: str) -> str:
         return row.built.data
     field = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
     if field is UNSET:
-        return "none"
+        return next(iter(SETTINGS[name].choices), "none") if name in SETTINGS else "none"
     return "own" if field is None else as_word(field)
 
 

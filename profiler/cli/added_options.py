@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from profiler.cli import completion
+from profiler.cli.help import MODEL
 from profiler.cli.output import COLOR, one_of
 from profiler.core.errors import UserError
 
@@ -103,7 +104,7 @@ def with_switches(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _switch(key: str, about: str) -> inspect.Parameter:
-    option = typer.Option(f"--{key.replace('_', '-')}", help=about)
+    option = typer.Option(f"--{key.replace('_', '-')}", help=about, rich_help_panel=MODEL)
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
     )

@@ -43,10 +43,11 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, in wo
     },
 }
 
+MODEL = "Model"
 PANELS: dict[str, tuple[str, ...]] = {  # panel -> the names of its options, in any command
-    "Model": (
+    MODEL: (
         "model_flag", "optimizer", "batch_size", "precision", "accumulate", "blocks", "pattern", "parallel", "ranks",
-        "keep_grads", "repair_batchnorm", "routing", "data", "seed", "stages",
+        "repair_batchnorm", "routing", "data", "seed", "stages",
     ),
     "Strategies": ("segments", "strategies", "strategy", "budget", "levels", "frontier"),
     "Device": (
@@ -106,8 +107,9 @@ def examples(name: str, doc: str | None) -> tuple[str, ...]:
     return (*own, *MORE_EXAMPLES[name])
 
 
-def panel_of(parameter: str) -> str:
-    return next((panel for panel, names in PANELS.items() if parameter in names), OTHER)
+def panel_of(option: Any) -> str:
+    """The panel that a typer option names, else the one that has its name."""
+    return option.rich_help_panel or next((panel for panel, names in PANELS.items() if option.name in names), OTHER)
 
 
 class Command(TyperCommand):
@@ -121,7 +123,7 @@ class Command(TyperCommand):
                 word, about = line
                 is_option = parameter.param_type_name == "option"
                 word = word.replace(" range>", ">") if is_option else word.partition(" <")[0]
-                panel = panel_of(parameter.name or "") if is_option else "Arguments"
+                panel = panel_of(parameter) if is_option else "Arguments"
                 panels[panel].append((word, about.replace("  [", " [")))
         for panel, lines in panels.items():
             if lines:

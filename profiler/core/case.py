@@ -74,7 +74,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: str = ""  # in a sweep file, and of a flag; "": the field's name
-    help: str = ""  # of the flag that a switch has in `run`, `predict` and `explain`; "": it has none there
+    help: str = ""  # of the flag that a switch has, in every command that takes `switches`; "": it has none
     choices: tuple[str, ...] = ()  # what a word may be; (): anything
     least: int = 0
     most: int | None = None  # of a number

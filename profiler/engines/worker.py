@@ -1,4 +1,4 @@
-"""The functions that run in a child: one request in, one answer out, on a channel of its own."""
+"""What a child does when it is asked: a trial, by ranks too, a survey of devices, a trace, the stages of a model."""
 
 from __future__ import annotations
 

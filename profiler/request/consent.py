@@ -78,7 +78,7 @@ def _is_choice(choice: Any, folder: Path | None, *, table: Mapping[str, str]) ->
 
 
 def _is_one_of(word: Any, _: Path | None, *, words: tuple[str, ...]) -> bool:
-    return word in words
+    return word is UNSET or word in words
 
 
 def _is_pattern(word: Any, _: Path | None) -> bool:
@@ -96,7 +96,7 @@ def _has_no_word(value: Any, _: Path | None) -> bool:
     return value is None or value is UNSET or isinstance(value, bool | int | float | Sampling)
 
 
-FIELDS: dict[str, Check] = {  # every field of a case
+FIELDS: dict[str, Check] = {  # of a case, that may hold a word; all others hold none
     "model": partial(_is_choice, table=models.TABLE),
     "strategy": partial(_is_choice, table=strategies.TABLE),
     "optimizer": partial(_is_choice, table=optimizers.TABLE),
@@ -105,17 +105,7 @@ FIELDS: dict[str, Check] = {  # every field of a case
     "device": _is_device,
     "data": partial(_is_one_of, words=("synthetic", "files")),  # whose folder is always typed
     "precision": partial(_is_one_of, words=PRECISIONS),
-    "verify": partial(_is_one_of, words=SETTINGS["verify"].choices),
-    "routing": lambda value, _: value is UNSET or value in SETTINGS["routing"].choices,
-    "batch_size": _has_no_word,
-    "accumulate": _has_no_word,
-    "keep_gradients": _has_no_word,
-    "repair_batchnorm": _has_no_word,
-    "seed": _has_no_word,
-    "warmup": _has_no_word,
-    "samples": _has_no_word,
-    "sampling": _has_no_word,
-    "ranks": _has_no_word,
+    **{name: partial(_is_one_of, words=setting.choices) for name, setting in SETTINGS.items() if setting.choices},
 }
 FLAGS = {
     "model": "model",
@@ -131,10 +121,11 @@ def unnamed(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, I
 
     `named` are the words that were typed, by field. Raises UserError for options that cannot be read.
     """
-    values = {name: dict.fromkeys(getattr(case, name) for case in cases) for name in FIELDS}
+    checks = {name: FIELDS.get(name, _has_no_word) for name in Case.__struct_fields__}
+    values = {name: dict.fromkeys(getattr(case, name) for case in cases) for name in checks}
     words = {
         name: [str(one) for one in values[name] if one not in set(named.get(name, ())) and not check(one, folder)]
-        for name, check in FIELDS.items()
+        for name, check in checks.items()
     }
     return {name: of_field for name, of_field in words.items() if of_field}
 

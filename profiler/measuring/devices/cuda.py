@@ -96,7 +96,7 @@ class CudaStopwatch:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """End a span and begin the next: the allocator's peaks since the last mark are read and reset."""
+        """End a span and begin the next, in the order of the stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

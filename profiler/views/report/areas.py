@@ -1,4 +1,4 @@
-"""What was live over a step, one picture a strategy, as places and words for a template.
+"""Where the areas of what was live over a step lie, a picture a strategy; `charts.html` draws them.
 
 A picture is HIGH units high and as wide as there are points, and is stretched to the page.
 """

@@ -1,4 +1,4 @@
-"""BarChart of memory and dots of samples, one line for each strategy, as places and words for a template.
+"""Where the bars of memory and the dots of samples lie, a line a strategy; `charts.html` draws them.
 
 Across, places are percents of a width that is not known here; down, they are pixels.
 """

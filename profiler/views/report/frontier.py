@@ -1,4 +1,4 @@
-"""Peak memory against step time as places of points, lines and names, for a template.
+"""Where the points, lines and names of peak memory against step time lie; `charts.html` draws them.
 
 Across, places are percents of a width that is not known here; down, they are pixels. So letters keep their size.
 """

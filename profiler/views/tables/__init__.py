@@ -1,1 +1,1 @@
-"""Tables and paragraphs of text for a terminal."""
+"""Tables and paragraphs of text for a terminal, and as HTML for notebooks."""

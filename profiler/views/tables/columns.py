@@ -278,6 +278,7 @@ def setting(rows: Sequence[Row]) -> list[str]:
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
         **{name: switch.shown if getattr(case, name) else "" for name, switch in SWITCHES.items()},
+        "routing": f"routing {case.routing}" if case.routing else "",
         "ranks": count_text(case.num_ranks, "rank") if case.ranks else "",
         "parallel": str(case.parallel or ""),
     }
