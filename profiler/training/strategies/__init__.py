@@ -8,7 +8,7 @@ TABLE = {
     "none": "profiler.training.strategies.none:apply",
     "segments": "profiler.training.strategies.segments:apply",
     "sqrt": "profiler.training.strategies.sqrt:apply",
-    "all": "profiler.training.strategies.every_block:apply",
+    "all": "profiler.training.strategies.all_blocks:apply",
     "every": "profiler.training.strategies.every:apply",
     "first": "profiler.training.strategies.first:apply",
     "recursive": "profiler.training.strategies.recursive:apply",
