@@ -110,7 +110,7 @@ def test_predictions_of_tokens_that_were_routed_otherwise_are_refused():
         [record(device="fake:t4", **given)] for given in ({"routing": "balanced"}, {}, {"routing": "worst"})
     )
 
-    with pytest.raises(UserError, match="routing is balanced in A .*, worst in B"):
+    with pytest.raises(UserError, match=r"routing is balanced in A .*, worst in B"):
         against(by_default, worst)
     allowed = against(by_default, worst, allowed=["routing"])
 
