@@ -217,6 +217,37 @@ def test_stages_of_which_none_can_fit_the_budget_are_not_timed(a_second_a_mark):
     assert [stage.saved_bytes for stage in never.stages] == [stage.saved_bytes for stage in perhaps.stages]
 
 
+LEAVES_OUT = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        for place, layer in enumerate(self.layers):
+            if place != 1 or self.calls < 3:
+                x = layer(x)
+        return x.square().mean()
+
+def make(batch_size=4):
+    return Net(), torch.randn(batch_size, 8)
+"""
+
+
+def test_a_forward_that_leaves_blocks_out_at_random_is_timed_by_its_blocks_alone(tmp_path):
+    (tmp_path / "leaves_out.py").write_text(LEAVES_OUT)
+
+    chain = stages(Trial(case=case(f"{tmp_path}/leaves_out.py:make", device="cpu")))
+
+    assert [stage.inner_recompute_seconds for stage in chain.stages if stage.blocks] == [None] * 3
+    assert all(stage.early_stop_seconds for stage in chain.stages if stage.blocks)
+
+
 def test_every_step_that_times_stages_is_told_with_the_time_left(engine, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(engine, "at_work", told.append)

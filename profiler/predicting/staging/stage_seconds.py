@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from profiler.core.case import Case
+from profiler.core.errors import Unsupported
 from profiler.core.units import left_text
-from profiler.measuring.devices import Device, open_device
+from profiler.measuring.devices import open_device
 from profiler.predicting.staging.pooled_seconds import (
     EVERY,
     PLAIN,
@@ -53,10 +54,25 @@ def seconds(
     All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
     checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. `fits` tells which ways fit
     the memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left.
+    Where a forward leaves blocks out at random, none are run in one checkpoint.
     """
-    device = open_device(case.device)
-    ways = [PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
-    step = _SwitchedStep(case, device, works, ways, in_calls=in_calls)
+    ways = [PLAIN, EVERY, TOGETHER, *saves] if runs(works) else [PLAIN, EVERY, *saves]
+    try:
+        return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, on_step)
+    except Unsupported:
+        if TOGETHER not in ways:
+            raise
+    ways.remove(TOGETHER)
+    return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, on_step)
+
+
+def _timed(
+    step: _SwitchedStep,
+    works: Sequence[StageWork],
+    ways: Sequence[str],
+    fits: Callable[[str], bool],
+    on_step: Callable[[str], None],
+) -> PooledSeconds:
     ways = [way for way in ways if way == EVERY or fits(way)]
     samples: dict[str, list[StepSample]] = {way: [] for way in ways}
     for way in ways:
@@ -89,11 +105,9 @@ def step_text(done: int, *, num_ways: int, seconds: float) -> str:
 class _SwitchedStep:
     """One model whose stages are kept, checkpointed alone or in runs, or selectively, as it is told for each step."""
 
-    def __init__(
-        self, case: Case, device: Device, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool
-    ) -> None:
+    def __init__(self, case: Case, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool) -> None:
         assembled = assemble(case, in_calls=in_calls)
-        self._device, self._works = device, works
+        self._device, self._works = open_device(case.device), works
         self._checkpoints: Mapping[str, Checkpoint] = {way: _checkpoint(way) for way in ways}
         self._way = PLAIN
         self._labels: list[tuple[str, int]] = []
@@ -103,7 +117,8 @@ class _SwitchedStep:
             for place, work in enumerate(works)
             if work.blocks
         }
-        together = [OwnCheckpoint([stages.pop(place) for place in run], self._run_together) for run in runs(works)]
+        held = runs(works) if TOGETHER in ways else []
+        together = [OwnCheckpoint([stages.pop(place) for place in run], self._run_together) for run in held]
         checkpoint_segments(assembled.workload, [*together, *stages.values()])
         _, self._step = assembled.trainer()
 
