@@ -118,12 +118,56 @@ def test_what_a_model_writes_over_in_place_cannot_be_saved_and_the_rest_is_plann
     """PyTorch's selective checkpoint refuses what is mutated; EfficientNet's SiLU does so to a convolution's result."""
     model = "tests/user_models/squeeze_excite.py:make"
 
-    with pytest.raises(RuntimeError, match=stages_module.MUTATED):
+    with pytest.raises(RuntimeError, match=stages_module.UNSAVABLE[0]):
         trace_case(case(model, strategy=Choice("selective:save=conv"), device="fake:t4"))
     chain = chain_of(model)
 
     assert [len(stage.options) for stage in chain.stages] == [0] * len(chain.stages)
     assert sum(bool(stage.blocks) for stage in chain.stages) == 4
+
+
+CACHES = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, cache):
+        y = self.linear(x)
+        y = y + 0 if id(self) in cache else y * 1
+        cache.add(id(self))
+        return torch.tanh(y)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        cache = set()
+        for layer in self.layers:
+            x = layer(x, cache)
+        return x.square().mean()
+
+def make(batch_size=4):
+    return Net(), torch.randn(batch_size, 8)
+"""
+
+
+def test_what_a_recompute_asks_for_by_another_operator_cannot_be_saved_and_the_rest_is_planned(tmp_path):
+    """GPT-2 of transformers with a cache of keys: the recompute finds it filled."""
+    (tmp_path / "caches.py").write_text(CACHES)
+    model = f"{tmp_path}/caches.py:make"
+
+    with pytest.raises(RuntimeError, match=stages_module.UNSAVABLE[1]):
+        trace_case(case(model, strategy=Choice("selective:save=matmul"), device="fake:t4"))
+    chain = chain_of(model)
+
+    assert [len(stage.options) for stage in chain.stages] == [0] * len(chain.stages)
+    assert sum(bool(stage.blocks) for stage in chain.stages) == 3
 
 
 def test_a_plan_with_a_save_option_has_the_peak_that_its_costs_say(tmp_path):

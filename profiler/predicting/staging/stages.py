@@ -29,7 +29,8 @@ from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
 
-MUTATED = "has been mutated"  # PyTorch's words of a result that was saved, and written over before the backward
+# PyTorch's words of a saved result that is written over before the backward, and of a recompute by other operators.
+UNSAVABLE = "has been mutated", "encountered during backward but not found in storage"
 
 
 def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
@@ -185,14 +186,14 @@ _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the la
 
 
 def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective | None:
-    """A step with every block under a save option; None where the model writes over in place what would be saved."""
+    """A step with every block under a save option; None where PyTorch cannot save its results."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
     try:
         built, trace, _ = trace_case(
             case, calibration=trial.calibration, with_calls=True, build=build, in_calls=in_calls
         )
     except RuntimeError as error:
-        if MUTATED in str(error):
+        if any(words in str(error) for words in UNSAVABLE):
             return None
         raise
     stage_spans = spans(trace, built.workload.blocks)
