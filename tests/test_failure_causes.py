@@ -14,7 +14,7 @@ from profiler.engines.error_record import error_detail
 from profiler.engines.worker import attempt
 from profiler.measuring import measure
 from tests import make
-from tests.user_models import causes
+from tests.user_models import causes, switched
 
 FILE = causes.__file__
 
@@ -65,6 +65,16 @@ def test_a_cast_that_autocast_had_kept_is_told_with_the_way_out(save):
         assert "not found in storage (causes.py:" in record.detail
         assert "torch.autocast(..., cache_enabled=False) casts it in both" in record.detail
     assert under(strategy, "own_autocast:cache=false").equality.gradients_equal  # the way out is one
+
+
+def test_a_cache_of_keys_that_the_recompute_finds_filled_is_told_with_the_way_out():
+    record, without = (
+        under("selective", "", model=Choice(f"{switched.__file__}:gpt2:use_cache={word}")) for word in ("true", "false")
+    )
+
+    assert record.outcome == "failed"
+    assert "the layers fill a cache of keys (config.use_cache)" in record.detail
+    assert without.equality.gradients_equal
 
 
 def detail_of(words: str) -> str:

@@ -24,6 +24,11 @@ CACHED_CAST = (
     "autocast had cast this weight before, and kept the result, so that only the recompute casts it; "
     "torch.autocast(..., cache_enabled=False) casts it in both"
 )
+UNKNOWN = "encountered during backward but not found in storage"  # the same, of any operator
+FILLED_CACHE = (
+    "the layers fill a cache of keys (config.use_cache), which the recompute finds filled; use_cache=False runs the "
+    "same operators in both"
+)
 MOST_NAMED = 3
 DEEPEST = 4  # objects within objects
 
@@ -44,11 +49,14 @@ def explained(bench: Bench) -> Iterator[None]:
 def _cause(bench: Bench, error: Exception) -> str | None:
     if CAST in str(error):
         return CACHED_CAST
-    if not isinstance(error, CheckpointError) and not _is_in_recompute(error):
+    is_unknown = UNKNOWN in str(error)
+    if not isinstance(error, CheckpointError) and not is_unknown and not _is_in_recompute(error):
         return None
     if bench.group.mesh is not None:  # the other ranks have ended or wait, and none builds a model alone
         return None
     workload = bench.build_unwatched(bench.trial.case).workload
+    if is_unknown and _caches_keys(workload.module):
+        return FILLED_CACHE
     before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
     loss_of(workload)
     moved = list(plain_state.moved(before, _image(workload)))
@@ -58,6 +66,11 @@ def _cause(bench: Bench, error: Exception) -> str | None:
     later = random_sources.states(workload, next(workload.module.parameters()).device)
     drawn = [name for name, state in states.items() if name != "torch" and not torch.equal(state, later[name])]
     return f"the recompute draws other numbers from {', '.join(drawn)}" if drawn else None
+
+
+def _caches_keys(module: nn.Module) -> bool:
+    """Whether it is a model of transformers that keeps keys and values for the next token."""
+    return any(getattr(getattr(part, "config", None), "use_cache", False) is True for part in module.modules())
 
 
 def _is_in_recompute(error: Exception) -> bool:
