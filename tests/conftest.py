@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,15 @@ def tag() -> Iterator[str]:
 
 @pytest.fixture
 def a_second_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each mark the CPU's stopwatch finds a second gone by, however fast the machine and coarse its clock."""
+    """At each mark the CPU's stopwatch finds a second gone by, however fast the machine and coarse its clock.
+
+    The stages have their core all the while.
+    """
     from profiler.measuring.devices.cpu import CpuStopwatch
+    from profiler.predicting.staging import stage_seconds
 
     monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(float(len(self._times))))
+    monkeypatch.setattr(stage_seconds, "thread_time", count(step=3600).__next__)
 
 
 @pytest.fixture

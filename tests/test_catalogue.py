@@ -14,6 +14,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.training import models, optimizers, strategies
 
+FORM = "options are written segments:key=value,key=value; its keys are k, split"
 TABLES = [models.TABLE, strategies.TABLE, optimizers.TABLE]
 
 
@@ -71,7 +72,10 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
     [
         ("segments:4", "'segments:4' has an option without its name", "write segments:k=4"),
         ("selective:matmul", "'selective:matmul' has an option without its name", "write selective:save=matmul"),
-        ("segments:k=2:split=balanced", "'segments:k=2' is followed by a second colon", "write segments:k=2,key=value"),
+        ("segments:k=2:split=balanced", "'segments:k=2' is followed by a second colon", FORM),
+        ("segments:k", "'segments:k' has an option without its name", FORM),
+        ("segments:4:5", "'segments:4:5' has an option without its name", FORM),
+        ("segments::", "'segments::' has an option without its name", FORM),
         ("all:3", "'all:3' has an option", "'all' takes no options"),
     ],
 )

@@ -183,6 +183,23 @@ def test_the_noisier_the_steps_the_wider_the_interval_and_the_nearer_their_facto
     assert 0 < quiet.error < noisy.error
 
 
+def test_what_other_processes_took_of_the_steps_is_in_doubt():
+    works = [work("a"), AROUND]
+
+    def taken(held: float | None):
+        samples = {PLAIN: [padded(plain(1.0))] * 6, EVERY: [padded(step((1, 1, 2)))] * 6}
+        told = {
+            way: [replace(sample, held=None if held is None else held * sample.total) for sample in of]
+            for way, of in samples.items()
+        }
+        return pooled(told, works)[0]
+
+    assert taken(None).error == taken(1.0).error == taken(0.95).error == 0.0
+    assert taken(0.8).error == pytest.approx(0.2 * (3.5 + 4.5) / 2)  # of a recompute of a second
+    assert taken(0.5).early_stop == 1.0
+    assert taken(0.5).error == pytest.approx(0.9)  # never all: it takes some time
+
+
 def test_where_no_step_fits_without_checkpoints_the_recomputes_are_as_they_were_timed():
     works = [work("a"), AROUND]
 

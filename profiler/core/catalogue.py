@@ -37,6 +37,7 @@ KINDS = {
 }
 PLAIN = ("Count", "int", "float", "bool")  # kinds that hold no word
 FAMILY, USERS = "name", "*"
+VALUE = re.compile(r"[\w.+-]+")  # of an option
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 
@@ -91,10 +92,14 @@ def _misplaced(entry: Entry, written: str) -> UserError:
     name = f"'{entry.name}:{written}'"
     if not entry.options:
         return UserError(f"{name} has an option", hint=f"'{entry.name}' takes no options")
+    keys = [option.name for option in entry.options]
+    form = f"options are written {entry.name}:key=value,key=value; its keys are {', '.join(keys)}"
     if "=" in written:
-        return UserError(f"{name} is followed by a second colon", hint=f"write {entry.name}:{written},key=value")
-    option = entry.options[0].name
-    return UserError(f"{name} has an option without its name", hint=f"write {entry.name}:{option}={written}")
+        return UserError(f"{name} is followed by a second colon", hint=form)
+    is_value = VALUE.fullmatch(written) and written not in keys
+    return UserError(
+        f"{name} has an option without its name", hint=f"write {entry.name}:{keys[0]}={written}" if is_value else form
+    )
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:

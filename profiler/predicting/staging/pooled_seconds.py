@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from profiler.analysis.trust import HELD
 from profiler.core.stats import interval
 
 # Every stage kept; each checkpointed alone; each run of them in one checkpoint. Save options stand beside, by name.
@@ -35,6 +36,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
     forward: tuple[float, ...]  # with what the checkpoint around it takes
     recompute: tuple[float, ...]
     backward: tuple[float, ...]  # known only where the stage is recomputed
+    held: float | None = None  # of the total, in which its thread had a core; None where the device works by itself
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,10 +137,17 @@ def _extra(
         return parts, [0.0 for _ in parts]
     differences = [sample.total - other.total for sample, other in zip(taken, plain, strict=True)]
     factor, doubt = _factor([difference / inside for difference in differences])
+    doubt += _stolen([*taken, *plain]) / inside
     return (
         [part * factor for part in parts],
         [part * min(MOST_DOUBT * factor, doubt + factor * noise[place]) for place, part in enumerate(parts)],
     )
+
+
+def _stolen(samples: Sequence[StepSample]) -> float:
+    """The seconds of a step in which other processes had its core, where they are many: no smaller ones are sure."""
+    total, held = sum(sample.total for sample in samples), sum(sample.held or sample.total for sample in samples)
+    return (total - held) / len(samples) if held < HELD * total else 0.0
 
 
 def _factor(ratios: Sequence[float]) -> tuple[float, float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import thread_time
 from typing import Any
 
+import msgspec
 import torch
 
 from profiler.core.case import Case
@@ -143,8 +145,11 @@ class _SwitchedStep:
             self._labels.append((phase, -1))
             watch.mark()
 
+        on_core = thread_time()
         step(mark)
-        return _read(list(zip(self._labels, watch.seconds(), strict=False)), len(self._works))
+        held = None if self._device.is_asynchronous else thread_time() - on_core
+        sample = _read(list(zip(self._labels, watch.seconds(), strict=False)), len(self._works))
+        return msgspec.structs.replace(sample, held=held)
 
     def _run(self, place: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """A stage's call, under what the step is told; its own work is between marks, in the recompute too."""
