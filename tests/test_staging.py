@@ -196,6 +196,50 @@ def test_a_block_that_does_not_keep_its_input_is_one_stage_with_the_one_before()
     assert all("-" in stage.name for stage in chain.stages if len(stage.blocks) == 2)
 
 
+MASKED = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x, mask):
+        return self.down(torch.tanh(self.up(x * mask)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x, 0.5)
+        return x.square().mean()
+
+def make(batch_size=4):
+    return Net(), torch.randn(batch_size, 128, 64)
+"""
+
+
+def test_blocks_that_do_not_keep_their_input_are_stages_where_checkpoints_pay(tmp_path):
+    """They were one stage, of which no plan fitted what the step with `all` needs."""
+    (tmp_path / "masked.py").write_text(MASKED)
+    model = f"{tmp_path}/masked.py:make"
+    chain = chain_of(model)
+    whole, every = none(chain).plan, all_stages(chain)
+
+    traced = [traced_peak(model, chain, plan, "fake:t4", tmp_path) for plan in (whole, every)]
+
+    assert len([stage for stage in chain.stages if stage.blocks]) == 6
+    assert traced[1] < 0.85 * traced[0]
+    for plan, peak in zip(
+        (whole, every), traced, strict=True
+    ):  # the inputs are counted, and not there where all is kept
+        assert 0.99 * peak < simulate(chain, plan).peak_bytes < peak + 6 * 4 * 4 * 128 * 64
+
+
 def test_blocks_that_do_not_feed_each_other_alone_are_kept_apart():
     model = "tests/user_models/unet.py:segmentation"
     linked = observe_case(case(model, batch_size=None, device="fake:t4")).linked

@@ -63,7 +63,9 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
-    """Joins a block that does not keep its input, or writes over it, with the block before it."""
+    """Joins a block that writes over its input with the block before it, and one that neither keeps its input nor saves
+    more than a checkpoint round it would keep.
+    """
     before = stages[0]
     for stage in stages[1:]:
         together = _is_one(before, stage, linked) and _passes(trace, before, stage)
@@ -83,8 +85,18 @@ def _feeds_next(stage: StageSpan, linked: Sequence[bool]) -> bool:
 
 
 def _passes(trace: Trace, before: StageSpan, stage: StageSpan) -> bool:
+    if before.outputs & stage.outputs:
+        return True
     given = [trace.allocations[place] for place in before.outputs]
-    return bool(before.outputs & stage.outputs) or any(held.died <= stage.last for held in given)
+    if all(held.died > stage.last for held in given):
+        return False
+    own = [
+        allocation.nbytes
+        for place, allocation in enumerate(trace.allocations)
+        if stage.first <= allocation.born <= stage.last < stage.backward_first <= allocation.died
+        and place not in stage.outputs
+    ]
+    return sum(own) <= sum(held.nbytes for held in given)
 
 
 def _both(before: StageSpan, stage: StageSpan) -> StageSpan:
