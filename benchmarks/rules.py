@@ -125,7 +125,7 @@ def without_rules() -> ExitStack:
         (passes, "_tell_graph", lambda bench, loss, workload: None),
         (passes, "_tell_growth", lambda *words: None),
         (Bench, "tell_warnings", lambda bench: None),
-        (Bench, "tell_own_checkpoints", lambda bench: None),
+        (Bench, "tell_checkpoints", lambda bench: None),
     ):
         stack.enter_context(mock.patch.object(owner, name, instead))
     return stack
