@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from math import fsum
 
 import msgspec
@@ -79,14 +80,14 @@ class _Machine:
     def step(self, items: tuple[Item, ...]) -> None:
         last = len(self.stages) - 1
         for item in items:
-            self.forward(item)
+            self.forward(item, self.saving_forward)
         self.release("output", last)  # the loss has run, forward and backward
         self.hold("gradient", last, self.stages[last].output_bytes)
         self.backward(items)
 
-    def forward(self, item: Item) -> None:
+    def forward(self, item: Item, save: Callable[[int], None]) -> None:
         if isinstance(item, int):
-            self.saving_forward(item)
+            save(item)
         else:
             self.plain_forward(tuple(flat(item)))
 
@@ -102,10 +103,7 @@ class _Machine:
         *before, last = run
         assert isinstance(last, int)
         for item in before:
-            if isinstance(item, int):
-                self.inner_recompute(item)
-            else:
-                self.plain_forward(tuple(flat(item)))
+            self.forward(item, self.inner_recompute)
         self.stopping_forward(last)
         self.backward(run)
 

@@ -16,6 +16,7 @@ from profiler.core.trace_data import Operator, Trace, live
 from profiler.core.units import parse_budget
 from profiler.measuring.devices import open_device
 from profiler.measuring.devices.cpu import available_bytes
+from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
 from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
 from profiler.predicting.staging import estimated_seconds, stage_seconds
@@ -30,7 +31,7 @@ from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
 
 # PyTorch's words of a saved result that is written over before the backward, and of a recompute by other operators.
-UNSAVABLE = "has been mutated", "encountered during backward but not found in storage"
+UNSAVABLE = "has been mutated", UNKNOWN
 
 
 def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
