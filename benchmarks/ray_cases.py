@@ -27,7 +27,7 @@ import psutil
 
 from profiler.core.case import Choice, Trial, decode, encode
 from profiler.runs import store
-from profiler.workflows import runner
+from profiler.workflows import owed_trials
 from tests import examples, make
 from tests.ray_nodes import Nodes, await_, raylet
 
@@ -72,7 +72,7 @@ def killed(nodes: Nodes, folder: Path, number: int) -> tuple[str, list[str]]:
     thread = threading.Thread(target=kill)
     thread.start()
     with engines.connect(nodes.engine, stage_seconds=60.0) as engine:
-        for _ in runner.carry_out(engine, folder):
+        for _ in owed_trials.carry_out(engine, folder):
             pass
     thread.join()
     records = store.load(folder).records
@@ -121,7 +121,7 @@ def costs(nodes: Nodes, folder: Path, number: int, pairs: int) -> tuple[str, lis
 def through(engine: Any, folder: Path, plan: tuple[Trial, ...]) -> None:
     """All through engine and runner; every record is synced to disk."""
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    assert sum(1 for _ in runner.carry_out(engine, folder)) == len(plan)
+    assert sum(1 for _ in owed_trials.carry_out(engine, folder)) == len(plan)
 
 
 def bare(engine: Any, plan: tuple[Trial, ...]) -> None:

@@ -31,7 +31,7 @@ from profiler.engines.order import in_waves
 from profiler.rehearsal import cache
 from profiler.runs import store
 from profiler.runs.validate import KNOWN
-from profiler.workflows.runner import follow
+from profiler.workflows.owed_trials import follow
 from tests import examples, make
 from tests.program import PATIENCE_SECONDS
 

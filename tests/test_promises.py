@@ -23,7 +23,7 @@ from profiler.runs.writer import Writer
 from profiler.views.export import csv, markdown
 from profiler.views.tables import terminal
 from profiler.views.tables.columns import groups, reasons
-from profiler.workflows import runner
+from profiler.workflows import owed_trials
 from tests import examples, make
 from tests.conftest import measured
 
@@ -128,7 +128,7 @@ def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
             safe[0] = path.stat().st_size
 
     monkeypatch.setattr(os, "fsync", noted)
-    told = runner.carry_out(Ready(), folder)
+    told = owed_trials.carry_out(Ready(), folder)
     return [(path.read_bytes()[: safe[0]].count(b"\n"), number) for number, _ in enumerate(told, start=1)]
 
 

@@ -26,7 +26,7 @@ from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
 from profiler.views.report.areas import Area, PhaseMark, areas
 from profiler.views.report.bars import dot_rows, phase_bars
-from profiler.views.report.frontier import NARROW, frontier
+from profiler.views.report.frontier_points import NARROW, frontier
 from tests import examples, make
 from tests.commands import modules_after
 from tests.make import MIB

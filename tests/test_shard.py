@@ -24,7 +24,7 @@ from profiler.engines.order import in_waves
 from profiler.runs import store
 from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
-from profiler.workflows import runner
+from profiler.workflows import owed_trials
 from tests import examples, make
 from tests.shard_folders import by_plan, read
 
@@ -76,7 +76,7 @@ def carried_out(folder: Path, plan: Sequence[Trial], engine: Fake, shard: Shard 
         folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={},
         **({"shard": shard} if shard else {}),
     )  # fmt: skip
-    list(runner.carry_out(engine, folder))
+    list(owed_trials.carry_out(engine, folder))
     return store.load(folder)
 
 
@@ -188,12 +188,12 @@ def test_parts_without_one_of_them_are_in_order_and_owe_it(tmp_path):
 def test_a_part_goes_on_with_what_it_owes(tmp_path):
     part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
     store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
-    begun = runner.carry_out(Fake(), tmp_path / "part")
+    begun = owed_trials.carry_out(Fake(), tmp_path / "part")
     next(begun)
     begun.close()
 
     engine = Fake()
-    list(runner.carry_out(engine, tmp_path / "part"))
+    list(owed_trials.carry_out(engine, tmp_path / "part"))
 
     records = store.load(tmp_path / "part").records
     assert len({(record.case, record.round) for record in records}) == len(records)

@@ -18,7 +18,7 @@ from profiler.analysis.telling_apart import TimeRatio, of_groups, of_rounds, quo
 from profiler.core.paired_steps import group_ratios, is_plain_first, num_warmup_pairs, stop_reason
 from profiler.core.record import Record
 from profiler.core.stats import Sampling, smooth_interval
-from profiler.views.report import frontier as report_frontier
+from profiler.views.report import frontier_points
 from profiler.views.tables.columns import columns
 from profiler.workflows.plan_choice import is_slower
 from tests import make
@@ -251,7 +251,7 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
             other for other in table if other.on_frontier and row_times.Timed(row).is_beaten_by(row_times.Timed(other))
         ]
         assert row.on_frontier == (not beaten_by)
-    kinds = {point.case: point.kind for point in report_frontier.frontier(table).points}
+    kinds = {point.case: point.kind for point in frontier_points.frontier(table).points}
     assert all((kinds[row.case.id] == "beaten") == (not row.on_frontier) for row in table if row is not none)
 
     # advice: its rivals are not told apart, and more memory is only bought with time that is surely less

@@ -16,7 +16,7 @@ from profiler.request import device_choice, spec
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
-from profiler.workflows import SILENT, Screen, published, runner
+from profiler.workflows import SILENT, Screen, owed_trials, published
 from profiler.workflows.published import System
 from profiler.workflows.run import opening
 from profiler.workflows.typed_words import command_line
@@ -67,7 +67,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
         )
         for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
-        code, folder = runner.follow(engine, folder, screen)
+        code, folder = owed_trials.follow(engine, folder, screen)
     run = store.load(folder)
     return Reproduced(
         run=run,

@@ -26,7 +26,7 @@ from profiler.runs.store import Run
 from profiler.training import models
 from profiler.views.export import files
 from profiler.views.tables.evidence import device_word
-from profiler.workflows import SILENT, STARTING, Screen, runner
+from profiler.workflows import SILENT, STARTING, Screen, owed_trials
 from profiler.workflows.typed_words import command_line
 
 
@@ -182,7 +182,7 @@ def go_on(
     """Run what a folder owes; what there is then, also after an interrupt."""
     for line in opening(store.load(folder).manifest.plan, devices, checked.remarks):
         screen.say(line)
-    code, stored = runner.follow(
+    code, stored = owed_trials.follow(
         engine, folder, screen, data_directory=checked.data_directory, exclusive=request.exclusive
     )
     return ran(store.load(stored), code=code, data_directory=checked.data_directory)

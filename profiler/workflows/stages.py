@@ -27,7 +27,7 @@ from profiler.runs import run_diff, store
 from profiler.runs.store import Run
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
-from profiler.workflows import SILENT, STARTING, Screen, runner
+from profiler.workflows import SILENT, STARTING, Screen, owed_trials
 from profiler.workflows.typed_words import command_line, setting_words
 
 
@@ -126,7 +126,7 @@ class ModelOnDevice:
             (folder / plan_file.FOLDER).mkdir()
         for path, plan in plans.items():
             plan_file.write(plan, path)
-        code, folder = runner.follow(self.engine, folder, self._screen)
+        code, folder = owed_trials.follow(self.engine, folder, self._screen)
         run = store.load(folder)
         return code or progress.exit_code(run.records), run
 

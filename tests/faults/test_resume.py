@@ -21,8 +21,8 @@ from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.runs import find, run_diff, store, writer
 from profiler.runs.writer import Writer
+from profiler.workflows import owed_trials
 from profiler.workflows import resume as resuming
-from profiler.workflows import runner
 from tests import make
 from tests.conftest import Lent
 from tests.program import next_words
@@ -226,7 +226,7 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
     writer = Writer(half)
     writer.append(msgspec.structs.replace(lost, outcome="crashed"))
     writer.close()
-    monkeypatch.setattr(runner, "carry_out", lambda *words, **more: iter(()))
+    monkeypatch.setattr(owed_trials, "carry_out", lambda *words, **more: iter(()))
 
     code = answer(["run", "--resume", "run"])
 
@@ -310,7 +310,7 @@ def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
 ):
     (here / "my model.py").write_text(MINE.replace("WIDTH", "3"))
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "carry_out", lambda *words, **more: iter(()))  # interrupted at once
+        patch.setattr(owed_trials, "carry_out", lambda *words, **more: iter(()))  # interrupted at once
         answer(["run", "--model", f"{here / 'my model.py'}:build", *WORDS, "-o", "run"])
     named = next_words(capsys.readouterr().err)
 

@@ -21,7 +21,7 @@ from profiler.engines.child import Child
 from profiler.engines.child_outcome import trial_record
 from profiler.runs import store
 from profiler.runs.writer import Writer
-from profiler.workflows import runner
+from profiler.workflows import owed_trials
 from tests import examples, make
 
 WORDS = ("--strategies", "none", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -135,7 +135,7 @@ def test_scarce_a_run_that_gets_no_pipe_ends_with_3_and_keeps_its_results(
     folder = examples.run(tmp_path / "run", [], more=trials).folder
     monkeypatch.setattr(os, "pipe", failing(errno.EMFILE))
 
-    followed = runner.follow(Scarce(), folder)
+    followed = owed_trials.follow(Scarce(), folder)
 
     assert followed == (3, folder)
     assert [str(record.case.strategy) for record in store.load(folder).records] == ["none"]

@@ -18,7 +18,7 @@ import pytest
 from profiler.cli import answer, output
 from profiler.core.record import Record
 from profiler.runs import store
-from profiler.workflows import runner
+from profiler.workflows import owed_trials
 from tests import killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
 
@@ -61,7 +61,7 @@ def interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         os.kill(os.getpid(), signal.SIGINT)
         yield make.record(), 0
 
-    monkeypatch.setattr(runner, "carry_out", interrupt)
+    monkeypatch.setattr(owed_trials, "carry_out", interrupt)
     return answer(["run", *STUCK, "-o", "run"])
 
 
@@ -159,14 +159,14 @@ def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: P
 def test_fault_33_a_hangup_that_is_ignored_stays_ignored(
     before: Any, code: int, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    carry_out = runner.carry_out
+    carry_out = owed_trials.carry_out
 
     def hang_up(*words: Any, **more: Any) -> Iterator[tuple[Record, int]]:
         for found in carry_out(*words, **more):
             os.kill(os.getpid(), signal.SIGHUP)
             yield found
 
-    monkeypatch.setattr(runner, "carry_out", hang_up)
+    monkeypatch.setattr(owed_trials, "carry_out", hang_up)
     mine = signal.signal(signal.SIGHUP, before)
 
     found = answer(["run", *STUCK, "--model", "mlp", "-o", "run"])

@@ -14,7 +14,7 @@ from profiler.core.units import MISSING, bytes_text
 from profiler.views.report import grids, sentence
 from profiler.views.report.areas import AreaChart, areas
 from profiler.views.report.bars import BarChart, DotRows, category_bars, dot_rows, phase_bars
-from profiler.views.report.frontier import FrontierChart, frontier
+from profiler.views.report.frontier_points import FrontierChart, frontier
 from profiler.views.report.grids import Grid, Remark, Twins
 from profiler.views.sanitize import plain, short, shortened
 from profiler.views.tables.columns import heading, ratio_text, reasons
