@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from profiler.core.case import Choice, Trial
-from profiler.core.errors import Unsupported
+from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
 from profiler.engines.error_record import error_detail
 from profiler.engines.worker import attempt
 from profiler.measuring import measure
+from profiler.request.spec import Request
+from profiler.workflows.planner import PlanRequest, plan
 from tests import make
 from tests.user_models import causes, switched
 
@@ -74,6 +76,28 @@ def test_a_cache_of_keys_that_the_recompute_finds_filled_is_told_with_the_way_ou
 
     assert record.outcome == "failed"
     assert "the layers fill a cache of keys (config.use_cache)" in record.detail
+    assert without.equality.gradients_equal
+
+
+def test_blocks_that_write_over_the_input_that_a_checkpoint_keeps_are_told_with_the_way_out():
+    record, without = (under("all", f"overwriting:in_place={word}", blocks="1,2") for word in ("true", "false"))
+
+    assert record.outcome == "failed"
+    assert "F.relu(x, inplace=True)" in record.detail
+    assert "detect_anomaly" not in record.detail
+    assert without.equality.gradients_equal
+    words = Request(model=f"{FILE}:overwriting", blocks="[12]", strategies="none", device="cpu")
+    with pytest.raises(UserError, match=r"x = x \+ y does not"):
+        plan(PlanRequest(words=words, budget="90%"))
+
+
+def test_blocks_that_write_over_a_result_that_a_selective_one_keeps_are_told_with_the_way_out():
+    record, without = (
+        under("selective:save=addmm", f"rectified:inplace={word}", blocks="0,1") for word in ("true", "false")
+    )
+
+    assert record.outcome == "failed"
+    assert "write over a result that is kept, as nn.ReLU(inplace=True) does" in record.detail
     assert without.equality.gradients_equal
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import torch.utils.checkpoint
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.case import Trial
@@ -38,6 +39,16 @@ MARKED_TWICE = ("mark a variable ready only once", "marked as ready twice")  # t
 TWICE = (
     "DDP, and a reentrant checkpoint around parameters that are used twice, each of whose backwards tells of them; "
     "use_reentrant=False in the model's checkpoints tells once"
+)
+WRITTEN = "modified by an inplace operation"  # torch/csrc/autograd/saved_variable.cpp
+WRITTEN_INPUT = (
+    "a checkpoint keeps its inputs, to compute from them again, and one was written over since: x += y and "
+    "F.relu(x, inplace=True) do that, x = x + y does not"
+)
+MUTATED = "Tensor cached during selective activation checkpoint has been mutated"  # torch/utils/checkpoint.py
+KEPT_RESULT = (
+    "the blocks write over a result that is kept, as nn.ReLU(inplace=True) does over that of a convolution; "
+    "inplace=False does not"
 )
 MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, under an operator of the user's
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
@@ -114,7 +125,16 @@ def _cause(error: Exception) -> str | None:
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAUSE)]
     if notes:
         return hide(notes[0].removeprefix(CAUSE))
+    if WRITTEN in str(error) and _last_file(error) == torch.utils.checkpoint.__file__:
+        return WRITTEN_INPUT
+    if MUTATED in str(error):
+        return KEPT_RESULT
     return TWICE if any(phrase in str(error) for phrase in MARKED_TWICE) else None
+
+
+def _last_file(error: Exception) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename if frames else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,18 @@ class Cache:
         self.keys = []
 
 
+class Overwriting(nn.Module):
+    """Begins with a write over its input, or over a copy of that."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.in_place = in_place
+
+    def forward(self, x):
+        return self.layer(torch.tanh(x.mul_(0.5) if self.in_place else x * 0.5))
+
+
 class Cached(nn.Module):
     """Attends to what its earlier calls have left in the cache."""
 
@@ -101,6 +113,16 @@ def _chain(kind, batch_size):
         torch.randn(batch_size, 8),
         lambda out: out.float().square().sum(),
     )
+
+
+def overwriting(batch_size: int = 4, in_place: bool = True):
+    blocks = nn.Sequential(nn.Linear(8, 8), *(Overwriting(in_place) for _ in range(2)))
+    return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+def rectified(batch_size: int = 4, inplace: bool = True):
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace)) for _ in range(2)))
+    return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
 
 
 def cached(batch_size: int = 4):
