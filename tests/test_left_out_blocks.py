@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,13 @@ class Dropped(nn.Module):
         return x.sum()
 
 
+class InterruptedBehindFirst:
+    def __contains__(self, number):
+        if number:
+            raise KeyboardInterrupt
+        return False
+
+
 def cut():
     net, x = Dropped(), torch.randn(2, 4)
     profiler.apply(net, "segments:k=2", example=x)
@@ -45,13 +54,74 @@ def test_a_block_that_is_called_without_those_before_it_is_refused_at_once():
         net(x)
 
 
-def test_blocks_that_were_not_called_are_told_at_the_next_forward():
+def test_blocks_that_were_not_called_are_told_when_the_forward_ends():
     net, x = cut()
     net.left_out = {1}
-    net(x)
+
+    with pytest.raises(Unsupported, match=r"the forward ended where 'layers.1' was due"):
+        net(x)
+
+
+def test_a_forward_that_raised_between_two_blocks_leaves_the_next_one_to_run():
+    net, x = cut()
+    expected = net(x)
+    net.left_out = InterruptedBehindFirst()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(RuntimeWarning, match=r"between 'layers.0' and 'layers.1', which are computed together"),
+    ):
+        net(x)
+    net.left_out = set()
+
+    assert torch.equal(net(x), expected)
+
+
+class Recursive(nn.Module):
+    """Calls itself between its blocks: for the rest of them, or for something without any."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.way = way
+
+    def forward(self, x, at=0):
+        if at < 0:
+            return x.mean()
+        if self.way == "rest":
+            return self(self.layers[at](x), at + 1) if at < 4 else x.sum()
+        for layer in self.layers:
+            x = layer(x)
+            self(torch.zeros(1), -1)
+        return x.sum()
+
+
+@pytest.mark.parametrize("way", ["rest", "between"])
+def test_forwards_within_forwards_go_on_where_the_outer_one_is(way):
+    net, x = Recursive(way), torch.randn(2, 4)
+    plain = copy.deepcopy(net)
+    profiler.apply(net, "segments:k=2", example=x)
+
+    for module in (net, plain):
+        module(x).backward()
+
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+
+
+def test_blocks_that_were_called_without_the_module_are_told_at_its_next_forward():
+    net, x = cut()
+    net.layers[0](x)
 
     with pytest.raises(Unsupported, match=r"called 'layers.0' where 'layers.1' was due"):
         net(x)
+
+
+def test_a_users_hook_before_the_forward_may_call_blocks():
+    net, x = Dropped(0), torch.randn(2, 4)
+    net.register_forward_pre_hook(lambda module, arguments: (module.layers[0](*arguments),))
+    expected = net(x)
+    profiler.apply(net, "segments:k=2", example=x)
+
+    assert torch.equal(net(x), expected)
 
 
 def test_after_a_forward_that_was_refused_or_has_raised_the_next_one_runs():

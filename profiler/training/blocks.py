@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from profiler.core.errors import Unsupported
+from profiler.training.checkpointing.routed_block import own_class
 from profiler.training.workload import num_parameters
 
 LEAST = 2  # a list of fewer children is no stack
@@ -154,8 +155,9 @@ def _open(name: str, module: nn.Module) -> Iterator[str]:
 
     A subclass of Sequential that holds single operators alone (convolution, norm, activation) is one block.
     """
-    is_sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    if is_sequential and (type(module) is nn.Sequential or not name or _is_composite(module)):
+    kind = own_class(module)
+    is_sequential = issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
+    if is_sequential and (kind is nn.Sequential or not name or _is_composite(module)):
         for key, child in module.named_children():
             yield from _open(f"{name}.{key}" if name else key, child)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.call_routes import run_ahead
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.routed_block import RoutedBlock, route
+from profiler.training.checkpointing.routed_block import RoutedBlock, own_class, route
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -88,6 +89,8 @@ def checkpoint_segments(
     routed = [
         _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
     ]
+    if together and not workload.calls:
+        _follow(workload.module, routed)
 
     def switch(on: bool) -> None:
         for segment in routed:
@@ -140,7 +143,7 @@ class _CheckpointedSegment:
         for index in behind:
             run_ahead(self._blocks[index])
         self.inside = False
-        self._due = 0  # the place of the block whose call comes next
+        self.due = 0  # the place of the block whose call comes next
         self._kept_inputs = _keep_inputs(self._blocks, segment)
         for block in self._blocks.values():
             route(block, self)
@@ -161,9 +164,9 @@ class _CheckpointedSegment:
         self._expect(place)
         if place == 0:
             value = self._under(self._segment)(*arguments, **keywords)
-            self._due = 1 % len(self._blocks)
+            self.due = 1 % len(self._blocks)
             return value
-        self._due = (place + 1) % len(self._blocks)
+        self.due = (place + 1) % len(self._blocks)
         value, *further = arguments
         index = self._order[place]
         given = self._given.get(index)
@@ -173,17 +176,24 @@ class _CheckpointedSegment:
 
     def _place(self, block: nn.Module) -> int:
         """Where the block stands: where one is due, unless blocks were left out. All others are looked at only then."""
-        if self._blocks[self._order[self._due]] is block:
-            return self._due
+        if self._blocks[self._order[self.due]] is block:
+            return self.due
         return next(place for place, index in enumerate(self._order) if self._blocks[index] is block)
 
     def _expect(self, place: int) -> None:
         """Raises Unsupported where another block is due: what runs together is computed at the first one's call."""
-        due, self._due = self._due, 0
+        due, self.due = self.due, 0
         if place != due:
-            names = list(self._names.values())
-            what = f"the forward called '{names[place]}' where '{names[due]}' was due"
-            raise Unsupported(f"{what}: what leaves blocks out at random cannot be cut; --strategies all can")
+            raise self.refusal(f"called '{self.name(place)}'", due)
+
+    def refusal(self, did: str, due: int) -> Unsupported:
+        """Why a forward is refused that did this where the block at that place was due."""
+        what = f"the forward {did} where '{self.name(due)}' was due"
+        return Unsupported(f"{what}: what leaves blocks out at random cannot be cut; --strategies all can")
+
+    def name(self, place: int) -> str:
+        """The name of the block at this place."""
+        return self._names[self._order[place]]
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """The block's own work under the checkpoint, where it is alone; others are called by the module's name only."""
@@ -219,6 +229,54 @@ class _CheckpointedSegment:
         return compute
 
 
+class _WholeForward:
+    """The forward of the whole module: it ends within no segment, whose first block has returned the output of all.
+
+    Forwards within forwards are a part of it.
+    """
+
+    def __init__(self, segments: Sequence[_CheckpointedSegment]) -> None:
+        self.inside = False
+        self.segments = segments
+
+    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        """The module's own output. Raises Unsupported where its forward ends with blocks due."""
+        return self.call_forward(block, *arguments, **keywords)
+
+    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """The same, past the hooks."""
+        before = [segment.due for segment in self.segments]  # of blocks that were called by themselves
+        self.inside = True
+        try:
+            value = forward(*arguments, **keywords)
+        except BaseException:
+            for segment, left in self._left(before):
+                names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
+                what = f"an exception left the forward between {names}, which are computed together"
+                warnings.warn(f"{what}: a value of the first that it carries is of both", RuntimeWarning, stacklevel=3)
+            raise
+        finally:
+            self.inside = False
+        for segment, left in self._left(before):
+            raise segment.refusal("ended", left)
+        return value
+
+    def _left(self, before: list[int]) -> list[tuple[_CheckpointedSegment, int]]:
+        """The segments that the forward began and did not end, with what was due; it is set back."""
+        left = []
+        for segment, due in zip(self.segments, before, strict=True):
+            if segment.due not in (0, due):
+                left.append((segment, segment.due))
+                segment.due = due
+        return left
+
+
+def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment]) -> None:
+    there = vars(module).get("_route")
+    before = there.segments if isinstance(there, _WholeForward) else []
+    route(module, _WholeForward([*before, *segments]))
+
+
 def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:
     """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it.
 
@@ -235,7 +293,8 @@ def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn
 def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
     """Raises Unsupported for blocks that another strategy has checkpointed."""
     for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
-        if isinstance(workload.block(name), RoutedBlock):
+        block = workload.block(name)
+        if isinstance(block, RoutedBlock) and not isinstance(vars(block).get("_route"), _WholeForward):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 
@@ -264,7 +323,7 @@ def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
 
 def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:
     """The names of what Sequentials within Sequentials run, in order, down to the blocks."""
-    if name in blocks or type(module).forward is not nn.Sequential.forward:
+    if name in blocks or own_class(module).forward is not nn.Sequential.forward:
         return [name]
     children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]
     return [path for key, child in children for path in _strung(child, blocks, key)]

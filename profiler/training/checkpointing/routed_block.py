@@ -89,6 +89,12 @@ def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
     return forward
 
 
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module as it was before it was routed."""
+    kind: type[nn.Module] = _own(type(module))
+    return kind
+
+
 def _own(kind: type) -> type:
     """The class of which this one is the routed one."""
     return next(base for base in kind.__mro__ if not issubclass(base, RoutedBlock))
