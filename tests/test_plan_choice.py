@@ -6,6 +6,7 @@ from itertools import combinations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from profiler.analysis.rows import rows
 from profiler.planning.candidates import Way, all_stages, first, none, uniform
@@ -194,3 +195,28 @@ def test_what_two_plans_share_is_in_no_doubt_between_them():
     assert simulate(doubtful, all_stages(doubtful)).error_seconds == pytest.approx(6 * 0.25)
     assert slower_by(doubtful, KEPT, KEPT) == (0.0, 0.0)
     assert simulate(doubtful, none(doubtful).plan).error_seconds == 0.0
+
+
+def test_errors_of_unlike_stages_add_as_squares_and_those_of_like_ones_cancel():
+    stages = doubts(0.3, 0.3, 0.4, 0.0, 0.0, 0.0)
+
+    _, unlike = slower_by(stages, first(stages, 3), none(stages).plan)
+    _, like = slower_by(stages, Plan(items=((0,), 1, *range(2, 6))), Plan(items=(0, (1,), *range(2, 6))))
+
+    assert unlike == pytest.approx((0.6**2 + 0.4**2) ** 0.5)
+    assert like == 0.0
+
+
+def doubts(*errors: float) -> Chain:
+    stages = [replace(stage, error_seconds=error) for stage, error in zip(CHAIN.stages, errors, strict=True)]
+    return replace(CHAIN, stages=tuple(stages))
+
+
+def test_what_all_stages_of_a_way_are_off_by_together_is_no_smaller_for_being_of_many():
+    stages = replace(doubts(0.1, 0.2, 0.3, 0.0, 0.0, 0.0), doubts={"recomputed": 0.08})
+
+    _, error = slower_by(stages, first(stages, 3), none(stages).plan)
+    _, among = slower_by(stages, Plan(items=((0,), *range(1, 6))), Plan(items=(0, (1,), *range(2, 6))))
+
+    assert error == pytest.approx(((3 * 0.08) ** 2 + 0.02**2 + 0.12**2 + 0.22**2) ** 0.5)
+    assert among == pytest.approx((0.02**2 + 0.12**2) ** 0.5)  # both are recomputed: what they share cancels

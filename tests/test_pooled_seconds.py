@@ -7,10 +7,15 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.plan import Plan
+from profiler.planning.simulator import simulate, slower_by
 from profiler.predicting.staging.pooled_seconds import (
     EVERY,
     PLAIN,
     TOGETHER,
+    WHOLE,
+    Seconds,
     StageWork,
     StepSample,
     by_stage,
@@ -222,3 +227,69 @@ def test_however_noisy_the_steps_a_recompute_takes_time():
     )
 
     assert 0 < stage.error < stage.early_stop
+
+
+def test_intervals_of_plans_hold_the_truth_where_steps_are_noisy_and_where_stages_are():
+    """Sixteen unlike stages of a second each are recomputed, or saved by an option that takes as long."""
+    draw, works = Random(0), [*(work(str(number), family=str(number)) for number in range(16)), AROUND]
+    again, kept = (1.0, 1.0, 2.0), (1.0, 0.0, 2.0)
+    for of_steps, of_stages in ((5.0, 0.02), (0.05, 0.2)):
+        held, apart = 0, 0
+        for _ in range(200):
+            ways = {PLAIN: kept, EVERY: again, "mm": again}
+            samples = {way: [noisy(stage, draw, of_steps, of_stages) for _ in range(9)] for way, stage in ways.items()}
+            made = chain_of(pooled(samples, works))
+            every = Plan(items=tuple((place,) for place in range(16)))
+            saved = Plan(items=tuple(range(16)), options=tuple((place, "mm") for place in range(16)))
+            cost = simulate(made, every)
+            added = cost.step_seconds - simulate(made, Plan(items=tuple(range(16)))).step_seconds
+            held += abs(added - 16) <= cost.error_seconds
+            difference, error = slower_by(made, every, saved)
+            apart += abs(difference) > error
+
+        assert held >= 0.93 * 200
+        assert apart <= 0.07 * 200
+
+
+def chain_of(found: list[Seconds]) -> Chain:
+    """Stages with these seconds, and no bytes."""
+    none = dict.fromkeys(("saved_bytes", "forward_extra_bytes", "backward_extra_bytes"), 0)
+    return Chain(
+        input_bytes=0,
+        doubts={"recomputed": found[0].doubts[EVERY], "mm": found[0].doubts["mm"]},
+        stages=tuple(
+            Stage(
+                name=str(place), output_bytes=0, forward_seconds=one.forward, backward_seconds=one.backward,
+                early_stop_seconds=one.early_stop, error_seconds=one.error, **none,
+                options=tuple(
+                    SaveOption(
+                        name=save, forward_seconds=forward, backward_seconds=backward,
+                        error_seconds=one.option_errors[save], **none,
+                    )
+                    for save, (forward, backward) in one.options.items()
+                ),
+            )
+            for place, one in enumerate(found[:-1])
+        ),
+    )  # fmt: skip
+
+
+def noisy(stage: tuple[float, float, float], draw: Random, of_steps: float, of_stages: float) -> StepSample:
+    """A step whose stages differ by themselves, and which differs as a whole by what none of them shows."""
+    stages = [tuple(second * draw.gauss(1, of_stages) for second in stage) for _ in range(16)]
+    return padded(step(*stages, outside=20 + draw.gauss(0, of_steps)))
+
+
+def test_what_timing_each_stage_takes_is_not_in_the_step():
+    """A step takes 5.5 s as it is, and 6 s with each stage kept and timed, as it is where each is checkpointed."""
+    works = [work("a"), work("a"), AROUND]
+    samples = {
+        WHOLE: [replace(padded(plain(1.0, 1.0)), total=5.5, forward=(0.0, 0.0, 0.0))] * 6,
+        PLAIN: [replace(padded(plain(1.0, 1.0)), total=6.0)] * 6,
+        EVERY: [padded(step((1, 1, 2), (1, 1, 2)))] * 6,
+    }
+
+    found = pooled(samples, works)
+
+    assert sum(stage.forward + stage.backward for stage in found) == pytest.approx(5.5)
+    assert found[0].early_stop == pytest.approx((8.5 - 5.5) / 2)

@@ -16,6 +16,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundre
 ExtraBytes = Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # it is written in plans: `7:matmul`
+RECOMPUTED, INNER = "recomputed", "recomputed before others of its run"  # ways beside save options: no word has spaces
 HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, saved_bytes, forward_extra_bytes, "
 HINT += "backward_extra_bytes"
 
@@ -106,6 +107,8 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     static_bytes: Bytes = 0  # held throughout the step
     made_for: str = ""  # the model with its settings, in words
     floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
+    # By way, as fractions of what it adds to a stage: how much of the errors is that of all stages together.
+    doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
 
 
 def read(path: Path) -> Chain:

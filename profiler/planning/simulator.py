@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from math import fsum
+from math import fsum, hypot
 
 import msgspec
 
-from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage
 from profiler.planning.plan import Item, Plan, fault, flat, segments
 
 
@@ -17,7 +17,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     peak_bytes: int
     step_seconds: float
-    error_seconds: float = 0.0  # how far it may be off, at most: the errors of all that it adds to keeping everything
+    error_seconds: float = 0.0  # half the interval of what it adds to keeping everything
 
 
 def simulate(chain: Chain, plan: Plan) -> Cost:
@@ -35,7 +35,7 @@ def simulate(chain: Chain, plan: Plan) -> Cost:
     return Cost(
         peak_bytes=max(chain.floor_bytes, chain.static_bytes + machine.peak_bytes),
         step_seconds=fsum(machine.seconds),
-        error_seconds=fsum(error * times for (_, _, error), times in machine.doubtful.items()),
+        error_seconds=_error(machine.doubtful, chain),
     )
 
 
@@ -47,9 +47,21 @@ def slower_by(chain: Chain, plan: Plan, other: Plan) -> tuple[float, float]:
     mine, theirs = (_Machine(chain, one) for one in (plan, other))
     mine.step(plan.items)
     theirs.step(other.items)
-    apart = (mine.doubtful - theirs.doubtful) + (theirs.doubtful - mine.doubtful)
-    difference = fsum(mine.seconds) - fsum(theirs.seconds)
-    return difference, fsum(error * times for (_, _, error), times in apart.items())
+    mine.doubtful.subtract(theirs.doubtful)
+    return fsum(mine.seconds) - fsum(theirs.seconds), _error(mine.doubtful, chain)
+
+
+def _error(doubtful: Counter[_Doubtful], chain: Chain) -> float:
+    """Half the interval of a sum. The stages of a way are off together, by its doubt; the rest of their errors is of
+    each kind by itself (equal stages have equal errors). What is independent adds as squares do.
+    """
+    together: dict[str, float] = {}
+    apart = []
+    for (way, added, error), times in doubtful.items():
+        shared = min(error, added * chain.doubts.get(way, 0.0))
+        together[way] = together.get(way, 0.0) + shared * times
+        apart.append((error - shared) * times)
+    return hypot(*together.values(), *apart)
 
 
 def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
@@ -63,6 +75,9 @@ def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
     return None
 
 
+_Doubtful = tuple[str, float, float]  # a way that is not plainly kept, the seconds that it adds, and their error
+
+
 class _Machine:
     """One step's live bytes: outputs, what autograd saved, gradients of activations, and those of parameters."""
 
@@ -72,7 +87,7 @@ class _Machine:
         for stage, name in plan.options:
             self.kept[stage] = next(option for option in chain.stages[stage].options if option.name == name)
         self.seconds: list[float] = []
-        self.doubtful: Counter[tuple[int, str, float]] = Counter()  # stage, way and error of what is not kept plainly
+        self.doubtful: Counter[_Doubtful] = Counter()
         self.live_bytes = self.peak_bytes = 0
         self.held: dict[tuple[str, int], int] = {}
         self.hold("output", -1, chain.input_bytes)
@@ -108,14 +123,15 @@ class _Machine:
         self.backward(run)
 
     def saving_forward(self, stage: int) -> None:
-        costs = self.kept[stage]
-        if costs is not self.stages[stage]:
-            self.doubtful[stage, costs.name, costs.error_seconds] += 1
+        costs, plain = self.kept[stage], self.stages[stage]
+        if costs is not plain:
+            added = costs.forward_seconds + costs.backward_seconds - plain.forward_seconds - plain.backward_seconds
+            self.doubtful[costs.name, max(0.0, added), costs.error_seconds] += 1
         self.save(costs, stage, costs.forward_seconds)
 
     def inner_recompute(self, stage: int) -> None:
         costs = self.stages[stage]
-        self.doubtful[stage, "recomputed before others", costs.inner_error_seconds] += 1
+        self.doubtful[INNER, costs.inner_seconds, costs.inner_error_seconds] += 1
         self.save(costs, stage, costs.inner_seconds)
 
     def save(self, costs: Stage | SaveOption, stage: int, seconds: float) -> None:
@@ -125,7 +141,7 @@ class _Machine:
 
     def stopping_forward(self, stage: int) -> None:
         costs = self.stages[stage]
-        self.doubtful[stage, "recomputed", costs.error_seconds] += 1
+        self.doubtful[RECOMPUTED, costs.stop_seconds, costs.error_seconds] += 1
         needs = (("output", stage - 1), ("gradient", stage))
         self.work(costs.stop_seconds, costs.own_bytes + costs.forward_extra_bytes, needs=needs)
         self.hold("saved", stage, costs.own_bytes)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import exp, log
 from statistics import fmean, median
+from typing import NamedTuple
 
 import msgspec
 
 from profiler.analysis.trust import HELD
 from profiler.core.stats import interval
 
-# Every stage kept; each checkpointed alone; each run of them in one checkpoint. Save options stand beside, by name.
-PLAIN, EVERY, TOGETHER = "", " every", " together"
+# No stage timed, as a user's step; every stage kept; each checkpointed alone; each run of them in one checkpoint. Save
+# options stand beside, by name.
+WHOLE, PLAIN, EVERY, TOGETHER = " whole", "", " every", " together"
 DOUBT = 1.0  # how far what a step takes is thought to be from what its stages take, as a fraction
 LEAST_FACTOR, MOST_FACTOR = 0.5, 10.0
 MOST_DOUBT = 0.9  # of what a recompute takes: it has FLOPs, and so takes time, however noisy the machine
@@ -50,6 +52,15 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     inner_error: float = 0.0
     options: dict[str, tuple[float, float]]  # forward and backward under each save option
     option_errors: dict[str, float] = {}
+    doubts: dict[str, float] = {}  # by way, of every stage alike: how far all are off together, as a fraction
+
+
+class _Extra(NamedTuple):
+    """What a way adds to each stage; half the intervals of that; and the part of these that all are off together."""
+
+    parts: list[float]
+    errors: list[float]
+    doubt: float = 0.0  # as a fraction of the parts
 
 
 NOTHING = Seconds(forward=0.0, backward=0.0, early_stop=0.0, options={})
@@ -67,10 +78,15 @@ def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
     plain = samples.get(PLAIN)  # which may not fit
     forward = by_stage([sample.forward for sample in plain or every], works, lambda work: work.forward)
     backward = by_stage([sample.backward for sample in every], works, lambda work: work.backward)
-    extra = {way: _extra(taken, plain, _run_by(way, works)) for way, taken in samples.items() if way != PLAIN}
-    added, _ = extra[EVERY]
+    whole = samples.get(WHOLE) or plain
+    recomputing = {way: taken for way, taken in samples.items() if way not in (WHOLE, PLAIN)}
+    extra = {
+        way: _extra(taken, plain, plain if way == TOGETHER else whole, _run_by(way, works))
+        for way, taken in recomputing.items()
+    }
+    added = extra[EVERY].parts
     inside = sum(forward) + sum(backward)
-    step = median(sample.total for sample in plain or every) - (0.0 if plain else sum(added))
+    step = median(sample.total for sample in whole or every) - (0.0 if whole else sum(added))
     scale = min(1.0, step / inside) if inside else 1.0
     found = [
         _stage(forward[place] * scale, backward[place] * scale, place, extra) if work.blocks else NOTHING
@@ -100,33 +116,34 @@ def _run_by(way: str, works: Sequence[StageWork]) -> list[StageWork]:
     return [work if place in inside else StageWork(blocks=()) for place, work in enumerate(works)]
 
 
-def _stage(
-    forward: float, backward: float, place: int, extra: Mapping[str, tuple[list[float], list[float]]]
-) -> Seconds:
-    added, errors = extra[EVERY]
-    saves = {way: (of[0][place], of[1][place]) for way, of in extra.items() if way not in (EVERY, TOGETHER)}
-    inner, inner_errors = extra.get(TOGETHER, ([], []))
+def _stage(forward: float, backward: float, place: int, extra: Mapping[str, _Extra]) -> Seconds:
+    every, inner = extra[EVERY], extra.get(TOGETHER)
+    saves = {way: (of.parts[place], of.errors[place]) for way, of in extra.items() if way not in (EVERY, TOGETHER)}
     return Seconds(
         forward=forward,
         backward=backward,
-        early_stop=added[place],
-        error=errors[place],
-        inner=(inner[place] or None) if inner else None,
-        inner_error=inner_errors[place] if inner else 0.0,
+        early_stop=every.parts[place],
+        error=every.errors[place],
+        inner=(inner.parts[place] or None) if inner else None,
+        inner_error=inner.errors[place] if inner else 0.0,
         options={save: (forward, backward + more) for save, (more, _) in saves.items()},
         option_errors={save: error for save, (_, error) in saves.items()},
+        doubts={way: of.doubt for way, of in extra.items()},
     )
 
 
 def _extra(
-    taken: Sequence[StepSample], plain: Sequence[StepSample] | None, works: Sequence[StageWork]
-) -> tuple[list[float], list[float]]:
-    """What a way adds to each stage, and half the interval of it."""
+    taken: Sequence[StepSample],
+    plain: Sequence[StepSample] | None,
+    without: Sequence[StepSample] | None,
+    works: Sequence[StageWork],
+) -> _Extra:
+    """What each stage takes longer, and all together by whole steps than those `without` it."""
     recompute = [sample.recompute for sample in taken]
     parts = by_stage(recompute, works, lambda work: work.forward)
     noise = _relative_noise(recompute, works)
-    if plain is None:
-        return parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)]
+    if plain is None or without is None:
+        return _Extra(parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)])
     longer = [
         tuple(mine - theirs for mine, theirs in zip(sample.forward, other.forward, strict=True))
         for sample, other in zip(taken, plain, strict=True)
@@ -134,14 +151,12 @@ def _extra(
     parts = [part + max(0.0, more) for part, more in zip(parts, _medians(longer, works), strict=True)]
     inside = sum(parts)
     if not inside:
-        return parts, [0.0 for _ in parts]
-    differences = [sample.total - other.total for sample, other in zip(taken, plain, strict=True)]
+        return _Extra(parts, [0.0 for _ in parts])
+    differences = [sample.total - other.total for sample, other in zip(taken, without, strict=True)]
     factor, doubt = _factor([difference / inside for difference in differences])
-    doubt += _stolen([*taken, *plain]) / inside
-    return (
-        [part * factor for part in parts],
-        [part * min(MOST_DOUBT * factor, doubt + factor * noise[place]) for place, part in enumerate(parts)],
-    )
+    doubt = min(MOST_DOUBT, (doubt + _stolen([*taken, *without]) / inside) / factor)
+    parts = [part * factor for part in parts]
+    return _Extra(parts, [part * min(MOST_DOUBT, doubt + noise[place]) for place, part in enumerate(parts)], doubt)
 
 
 def _stolen(samples: Sequence[StepSample]) -> float:

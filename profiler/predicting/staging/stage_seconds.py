@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import thread_time
 from typing import Any
@@ -19,6 +21,7 @@ from profiler.predicting.staging.pooled_seconds import (
     EVERY,
     PLAIN,
     TOGETHER,
+    WHOLE,
     PooledSeconds,
     StageWork,
     StepSample,
@@ -50,15 +53,15 @@ def seconds(
     on_step: Callable[[str], None] = lambda step: None,
     in_calls: bool = False,
 ) -> PooledSeconds:
-    """Times steps with every stage kept, with each checkpointed alone, with all in one checkpoint (one for each run of
-    stages that feed each other alone), and under every save option, in turns.
+    """Times steps as they are, with every stage kept, with each checkpointed alone, with all in one checkpoint (one for
+    each run of stages that feed each other alone), and under every save option, in turns.
 
     All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
     checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. `fits` tells which ways fit
     the memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left.
     Where a forward leaves blocks out at random, none are run in one checkpoint.
     """
-    ways = [PLAIN, EVERY, TOGETHER, *saves] if runs(works) else [PLAIN, EVERY, *saves]
+    ways = [WHOLE, PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
     try:
         return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, on_step)
     except Unsupported:
@@ -77,7 +80,13 @@ def _timed(
 ) -> PooledSeconds:
     ways = [way for way in ways if way == EVERY or fits(way)]
     samples: dict[str, list[StepSample]] = {way: [] for way in ways}
-    for way in ways:
+    with _settled():
+        _sample(step, samples, on_step)
+    return pooled(samples, works)
+
+
+def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: Callable[[str], None]) -> None:
+    for way in list(samples):
         if step.sample(way) is None:
             del samples[way]
     began, done = time.monotonic(), 0
@@ -90,7 +99,17 @@ def _timed(
             sample = step.sample(way)
             assert sample is not None, "it fitted before"
             samples[way].append(sample)
-    return pooled(samples, works)
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Objects that are there are not looked at by the collection of cycles: it took longer than a step, in some."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def step_text(done: int, *, num_ways: int, seconds: float) -> str:
@@ -121,12 +140,13 @@ class _SwitchedStep:
         }
         held = runs(works) if TOGETHER in ways else []
         together = [OwnCheckpoint([stages.pop(place) for place in run], self._run_together) for run in held]
-        checkpoint_segments(assembled.workload, [*together, *stages.values()])
+        self._switch = checkpoint_segments(assembled.workload, [*together, *stages.values()])
         _, self._step = assembled.trainer()
 
     def sample(self, way: str) -> StepSample | None:
         """One step; None where its memory is not there."""
         self._way = way
+        self._switch(way != WHOLE)
         try:
             return self._sampled(self._step)
         except torch.OutOfMemoryError:
@@ -198,7 +218,7 @@ def _read(spans: Sequence[tuple[tuple[str, int], float]], count: int) -> StepSam
 
 
 def _checkpoint(way: str) -> Checkpoint:
-    if way in (PLAIN, TOGETHER):
+    if way in (WHOLE, PLAIN, TOGETHER):
         return _kept
     return checkpoint_without_reentry if way == EVERY else saving(way)
 

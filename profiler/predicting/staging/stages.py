@@ -18,9 +18,9 @@ from profiler.measuring.devices import open_device
 from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
-from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
+from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
 from profiler.predicting.staging import estimated_seconds, stage_seconds
-from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, Seconds, StageWork
+from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case
@@ -83,6 +83,10 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
             stages=tuple(_apart(made, stage_spans)),
+            doubts={
+                {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
+                for way, doubt in next((time.doubts for time in seconds if time.doubts), {}).items()
+            },
         )
 
     if trial.budget is not UNSET:
@@ -140,7 +144,8 @@ def _seconds(
         return [NOTHING for _ in stage_spans]
     works = [_work(trace, span, built.workload) for span in stage_spans]
     plain_peak = max(live(trace))
-    peaks = {PLAIN: plain_peak, TOGETHER: plain_peak, **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
+    kept = dict.fromkeys((WHOLE, PLAIN, TOGETHER), plain_peak)
+    peaks = {**kept, **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
     room = _room(case.device)
     return stage_seconds.seconds(
         case,
