@@ -18,7 +18,7 @@ from statistics import mean, median, quantiles
 from profiler.core.stats import Sampling, interval, num_warmup, stop_reason
 
 ROUNDS, MOST, LEAST = 1000, 3000, 5
-TARGET = Sampling(max_samples=MOST, max_seconds=1e9)
+TARGET = Sampling(precision_target=0.02, max_samples=MOST, max_seconds=1e9)
 NOISES = (0.01, 0.02, 0.05, 0.1)
 WARMUP = (3.0, 2.0, 1.6, 1.4)  # times the steady step
 HELD, OFF, KEPT = 0.92, 0.05, 0.1

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from profiler.analysis.telling_apart import of_pairs
 from profiler.core.case import Choice, Trial
-from profiler.core.paired_steps import group_ratios, is_plain_first
+from profiler.core.paired_steps import pair_ratios, step_order
 from profiler.core.stats import Sampling
 from profiler.engines.order import informed
 from profiler.measuring import measure
@@ -19,7 +20,7 @@ from tests import make
 from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
 
-SETTLING = 3  # of the strategy: the first and one of warm-up; then one without it
+SETTLING = 2  # the first, and one of warm-up, which is without the strategy
 
 
 class Switched(Scripted):
@@ -55,16 +56,17 @@ def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
 
     assert found["step_seconds"] == (1.5,) * 8
     assert found["plain_step_seconds"] == (1.0,) * 8
-    assert (found["warmup_seconds"], found["plain_warmup_seconds"]) == ((1.5, 1.5), (1.0,))
+    assert (found["warmup_seconds"], found["plain_warmup_seconds"]) == ((1.5,), (1.0,))
     pairs = list(zip(device.order[SETTLING::2], device.order[SETTLING + 1 :: 2], strict=True))
-    assert pairs == [(not is_plain_first(number), is_plain_first(number)) for number in range(8)]
+    assert pairs == [tuple(place == 1 for place in step_order(number)) for number in range(8)]
     assert device.is_on  # as it was
 
 
 def test_a_drift_that_is_the_same_for_both_is_in_no_ratio():
     found = read(Switched(drift=0.001))
 
-    assert group_ratios(found["step_seconds"], found["plain_step_seconds"]) == pytest.approx([1.5] * 4)
+    ratio = of_pairs([pair_ratios(found["step_seconds"], found["plain_step_seconds"])]).ratio
+    assert ratio == pytest.approx(1.5, rel=1e-5)
     assert found["step_seconds"][-1] > found["step_seconds"][0]
 
 
@@ -92,9 +94,9 @@ def test_with_a_limit_both_steps_of_a_pair_must_have_room():
 def test_sampling_ends_with_a_sure_ratio_within_its_seconds():
     found = read(Switched(), samples=5, sampling=Sampling(max_seconds=99))
 
-    assert (len(found["step_seconds"]), found["stopped"]) == (6, "target")  # three groups
-    slow = read(Switched(), samples=5, sampling=Sampling())
-    assert (len(slow["step_seconds"]), slow["stopped"]) == (4, "seconds")  # two
+    assert (len(found["step_seconds"]), found["stopped"]) == (3, "target")
+    slow = read(Switched(drift=0.1), samples=5, sampling=Sampling(precision_target=1e-9))
+    assert (len(slow["step_seconds"]), slow["stopped"]) == (3, "seconds")
 
 
 @pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])
@@ -132,7 +134,7 @@ def test_a_trial_that_is_told_so_is_timed_alone():
 
 
 def test_the_note_of_a_step_without_room_is_that_of_its_page(monkeypatch):
-    monkeypatch.setattr(timing, "_warmed_without", lambda switch, sample, device: [])
+    monkeypatch.setattr(timing, "_without", lambda sample, device: [])
 
     (note,) = (note for note in measured("mlp", "all", passes=("time",), samples=2).notes if note.code == "GCP060")
 

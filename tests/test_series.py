@@ -13,7 +13,7 @@ from profiler.core import stats
 from profiler.core.stats import EXACT, Sampling, drift, highest, interval, is_look, num_warmup, stop_reason, uncertainty
 
 STEADY = (1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00, 1.01, 0.99, 1.00)
-ENDLESS = Sampling(max_samples=10_000, max_seconds=1e9)
+ENDLESS = Sampling(precision_target=0.02, max_samples=10_000, max_seconds=1e9)
 
 
 def noisy(count: int, noise: float, *, seed: int, middle: float = 1.0) -> list[float]:

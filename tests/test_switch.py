@@ -2,76 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.training.assemble import Assembled, assemble
+from profiler.training.checkpointing.routed_block import route
 from profiler.training.strategies import TABLE
 from profiler.training.workload import Workload
 from tests import make
 from tests.catalogue_choices import EVERY
 from tests.plans import written
+from tests.switched_steps import CHOICES, MODELS, assert_same, built, step
 
-MODELS = (
-    "mlp",
-    "cifar-resnet:depth=2",
-    "transformer:layers=4,width=32,sequence=16,vocabulary=50",
-    "llama:sequence=16",
-)
-CHOICES = [choice for choices in EVERY.values() for choice in choices]
 WITHOUT = {"compile-budget"}  # compiled code stays what it is
 ELSEWHERE = {"hf"}  # on models of Hugging Face, below
-
-
-class _Operators(TorchDispatchMode):
-    """Counts the operators that run, under everything that gcprof installs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.counts[str(function)] += 1
-        return function(*arguments, **(keywords or {}))
-
-
-def built(model: str, strategy: str, batch_size: int | None = 4, **fields) -> Assembled:
-    case = make.case(strategy, model=Choice(model), batch_size=batch_size, **fields)
-    return assemble(case)
-
-
-def step(assembled: Assembled) -> tuple[dict[str, torch.Tensor], Counter[str], int]:
-    """The gradients, what ran, and the bytes of the distinct storages that autograd was given to keep."""
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage
-        return tensor
-
-    with _Operators() as operators, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        assembled.gradients()
-    gradients = {
-        name: parameter.grad.clone()
-        for name, parameter in assembled.workload.module.named_parameters()
-        if parameter.grad is not None
-    }
-    return gradients, operators.counts, sum(storage.nbytes() for storage in kept.values())
-
-
-def assert_same(step_of_strategy, step_of_none) -> None:
-    gradients, operators, saved = step_of_strategy
-    true_gradients, true_operators, true_saved = step_of_none
-    assert gradients.keys() == true_gradients.keys()
-    assert all(torch.equal(gradient, true_gradients[name]) for name, gradient in gradients.items())
-    assert operators == true_operators
-    assert saved == true_saved
 
 
 def test_every_strategy_of_the_catalogue_has_a_switch_or_is_known_to_have_none():
@@ -102,8 +48,10 @@ def test_a_strategy_that_is_switched_off_leaves_the_step_of_none(model, strategy
 def test_a_switch_that_forgets_a_block_is_seen():
     true = step(built("mlp", "none"))
     assembled = built("mlp", "all")
+    block = assembled.workload.block(assembled.workload.blocks[1])
+    to = vars(block)["_route"]
     assembled.switch(False)
-    assembled.workload.block(assembled.workload.blocks[1]).__dict__["_route"].inside = False
+    route(block, to)
 
     with pytest.raises(AssertionError):
         assert_same(step(assembled), true)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from itertools import combinations, permutations
 from math import exp, log, sqrt
+from statistics import median
 
 import pytest
 from scipy import stats as peer
@@ -14,10 +15,10 @@ from profiler.analysis.advice import advise, budget_frontier
 from profiler.analysis.flat_row import flat_row
 from profiler.analysis.pairing import ALIGN, sides, times
 from profiler.analysis.rows import Row, rows
-from profiler.analysis.telling_apart import TimeRatio, of_groups, of_rounds, quotient, verdict
-from profiler.core.paired_steps import group_ratios, is_plain_first, num_warmup_pairs, stop_reason
+from profiler.analysis.telling_apart import TimeRatio, of_pairs, of_rounds, quotient, verdict
+from profiler.core.paired_steps import num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
 from profiler.core.record import Record
-from profiler.core.stats import Sampling, smooth_interval
+from profiler.core.stats import Sampling, centre
 from profiler.views.report import frontier_points
 from profiler.views.tables.columns import columns
 from profiler.workflows.plan_choice import is_slower
@@ -71,85 +72,128 @@ def test_a_verdict_turned_around_is_its_opposite():
     draw = random.Random(3)
     opposite = {"faster": "slower", "slower": "faster"}
     for _ in range(300):
-        first, second = (of_groups([[draw.lognormvariate(0, 0.05) for _ in range(8)]]) for _ in range(2))
+        first, second = (of_pairs([[draw.lognormvariate(0, 0.05) for _ in range(8)]]) for _ in range(2))
         told = verdict(quotient(first, second), floor=0.01)
         assert verdict(quotient(second, first), floor=0.01) == opposite.get(told, told)
 
 
-# Groups of steps
+# Pairs of steps
 
 
-def test_a_linear_drift_cancels_in_every_group_of_four():
+def test_a_linear_drift_is_in_no_ratio():
     with_it, without = [], []
     for number in range(16):
         early, late = 1 + 0.02 * number, 1 + 0.02 * number + 0.01
-        plain, own = (early, late) if is_plain_first(number) else (late, early)
+        plain, own = (early, late) if step_order(number) == [0, 1] else (late, early)
         with_it.append(own)
         without.append(plain)
 
-    assert group_ratios(with_it, without) == pytest.approx([1.0] * 8)
-    assert any(mine != other for mine, other in zip(with_it, without, strict=True))
+    ratios = pair_ratios(with_it, without)
+    found = of_pairs([ratios])
+
+    assert all(ratio != 1 for ratio in ratios)
+    assert found.ratio == pytest.approx(1.0, abs=0.001)
+    assert found.low < 1 < found.high
 
 
-def test_every_group_turns_one_of_its_pairs_around_and_which_is_drawn():
-    orders = [(is_plain_first(2 * group), is_plain_first(2 * group + 1)) for group in range(200)]
+def test_of_every_two_pairs_one_is_turned_around_and_which_is_drawn_for_each_round():
+    orders = [(step_order(2 * two), step_order(2 * two + 1)) for two in range(200)]
+    others = [step_order(2 * two, round_number=2) for two in range(200)]
 
-    assert all(first != second for first, second in orders)
-    assert 70 < sum(first for first, _ in orders) < 130
-
-
-def test_a_pair_that_is_left_over_counts_only_where_there_is_no_group():
-    assert group_ratios((1.0, 3.0, 9.0), (1.0, 1.0, 1.0)) == (2.0,)
-    assert group_ratios((3.0,), (2.0,)) == (1.5,)
-    assert group_ratios((), ()) == ()
+    assert all(sorted(first) == [0, 1] and second == first[::-1] for first, second in orders)
+    assert 70 < sum(first == [0, 1] for first, _ in orders) < 130
+    assert 70 < sum(other == first for other, (first, _) in zip(others, orders, strict=True)) < 130
 
 
-def test_warm_up_ends_with_a_group():
+def test_a_cycle_of_several_strategies_has_the_step_without_one_in_its_middle_and_is_any_order_else():
+    orders = [(step_order(2 * two, 3), step_order(2 * two + 1, 3)) for two in range(600)]
+
+    assert all(second == first[::-1] for first, second in orders)
+    assert {tuple(first) for first, _ in orders} == {
+        order for order in permutations(range(4)) if order.index(0) in (1, 2)
+    }
+    assert all(step_order(number, 4).index(0) == 2 for number in range(20))
+
+
+def test_every_pair_counts():
+    assert pair_ratios((1.0, 3.0, 9.0), (1.0, 1.0, 3.0)) == (1.0, 3.0, 3.0)
+    assert pair_ratios((3.0, 0.0), (2.0, 1.0)) == (1.5,)  # a clock that stood still tells nothing
+    assert pair_ratios((), ()) == ()
+
+
+def test_warm_up_ends_with_a_pair():
     steady = [1.0] * 10
 
-    assert num_warmup_pairs([9.0, *steady], [1.0, *steady]) == 2
-    assert num_warmup_pairs([1.0, *steady], [9.0, 8.0, 7.0, *steady[2:]]) == 4
+    assert num_warmup_pairs([9.0, *steady], [1.0, *steady]) == 1
+    assert num_warmup_pairs([1.0, *steady], [9.0, 8.0, 7.0, *steady[2:]]) == 3
     assert num_warmup_pairs(steady, steady) == 0
 
 
-def test_sampling_ends_where_the_ratio_is_sure_and_never_within_a_group():
+def test_sampling_ends_where_the_ratio_is_sure():
     same, few = [1.0] * 12, Sampling(max_samples=100, max_seconds=9.5)
 
     ends = [stop_reason(same[:count], same[:count], ENDLESS, least=5) for count in range(1, 9)]
-    assert ends == [None, None, None, None, None, "target", None, "target"]
-    wide = [1.0, 1.0, 1.2, 1.2, 0.8, 0.8, *same]
-    assert stop_reason(wide[:6], same[:6], ENDLESS, least=5) is None
-    assert stop_reason(wide[:5], same[:5], few, least=5) is None  # over, and half of a group
-    assert stop_reason(wide[:6], same[:6], few, least=5) == "seconds"
-    assert stop_reason(same[:2], same[:2], Sampling(max_seconds=1.0), least=5) is None  # two groups in any case
-    assert stop_reason(same[:4], same[:4], Sampling(max_seconds=1.0), least=5) == "seconds"
+    assert ends == [None, None, "target", "target", "target", "target", None, "target"]  # it looks at 3, 4, 5, 6, 8
+    wide = [1.0, 1.2, 0.8, *same]
+    assert stop_reason(wide[:3], same[:3], ENDLESS, least=5) is None
+    assert stop_reason(wide[:5], same[:5], few, least=5) == "seconds"
+    assert stop_reason(same[:2], same[:2], Sampling(max_seconds=1.0), least=5) is None  # so many steps in any case
+    assert stop_reason(same[:2], same[:2], Sampling(max_seconds=1.0), least=3) == "seconds"
+    assert stop_reason(same[:1], same[:1], Sampling(max_seconds=1.0), least=1) is None  # two pairs in any case
     assert stop_reason(wide[:4], same[:4], Sampling(max_samples=7), least=5) == "samples"
 
 
 # The interval
 
 
-def test_the_interval_lies_between_those_of_the_order_statistics_around_95_percent():
-    samples = [float(value) for value in range(1, 11)]  # of ten, 2 to 9 hold the median at 97.9 %, 3 to 8 at 89.1 %
-    wider, narrower = (1 - 2 * peer.binom.cdf(rank, 10, 0.5) for rank in (1, 2))
-    share = (wider - 0.95) / (wider - narrower)
-    inward = 8 * share / (2 + 6 * share)
+@pytest.mark.parametrize("count", [6, 9, 15, 24])
+def test_the_interval_lies_between_those_of_the_signed_ranks_around_95_percent(count):
+    draw = random.Random(count)
+    samples = [draw.gauss(3, 1) for _ in range(count)]
+    truths = sorted((one + other) / 2 for at, one in enumerate(samples) for other in samples[at:])
 
-    assert smooth_interval(samples) == pytest.approx((2 + inward, 9 - inward))
-    assert smooth_interval(samples[:5]) is None
-    assert smooth_interval([1.0] * 6) == (1.0, 1.0)
+    middle, (low, high) = centre(samples)
+
+    def chance(truth: float) -> float:
+        """How often samples are as far from the truth as these, by another's arithmetic."""
+        return peer.wilcoxon([sample - truth for sample in samples], method="exact").pvalue
+
+    assert middle == pytest.approx(median(truths))
+    for end, others in ((low, truths), (high, truths[::-1])):
+        beyond = [truth for truth in others if (truth < end if end is low else truth > end)]
+        assert chance((beyond[-1] + end) / 2) == pytest.approx(0.05, abs=0.03)
+        assert chance(beyond[-2] if len(beyond) > 1 else beyond[-1] - (1 if end is low else -1)) <= 0.05
+        within = [truth for truth in others if (truth > end if end is low else truth < end)]
+        assert chance((within[0] + within[1]) / 2) >= 0.05
 
 
-def test_rounds_that_differ_by_more_than_their_groups_widen_the_interval_to_hold_each():
+def test_of_fewer_than_six_samples_there_is_no_interval_and_of_equal_ones_none_that_is_wide():
+    assert centre([1.0, 2.0, 3.0, 4.0, 6.0]) == (3.0, None)
+    assert centre([1.0] * 6) == (1.0, (1.0, 1.0))
+    assert centre([1.0, 3.0, 2.0], level=0.75) == (2.0, (1.0, 3.0))
+
+
+def test_many_pairs_are_held_against_each_other_by_their_neighbours():
+    draw = random.Random(4)
+    ratios = [1.1 * draw.lognormvariate(0, 0.05) for _ in range(500)]
+
+    ratio, (low, high) = ratio_of_pairs(ratios)
+
+    assert low < 1.1 < high
+    assert ratio == pytest.approx(median(ratios), rel=0.01)
+    assert (high - low) / 2 < 0.008  # 500 means of normal noise are sure to 0.0044
+
+
+def test_rounds_that_differ_by_more_than_their_pairs_widen_the_interval_to_hold_each():
     alike = [[1.0 + 0.01 * place for place in range(8)] for _ in range(3)]
     apart = [[level + value for value in alike[0]] for level in (0.0, 0.3, 0.6)]
 
     assert telling_apart._differ(alike) is False
     assert telling_apart._differ(apart) is True
     assert peer.kruskal(*apart).pvalue < 0.05
-    found = of_groups(apart)
+    found = of_pairs(apart)
     assert found.low <= 1.0351
-    assert found.high >= 1.635
+    assert found.high >= 1.634
 
 
 def test_rounds_are_found_to_differ_as_often_as_kruskal_and_wallis_say():
@@ -166,7 +210,7 @@ def noisy(draw: random.Random, kind: str, slower: float, num_pairs: int) -> tupl
     steps: dict[bool, list[float]] = {True: [], False: []}
     at, level, left = 0, 1.0, 0
     for number in range(num_pairs):
-        for is_plain in (True, False) if is_plain_first(number) else (False, True):
+        for is_plain in (True, False) if step_order(number) == [0, 1] else (False, True):
             at += 1
             left = draw.randrange(3, 40) if left <= 0 and draw.random() < 0.03 else left - 1
             level = 1 + 0.9 * (level - 1) + draw.gauss(0, 0.02)
@@ -178,14 +222,14 @@ def noisy(draw: random.Random, kind: str, slower: float, num_pairs: int) -> tupl
                 "autocorrelated": level,
             }[kind]
             steps[is_plain].append((1.0 if is_plain else slower) * disturbed * draw.gauss(1, 0.02))
-    return group_ratios(steps[False], steps[True])
+    return pair_ratios(steps[False], steps[True])
 
 
 @pytest.mark.parametrize("kind", ["normal", "drift", "spikes", "bursts", "autocorrelated"])
 def test_the_interval_holds_the_truth_in_93_to_97_of_100(kind):
     draw, num_tries = random.Random(5), 600
 
-    found = [of_groups([noisy(draw, kind, 1.1, 12) for _ in range(3)]) for _ in range(num_tries)]
+    found = [of_pairs([noisy(draw, kind, 1.1, 12) for _ in range(3)]) for _ in range(num_tries)]
 
     held = sum(one.low <= 1.1 <= one.high for one in found) / num_tries
     error = sqrt(0.95 * 0.05 / num_tries)
@@ -195,10 +239,10 @@ def test_the_interval_holds_the_truth_in_93_to_97_of_100(kind):
 # All who use it agree
 
 
-def series(draw: random.Random, slower: float, noise: float, num_groups: int) -> tuple[tuple[float, ...], ...]:
+def series(draw: random.Random, slower: float, noise: float, num_pairs: int) -> tuple[tuple[float, ...], ...]:
     """Steps with a strategy and without it."""
-    with_it = tuple(slower * 0.1 * draw.lognormvariate(0, noise) for _ in range(2 * num_groups))
-    return with_it, tuple(0.1 * draw.lognormvariate(0, noise) for _ in range(2 * num_groups))
+    with_it = tuple(slower * 0.1 * draw.lognormvariate(0, noise) for _ in range(2 * num_pairs))
+    return with_it, tuple(0.1 * draw.lognormvariate(0, noise) for _ in range(2 * num_pairs))
 
 
 def paired_record(draw: random.Random, name: str, slower: float, noise: float, groups: int, **fields) -> Record:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
-from profiler.core.paired_steps import FIRST_LOOK as FIRST_GROUPS
-from profiler.core.paired_steps import LEAST_GROUPS, WITHOUT_SWITCH
-from profiler.core.schedule import DDP_SETTLING
+from profiler.core.paired_steps import LEAST_PAIRS, WITHOUT_SWITCH
+from profiler.core.schedule import DDP_SETTLING, is_time_alone
 from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST
 
 
@@ -102,7 +101,9 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
         return Bounds(0, 0)
     per_sample = 1 if seconds is None else min(MOST_STEPS, max(1, ceil(SHORTEST / seconds)))
     if trial.is_paired and case.strategy.name not in WITHOUT_SWITCH:
-        return _num_paired(case, seconds, per_sample).times(per_sample)
+        pairs = _num_paired(case, seconds, per_sample)
+        shared = pairs.least // 2 if is_time_alone(trial) else 0  # with the steps of others, those without a strategy
+        return Bounds(pairs.least - shared, pairs.most).times(per_sample)
     if not case.sampling:
         return Bounds(case.samples, case.samples).times(per_sample)
     limit = case.sampling.max_samples
@@ -116,11 +117,9 @@ def _num_paired(case: Case, seconds: float | None, per_sample: int) -> Bounds:
     """Samples with the strategy and without it, as `core.paired_steps` takes them."""
     if not case.sampling:
         return Bounds(2 * case.samples, 2 * case.samples)
-    group = 4
-    limit, few = case.sampling.max_samples, LEAST_GROUPS * group
-    in_time = limit if seconds is None else ceil(case.sampling.max_seconds / (seconds * per_sample * group)) * group
-    least = few if seconds is None or in_time <= few else FIRST_GROUPS * group
-    return Bounds(min(least, limit), min(max(in_time, 2 * few), limit + limit % 2))
+    limit, few = case.sampling.max_samples, 2 * max(LEAST_PAIRS, ceil(case.samples / 2))
+    in_time = limit if seconds is None else 2 * ceil(case.sampling.max_seconds / (seconds * per_sample * 2))
+    return Bounds(min(few, limit), min(max(in_time, 2 * few), limit + limit % 2))
 
 
 def _untimed(trial: Trial) -> Bounds:
@@ -136,10 +135,11 @@ def _untimed(trial: Trial) -> Bounds:
             # against one process with all batches, and once more where bits differ
             steps = steps.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))
     settling = DDP_SETTLING if (case.parallel or "").startswith("ddp") else 1
-    always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + case.warmup}
-    always["time"] += trial.is_paired and case.strategy.name not in WITHOUT_SWITCH  # a first step without the strategy
+    is_paired = trial.is_paired and case.strategy.name not in WITHOUT_SWITCH  # a step without it warms up in any case
+    warmup = max(1, case.warmup) if is_paired else case.warmup
+    always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + warmup}
     number = sum(count for name, count in always.items() if name in passes)
-    return steps.plus(Bounds(number, number))
+    return steps.plus(Bounds(number - is_time_alone(trial), number))
 
 
 def _step_span(trial: Trial, speed: Speed | None) -> tuple[float | None, float | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from profiler.analysis import telling_apart
 from profiler.analysis.ratio_contrast import Sample, estimated, ratio_of, sample
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, quotient
-from profiler.core.paired_steps import group_ratios
+from profiler.core.paired_steps import pair_ratios
 from profiler.core.record import Record
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ MOST_COMPARED = 2048  # pairs of rows, as far as each row can then be compared w
 
 def paired(rounds: Iterable[Record]) -> TimeRatio | None:
     """A step against the same without its strategy, in processes in which the two alternate; None where none did."""
-    groups = [
-        group_ratios(record.readings.step_seconds, record.readings.plain_step_seconds)
+    ratios = [
+        pair_ratios(record.readings.step_seconds, record.readings.plain_step_seconds)
         for record in rounds
         if record.readings.step_seconds and record.readings.plain_step_seconds
     ]
-    return telling_apart.of_groups(groups) if any(groups) else None
+    return telling_apart.of_pairs(ratios) if any(ratios) else None
 
 
 def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) -> TimeRatio | None:
@@ -49,7 +49,7 @@ class Timed:
         self.peak_bytes = row.readings.peak_bytes
         self.slowness = slowness(row)
         self.is_predicted = row.case.is_predicted
-        self.paired = time if time is not None and (time.num_groups > 0 or time.interval is not None) else None
+        self.paired = time if time is not None and (time.num_pairs > 0 or time.interval is not None) else None
         is_asked = row.step_seconds is not None and not self.is_predicted and self.paired is None
         self._sample = _sample(row) if is_asked else None
 
@@ -135,7 +135,7 @@ def time_places(rows: Sequence[Row]) -> list[TimePlace]:
 
 
 def _place(row: Row, unit: float | None) -> TimePlace:
-    if unit is not None and row.time and (row.time.interval or row.time.num_groups):
+    if unit is not None and row.time and (row.time.interval or row.time.num_pairs):
         low, high = row.time.interval or (row.time.ratio, row.time.ratio)
         return TimePlace(low * unit, row.time.ratio * unit, high * unit)
     seconds, spread = row.step_seconds or 0.0, row.step_spread or 0.0

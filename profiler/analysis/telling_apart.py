@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from profiler.core.stats import LEVEL, smooth_interval
+from profiler.core.paired_steps import ratio_of_pairs
+from profiler.core.stats import LEVEL
 
 TimeVerdict = Literal["faster", "slower", "same", "cannot be told apart", "too noisy to tell"]
 
@@ -27,7 +28,7 @@ class TimeRatio(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ratio: float
     low: float | None = None
     high: float | None = None
-    num_groups: int = 0  # of steps that alternate with the other's in one process; 0: of rounds, or an estimate
+    num_pairs: int = 0  # of steps, the one beside the other in one process; 0: of rounds, or an estimate
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -69,21 +70,19 @@ def verdict(time: TimeRatio | None, *, floor: float | None = None) -> TimeVerdic
     return "slower" if time.low > 1 + MARGIN else "faster"
 
 
-def of_groups(rounds: Sequence[Sequence[float]]) -> TimeRatio:
-    """The median of the ratios of all groups, in rounds of one process each, and its interval.
+def of_pairs(rounds: Sequence[Sequence[float]]) -> TimeRatio:
+    """What the ratios of all pairs say, in rounds of one process each, and its interval; of fewer than six none.
 
-    The interval is distribution-free; of fewer than six groups there is none. Where the rounds differ by more than
-    their groups do, it is widened to hold the median of each.
+    Where the rounds differ by more than their pairs do, the interval is widened to hold that of each.
     """
     ratios = [ratio for round_ in rounds for ratio in round_]
-    middle = median(ratios)
-    limits = smooth_interval(ratios)
+    ratio, limits = ratio_of_pairs(ratios)
     if limits is None:
-        return TimeRatio(ratio=middle, num_groups=len(ratios))
+        return TimeRatio(ratio=ratio, num_pairs=len(ratios))
     if _differ(rounds):
-        medians = [median(round_) for round_ in rounds if round_]
-        limits = min(limits[0], *medians), max(limits[1], *medians)
-    return TimeRatio(ratio=middle, low=limits[0], high=limits[1], num_groups=len(ratios))
+        middles = [ratio_of_pairs(round_)[0] for round_ in rounds if round_]
+        limits = min(limits[0], *middles), max(limits[1], *middles)
+    return TimeRatio(ratio=ratio, low=limits[0], high=limits[1], num_pairs=len(ratios))
 
 
 def of_rounds(ratios: Sequence[float]) -> TimeRatio:
@@ -120,7 +119,7 @@ def _distance(ratio: float) -> float:
 
 
 def _differ(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether rounds differ by more than their groups explain, at LEVEL: Kruskal and Wallis, JASA 47, 1952."""
+    """Whether rounds differ by more than their pairs explain, at LEVEL: Kruskal and Wallis, JASA 47, 1952."""
     series = [round_ for round_ in rounds if round_]
     values = sorted(ratio for round_ in series for ratio in round_)
     counts = Counter(values)

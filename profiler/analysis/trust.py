@@ -116,7 +116,7 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
     width = spread(seconds)
     if width is not None and width > NOISY:
         return f"its steps vary by {spread_text(width)}"
-    limits = time.interval if time and not time.num_groups else None
+    limits = time.interval if time and not time.num_pairs else None
     if limits and limits[1] - limits[0] > 2 * NOISY:
         return f"its rounds' ratios are {(limits[1] - limits[0]) * 100:.0f} points apart"
     return None
@@ -149,13 +149,12 @@ def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     if not sampling:
         return None
     ratio = row_times.paired(rounds)
-    what, count = ("the ratio", ratio.num_groups) if ratio else ("the median", len(seconds))
+    what, count = ("the ratio", ratio.num_pairs) if ratio else ("the median", len(seconds))
     reached = ratio.uncertainty if ratio else uncertainty(seconds)
     if reached is not None and reached <= sampling.precision_target:
         return None
     if reached is None:
-        noun = "group of four steps" if ratio else "sample"
-        few = f"{count:,} groups of four steps" if ratio and count != 1 else count_text(count, noun)
+        few = count_text(count, "pair" if ratio else "sample")
         return f"{few} cannot tell how sure {what} is"
     return f"{what} is sure to {spread_text(reached)}, not to {spread_text(sampling.precision_target)}"
 

@@ -77,7 +77,7 @@ def run(
         typer.Option(help="Timed steps a round, a fixed number. [default: 5 or more, until the median is sure]"),
     ] = None,
     precision_target: Annotated[
-        str | None, typer.Option(help="How precise each round's median must be: its 95 % interval. [default: 2%]")
+        str | None, typer.Option(help="How sure the ratio of times must be: its 95 % interval. [default: 3%]")
     ] = None,
     max_samples: Annotated[int | None, typer.Option(help="Timed steps a round at most. [default: 100]")] = None,
     max_seconds: Annotated[

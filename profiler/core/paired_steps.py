@@ -1,44 +1,57 @@
-"""Steps with a strategy and without it that alternate in one process: the ratios of their groups, and when to stop.
+"""Steps with strategies and without that alternate in one process: the ratios of their pairs, and when to stop.
 
-Two pairs make a group of four, of which one pair is turned around: a linear drift cancels. Which one is drawn, so that
-nothing that comes periodically, as another process's share of a core, always meets the same step. Source: the ABBA of
-crossover trials.
+A cycle is a step of each strategy and one without; each strategy makes a pair with that one. Of every two cycles the
+second is turned around: a linear drift makes one ratio as much too high as the other too low. The order is drawn, so
+that nothing that comes periodically, as another process's share of a core, always meets the same step. Source: the ABBA
+of crossover trials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log
 from random import Random
+from statistics import median
 
-from profiler.core.stats import Sampling, is_look, num_warmup, uncertainty
+from profiler.core.stats import LEVEL, Sampling, centre, is_look, num_warmup
 
 WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
-LEAST_GROUPS = 2  # in a round: three rounds then have six, the least that have an interval
-FIRST_LOOK = 3  # groups: the least of which two ends hold the median in three of four series
+LEAST_PAIRS = 2  # in a round: three rounds then have six, the least that have an interval
+FIRST_LOOK = 3  # pairs: the least of which two ends hold the middle in three of four series
 LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
+MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
 
 
-def is_plain_first(number: int) -> bool:
-    """Whether the n-th pair, from 0, begins with the step without the strategy: the same in every process."""
-    group, place = divmod(number, 2)
-    return (Random(group).random() < 0.5) == (place == 0)
+def step_order(number: int, count: int = 1, *, round_number: int = 1) -> list[int]:
+    """The order of the steps in the n-th cycle, from 0: 0 is the one without a strategy, 1, 2, ... the strategies."""
+    two, place = divmod(number, 2)
+    draw, order = Random(f"{round_number}.{two}"), list(range(1, count + 1))
+    draw.shuffle(order)
+    order.insert((count + (draw.random() < 0.5)) // 2, 0)  # in the middle: far from none of them
+    return order[::-1] if place else order
 
 
-def group_ratios(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, ...]:
-    """Of each group of two neighbouring pairs, the steps with the strategy over those without it.
+def pair_ratios(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, ...]:
+    """Of each pair, the step with the strategy over that without it."""
+    return tuple(mine / plain for mine, plain in zip(with_it, without, strict=False) if mine and plain)
 
-    A pair that is left over counts only where there is no group.
+
+def ratio_of_pairs(ratios: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:
+    """The ratio that pairs of steps say, and the interval that holds it so often; None of fewer than six, at 95 %.
+
+    What disturbs a step meets both of a pair alike, so that the logarithms are spread alike to both sides of the truth.
     """
-    pairs = list(zip(with_it, without, strict=False))
-    groups = [pairs[at : at + 2] for at in range(0, len(pairs) - 1, 2)] or [[pair] for pair in pairs]
-    sums = [(sum(mine for mine, _ in group), sum(plain for _, plain in group)) for group in groups]
-    return tuple(mine / plain for mine, plain in sums if plain)
+    size = -(-len(ratios) // MOST_PAIRS)
+    logarithms = [log(ratio) for ratio in ratios]
+    if size > 1:
+        logarithms = [median(logarithms[at : at + size]) for at in range(0, len(logarithms), size)]
+    ratio, limits = centre(logarithms, level=level)
+    return exp(ratio), None if limits is None else (exp(limits[0]), exp(limits[1]))
 
 
 def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
-    """How many of the first pairs are warm-up: the groups of which a step is."""
-    settling = max(num_warmup(with_it), num_warmup(without))
-    return settling + settling % 2
+    """How many of the first pairs are warm-up: those of which a step is."""
+    return max(num_warmup(with_it), num_warmup(without))
 
 
 def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
@@ -50,14 +63,13 @@ def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sa
     count = len(with_it) + len(without)
     has_all = count >= sampling.max_samples
     is_over = has_all or sum(with_it) + sum(without) >= sampling.max_seconds
-    groups, is_half = divmod(len(with_it), 2)
-    if not (has_all or (is_over and not is_half) or (not is_half and is_look(groups, first=FIRST_LOOK))):
+    if not (is_over or is_look(len(with_it), first=FIRST_LOOK)):
         return None
     settled = num_warmup_pairs(with_it, without)
-    ratios = group_ratios(with_it[settled:], without[settled:])
-    if not has_all and (count - 2 * settled < least or len(ratios) < LEAST_GROUPS):
+    ratios = pair_ratios(with_it[settled:], without[settled:])
+    if not has_all and (count - 2 * settled < least or len(ratios) < LEAST_PAIRS):
         return None
-    unsure = uncertainty(ratios, level=LOOK_LEVEL) if len(ratios) >= FIRST_LOOK else None
-    if unsure is not None and unsure <= sampling.precision_target:
+    ratio, limits = ratio_of_pairs(ratios, level=LOOK_LEVEL)
+    if limits and max(ratio - limits[0], limits[1] - ratio) <= sampling.precision_target * ratio:
         return "target"
     return "samples" if has_all else "seconds" if is_over else None

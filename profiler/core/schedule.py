@@ -9,6 +9,7 @@ import msgspec
 
 from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
 from profiler.core.errors import UserError
+from profiler.core.paired_steps import WITHOUT_SWITCH
 
 DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
 REHEARSED_PASSES = ("flops", "memory")
@@ -86,6 +87,13 @@ def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
         for number in range(1, rounds + 1)
         for case in (forth if number % 2 else reversed(forth))
     )
+
+
+def is_time_alone(trial: Trial) -> bool:
+    """Whether nothing but the time is measured, of a strategy that others of its model can stand beside."""
+    case = trial.case
+    is_alone = trial.passes == ("time",) and trial.is_paired and not (case.is_predicted or case.is_rehearsed)
+    return is_alone and not (case.ranks or case.repair_batchnorm) and case.strategy.name not in WITHOUT_SWITCH
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):

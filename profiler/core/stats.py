@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import ceil, comb, copysign, floor, sqrt
 from statistics import NormalDist, median
 
@@ -74,24 +74,35 @@ def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, 
     return ordered[rank - 1], ordered[-rank]
 
 
-def smooth_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """As `interval`, but between two pairs of samples, so that it holds the median no more often than asked for.
+def centre(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:
+    """The middle of samples that are spread alike to both sides of it, and the interval that holds it so often.
 
-    None where `interval` is. Source: Hettmansperger and Sheather, Statistics & Probability Letters 4, 1986.
+    The middle is the median of the means of any two samples, each with itself too (Hodges and Lehmann, Annals of
+    Mathematical Statistics 34, 1963); the interval is that of Wilcoxon's signed ranks, interpolated to the level. There
+    is none where even all means are too few: at 95 % of fewer than six samples. A third fewer samples are as sure as
+    those of a median. Takes time in proportion to the square of the samples.
     """
-    count, rank = len(samples), _rank(len(samples), LEVEL)
+    means = sorted((one + other) / 2 for at, one in enumerate(samples) for other in samples[at:])
+    outside = (1 - level) / 2
+    tails = _signed_rank_tails(len(samples))
+    rank = bisect_right(tails, outside)  # so many means on each side lie beyond the interval seldom enough
     if not rank:
-        return None
-    ordered = sorted(samples)
-    if count > EXACT or 2 * rank >= count:
-        return ordered[rank - 1], ordered[-rank]
-    tail = sum(comb(count, below) for below in range(rank)) / 2**count
-    wider, narrower = 1 - 2 * tail, 1 - 2 * (tail + comb(count, rank) / 2**count)
-    share = (wider - LEVEL) / (wider - narrower)
-    inward = (count - rank) * share / (rank + (count - 2 * rank) * share)
-    low = ordered[rank - 1] + inward * (ordered[rank] - ordered[rank - 1])
-    high = ordered[-rank] + inward * (ordered[-rank - 1] - ordered[-rank])
-    return low, high
+        return middle(means), None
+    low, high = means[rank - 1], means[-rank]
+    if 2 * rank < len(means):
+        inward = (outside - tails[rank - 1]) / (tails[rank] - tails[rank - 1])
+        low, high = low + inward * (means[rank] - low), high + inward * (means[-rank - 1] - high)
+    return middle(means), (low, high)
+
+
+@cache
+def _signed_rank_tails(count: int) -> list[float]:
+    """How often Wilcoxon's statistic of so many samples is 0, at most 1, at most 2, ..., where chance alone decides."""
+    ways = [1] + [0] * (count * (count + 1) // 2)
+    for rank in range(1, count + 1):
+        for total in range(len(ways) - 1, rank - 1, -1):
+            ways[total] += ways[total - rank]
+    return [below / 2**count for below in accumulate(ways)]
 
 
 def uncertainty(samples: Sequence[float], *, level: float = LEVEL) -> float | None:
@@ -118,7 +129,7 @@ def _rank(count: int, level: float) -> int:
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Until when a round samples the time, where no fixed number was asked for."""
 
-    precision_target: float = 0.02  # how far the interval of the median may reach from it, as a fraction of it
+    precision_target: float = 0.03  # how far the interval of the median may reach from it, as a fraction of it
     max_samples: int = 100
     max_seconds: float = 2.0  # of timed steps
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from profiler.analysis import progress
-from profiler.core import catalogue
-from profiler.core.case import Case, Trial, decode, encode
+from profiler.core import catalogue, schedule
+from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.strategy_label import strategy_label
@@ -34,6 +34,8 @@ PRELOAD_TO_TRACE = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.uti
 
 RUN_TRIAL = f"{WORKER}:run_trial"
 RUN_TRIALS = f"{WORKER}:run_trials"
+RUN_TOGETHER = f"{WORKER}:run_together"
+MOST_TOGETHER = 8  # strategies: of more, a step is too far from that without a strategy to be disturbed alike
 TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
@@ -162,22 +164,37 @@ class Local:
         return engine.__enter__()
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        """Each trial in a fresh child; predictions of one baseline share one, but where users' code runs."""
+        """Each trial in a fresh child, but for those that share one."""
         refusals = progress.Refusals()
-        for key, several in groupby(trials, key=lambda trial: self._shared(trial) or trial):
+        for entry, several in self._grouped(trials):
             group = [trial for trial in several if not refusals.stop(trial.case)]
-            is_shared = isinstance(key, Case) and len(group) > 1
-            for record in self._shared_child(group) if is_shared else map(self._alone, group):
+            for record in self._shared_child(entry, group) if entry and len(group) > 1 else map(self._alone, group):
                 if self._is_stopped:
                     return
                 if progress.is_refusal(record):
                     refusals.add(record)
                 yield record
 
-    def _shared(self, trial: Trial) -> Case | None:
-        """What trials have in common that share a child."""
-        is_shared = trial.case.is_predicted and self._entry == RUN_TRIAL
-        return trial.case.baseline if is_shared and not catalogue.is_code(trial.case.model.name, models.TABLE) else None
+    def _grouped(self, trials: Iterable[Trial]) -> Iterator[tuple[str | None, list[Trial]]]:
+        """Neighbours that share a child, and what runs them there; None for one by itself.
+
+        Predictions of one baseline do, but where users' code runs, and measured strategies of one baseline of which
+        only the time is read: on one model, their steps have those without a strategy in common.
+        """
+        for (entry, *_), several in groupby(trials, key=self._sharing):
+            group = list(several)
+            most = MOST_TOGETHER if entry == RUN_TOGETHER else len(group)
+            for at in range(0, len(group), most):
+                yield entry, group[at : at + most]
+
+    def _sharing(self, trial: Trial) -> tuple[str | None, object]:
+        """The same for trials that share a child, with what runs them there."""
+        case = trial.case
+        if self._entry == RUN_TRIAL and case.is_predicted and not catalogue.is_code(case.model.name, models.TABLE):
+            return RUN_TRIALS, case.baseline
+        if self._entry == RUN_TRIAL and schedule.is_time_alone(trial):
+            return RUN_TOGETHER, (case.baseline, trial.round)
+        return None, trial
 
     def _alone(self, trial: Trial) -> Record:
         self._await_memory()
@@ -191,13 +208,19 @@ class Local:
         self._ended_on = None if ended.status == 0 or rehearses else trial.case.torch_device
         return record
 
-    def _shared_child(self, trials: list[Trial]) -> Iterator[Record]:
-        """Predictions of one baseline; one that goes wrong where others ran before is made again by itself."""
+    def _shared_child(self, entry: str, trials: list[Trial]) -> Iterator[Record]:
+        """Records of a child that several trials share; what goes wrong there is run again by itself.
+
+        The first prediction is by itself: nothing ran before it.
+        """
         while trials:
-            for place, record in enumerate(records := self._in_one_child(trials)):
-                is_sure = place == 0 or record.outcome in ("ok", "skipped")
+            for place, record in enumerate(records := self._in_one_child(entry, trials)):
+                is_sure = record.outcome in ("ok", "skipped") or (place == 0 and entry == RUN_TRIALS)
                 if not is_sure:
                     records.close()
+                    if entry == RUN_TOGETHER:
+                        yield from map(self._alone, trials[place:])
+                        return
                     record = self._alone(trials[place])
                 yield record
                 if progress.is_refusal(record):
@@ -206,10 +229,12 @@ class Local:
                     break
             trials = trials[place + 1 :]
 
-    def _in_one_child(self, trials: list[Trial]) -> Generator[Record, None, None]:
+    def _in_one_child(self, entry: str, trials: list[Trial]) -> Generator[Record, None, None]:
         """One record each, up to the first whose child ends; the next trial begins when its record is asked for."""
+        if entry == RUN_TOGETHER:
+            self._await_memory()
         requests = f"[{','.join(map(self._request, trials))}]"
-        with self._child(RUN_TRIALS, requests, _log_name(trials[0])) as child:
+        with self._child(entry, requests, _log_name(trials[0])) as child:
             for place, trial in enumerate(trials):
                 requested_at = time.monotonic()
                 if place:
@@ -219,6 +244,8 @@ class Local:
                 ended = child.wait(self._stage_seconds, until=until)
                 record = trial_record(trial, child, ended, requested_at)
                 self._drop_dead_server(ended, rehearses=False)
+                if entry == RUN_TOGETHER:
+                    self._ended_on = None if ended.status == 0 else trial.case.torch_device
                 yield record
 
     def _tells(self, trial: Trial) -> Callable[[str], None]:
@@ -253,7 +280,7 @@ class Local:
             if server:
                 server.close()
             server = self._servers[rehearses] = self._server(rehearses=rehearses)
-        return Child(server.control, entry, text, log=self._log(log), is_asked=entry == RUN_TRIALS)
+        return Child(server.control, entry, text, log=self._log(log), is_asked=entry in (RUN_TRIALS, RUN_TOGETHER))
 
     def _server(self, *, rehearses: bool) -> Server:
         preload = PRELOAD if self._measures or rehearses else PRELOAD_TO_TRACE

@@ -24,6 +24,7 @@ from profiler.engines.error_record import absent_library, error_detail, error_re
 from profiler.measuring import devices, measure, recorded_step
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
+from profiler.measuring.together import measure_together
 from profiler.predicting import late_compiler, prediction
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.shared_traces import SharedTraces
@@ -49,6 +50,22 @@ def run_trials(request: str, channel: int) -> None:
         if place and not os.read(channel, 1):
             return
         _run(trial, channel, shared)
+
+
+def run_together(request: str, channel: int) -> None:
+    """Time several trials on one model, and tell their records; the next one when a byte on the channel asks for it."""
+    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
+    tell(channel, {"stage": "start", "at": time.monotonic()})
+    try:
+        records = measure_together(trials, on_pass=lambda stage: tell(channel, {"stage": stage}))
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        records = [error_record(trial, error) for trial in trials]
+    sys.stdout.flush()  # before the records: what it printed is read with the first
+    sys.stderr.flush()
+    for place, record in enumerate(records):
+        if place and not os.read(channel, 1):
+            return
+        tell(channel, {"record": record})
 
 
 def _run(trial: Trial, channel: int, shared: SharedTraces | None = None) -> None:

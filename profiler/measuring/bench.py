@@ -19,6 +19,7 @@ from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.checkpointing.observed_forward import Seen, remembering
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
 from profiler.training.workload import Mark
 
@@ -40,6 +41,7 @@ class Bench:
         self.misread_bytes = 0  # that earlier passes have left in the peak
         self.num_steps = 0
         self._build = build
+        self._seen: Seen = {}  # of the blocks, which only the first model is looked at for
         self._notes: list[Note] = []
         self._warnings = StepWarnings()
         self._own_calls = OwnCalls()  # of checkpoints by the model itself, in the last step that ran
@@ -79,15 +81,23 @@ class Bench:
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         """A fresh model of the trial's case, or of another, which the leftovers watch."""
         directory, mesh = self.trial.data_directory, self.group.mesh
-        built = assemble(case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh)
+        with remembering(self._seen):
+            built = assemble(
+                case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh
+            )
         self.leftovers.built(built.workload)
         if built.case == self.trial.case:
-            self._own_calls, self._remark = built.own_calls, built.applied.remark
+            self.listen(built)
         return built
+
+    def listen(self, built: Assembled) -> None:
+        """Take what the trial's model and strategy tell once a step has run."""
+        self._own_calls, self._remark = built.own_calls, built.applied.remark
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
         """A fresh model in this process alone; with the batch of a rank where one is named."""
-        return assemble(case, data_directory=self.trial.data_directory, build=self._build, rank=rank)
+        with remembering(self._seen):
+            return assemble(case, data_directory=self.trial.data_directory, build=self._build, rank=rank)
 
     def gradients(self, built: Assembled, *, number: int = 1) -> torch.Tensor:
         """Run a forward and a backward, which count as a step; returns the loss."""
@@ -130,6 +140,11 @@ class Bench:
         turned = changed(before, switches())
         if turned:
             self.note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
+
+    def tell_untold(self) -> None:
+        """Note what the device does not tell of itself."""
+        if reason := self.device.untold():
+            self.note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
 
     def tell_leftovers(self) -> str | None:
         """Note what passes have left for later ones, and by whom; returns why the trial is invalid, if it is."""

@@ -172,6 +172,7 @@ def _time(bench: Bench) -> dict[str, Any]:
         bench.device,
         lambda mark: bench.counted(step, mark),
         switch=_switch(bench, built),
+        round_number=bench.trial.round,
         warmup=case.warmup,
         samples=case.samples,
         sampling=case.sampling,
@@ -180,8 +181,7 @@ def _time(bench: Bench) -> dict[str, Any]:
     )
     if readings["plain_warmup_seconds"] == ():
         bench.note("GCP060", NO_ROOM)
-    if reason := bench.device.untold():
-        bench.note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
+    bench.tell_untold()
     return readings
 
 

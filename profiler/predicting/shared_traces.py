@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -13,9 +14,9 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.core.trace_data import Building, Trace
+from profiler.core.trace_data import Trace
 from profiler.predicting.trace.compose import compose
-from profiler.predicting.traced_case import Assumed, trace_case
+from profiler.predicting.traced_case import Assumed, observe_case, trace_case
 from profiler.training import strategies
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.block_segments import OwnCheckpoint, SegmentChoice, chosen_segments
@@ -45,8 +46,8 @@ class SharedTraces:
 
     def __init__(self) -> None:
         self._baseline: _Baseline | None = None
-        self._seen: Observation | None = None  # of a forward that was observed, by the first row that had to
-        self._building: Building | None = None  # with that forward in it
+        self._links: Observation | None = None  # of the baseline's blocks, once a row has asked for it
+        self._has_looked = False
 
     def traced(self, trial: Trial, on_pass: Callable[[str], None]) -> Traced:
         """The trial's built case, its step, and what that takes for granted. Raises as `trace_case` does."""
@@ -58,11 +59,7 @@ class SharedTraces:
         if composed is not None:
             on_pass("memory")
             return composed
-        with chosen_segments() as choice:
-            traced = trace_case(trial.case, calibration=trial.calibration, on_pass=on_pass)
-        if choice.seen is not None:
-            self._seen, self._building = choice.seen, traced[1].building
-        return traced
+        return trace_case(trial.case, calibration=trial.calibration, on_pass=on_pass)
 
     def _begin(self, trial: Trial, on_pass: Callable[[str], None]) -> bool:
         """Trace the baseline with its saves; returns whether other rows may be composed of it."""
@@ -90,19 +87,22 @@ class SharedTraces:
             return None
         applied, segments = chosen
         together = [pair for segment in segments for pair in pairwise(segment)]
-        if together and not self._are_linked(together):
+        if together and not self._are_linked(together, trial.case):
             return None
         try:
             trace = compose(baseline.trace, baseline.built.workload.blocks, segments)
         except Unsupported:
             return None
-        building = self._building if together else baseline.trace.building
         notes = (*applied.notes, *baseline.built.applied.notes)
         built = replace(baseline.built, case=trial.case, applied=replace(applied, notes=notes, switch=None))
-        return built, replace(_without_views(trace), building=building), Assumed()
+        return built, replace(_without_views(trace), building=baseline.trace.building), Assumed()
 
-    def _are_linked(self, pairs: Sequence[tuple[int, int]]) -> bool:
-        seen = self._seen
+    def _are_linked(self, pairs: Sequence[tuple[int, int]], case: Case) -> bool:
+        if not self._has_looked:
+            self._has_looked = True
+            with suppress(Unsupported):
+                self._links = observe_case(case)
+        seen = self._links
         if seen is None or seen.given or seen.in_tuples:
             return False
         return all(fed == feeding + 1 and seen.linked[feeding] for feeding, fed in pairs)
@@ -119,7 +119,7 @@ def _chosen(built: Assembled, case: Case) -> tuple[Applied, list[Sequence[int]]]
     if options.get("split", "torch") != "torch":
         return None
     try:
-        with chosen_segments(is_all=True) as choice:
+        with chosen_segments() as choice:
             applied = apply(built.workload, **options)
     except Unsupported:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
 from profiler.predicting.trace.user_hooks import user_hooks
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.checkpointing.observed_forward import Observation, observe
+from profiler.training.checkpointing.observed_forward import Observation, Seen, observe, remembering
 from profiler.training.workload import Step
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
@@ -64,10 +65,9 @@ def trace_case(
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
-        builder = Builder(device=kind, hidden=hidden) if kind == "cuda" and not case.parallel else None
         with _rank(case) as rank, _fakes(case, routing) as fakes:
-            with builder.follow() if builder else nullcontext():
-                built = assemble(case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
+            make = partial(assemble, case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
+            built, builder = _followed(make, kind, hidden) if kind == "cuda" and not case.parallel else (make(), None)
             if built.applied.changes_kernels:
                 raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
             on_pass("memory")
@@ -91,6 +91,18 @@ def trace_case(
         return built, trace, Assumed(fakes.num_guesses, routing)
 
     return _as_data_allow(case, traced)
+
+
+def _followed(make: Callable[[], Assembled], kind: str, hidden: Hidden) -> tuple[Assembled, Builder]:
+    """What is made, and how; without a forward that only looked at it: a trial's first pass does, before the others."""
+    seen: Seen = {}
+    with remembering(seen):
+        while True:
+            num_seen, builder = len(seen), Builder(device=kind, hidden=hidden)
+            with builder.follow():
+                built = make()
+            if len(seen) == num_seen:
+                return built, builder
 
 
 def _as_data_allow(case: Case, work: Callable[[str | None], T]) -> T:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from profiler.core import catalogue
 from profiler.core.case import Case, Choice
+from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import (
     blocks,
@@ -39,6 +40,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     applied: Applied
     rank: int = 0  # of those that train it together
     own_calls: OwnCalls  # of checkpoints by the model itself, in its last forward
+    remarks: tuple[Note, ...] = ()  # of how the model was made, under whatever strategy
     switch: Callable[[bool], None] | None = None  # off: its step is that of `none`; None: the strategy has none
 
     def describe(self) -> Built:
@@ -131,7 +133,32 @@ def assemble(
     if calls is not None:
         calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
     random_sources.seed(workload, case.seed + own)
-    return Assembled(case=case, workload=workload, applied=applied, rank=own, own_calls=own_calls, switch=switch)
+    return Assembled(
+        case=case,
+        workload=workload,
+        applied=applied,
+        rank=own,
+        own_calls=own_calls,
+        remarks=tuple(remarks),
+        switch=switch,
+    )
+
+
+def assemble_beside(built: Assembled, case: Case) -> Assembled:
+    """The same model under the strategy of another case, which differs in nothing else; it is switched off.
+
+    The strategies of `built`, and of all others beside it, must be switched off. Raises Unsupported where this one
+    cannot be had, or could not be taken back.
+    """
+    if built.workload.calls or case.repair_batchnorm or case.parallel:
+        raise Unsupported(f"{case.strategy} needs a model of its own")
+    workload, applied = _applied(case, built.workload, None)
+    switch = _switch(applied, built.own_calls)
+    if workload is not built.workload or switch is None:
+        raise Unsupported(f"{case.strategy} needs a model of its own")
+    switch(False)
+    applied = msgspec.structs.replace(applied, notes=(*applied.notes, *built.remarks), switch=None)
+    return msgspec.structs.replace(built, case=case, applied=applied, switch=switch)
 
 
 def _switch(applied: Applied, own_calls: OwnCalls) -> Callable[[bool], None] | None:

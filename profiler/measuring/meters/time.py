@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ import torch
 from msgspec import UNSET, UnsetType
 
 from profiler.core import paired_steps
-from profiler.core.paired_steps import num_warmup_pairs
+from profiler.core.errors import Unsupported
+from profiler.core.paired_steps import num_warmup_pairs, step_order
 from profiler.core.record import Conditions
 from profiler.core.stats import MOST_STEPS, SHORTEST, Sampling, is_look, num_warmup, stop_reason
 from profiler.measuring.devices import Device
@@ -24,6 +25,7 @@ Spans = list[tuple[str, float]]
 Switch = Callable[[bool], None]
 
 TICKS = 1000  # of the device's clock, that a sample has at least
+LEAST_CYCLES = 4  # of several strategies, that there must be time for: one of warm-up, and three
 MARGIN = 1.2  # times the slowest step: what the next one may take
 
 
@@ -39,159 +41,170 @@ class Sample(NamedTuple):
         return sum(seconds for _, seconds in self.spans)
 
 
-class Pair(NamedTuple):
-    """A step with the strategy, and one without it where they alternate."""
+class _Series:
+    """The steps of one strategy and, where they alternate, as many without it."""
 
-    own: Sample
-    plain: Sample | None
+    def __init__(self, switch: Switch | None) -> None:
+        self.switch = switch
+        self.first: list[Sample] = []  # before those that are timed
+        self.plain_first: list[Sample] | None = None  # without it; [] where that has no room, None where none was run
+        self.own: list[Sample] = []
+        self.plain: list[Sample] = []
+        self.stopped: str | None = None
+        self.conditions: tuple[Conditions, ...] = ()
 
-    @property
-    def seconds(self) -> float:
-        return self.own.seconds + (self.plain.seconds if self.plain else 0.0)
+    def take(self, sample: Callable[[], Sample]) -> Sample:
+        """A step with the strategy, which is off before and after where it can be."""
+        if self.switch is None:
+            return sample()
+        self.switch(True)
+        try:
+            return sample()
+        finally:
+            self.switch(False)
+
+    def warm_up(self, sample: Callable[[], Sample], warmup: int, is_late: Callable[[float], bool]) -> None:
+        """Run so many more steps, as far as they leave time for a sample; one without the strategy is of them."""
+        if self.plain_first is not None:
+            warmup += -1 if self.plain_first else 1  # where it had no room, what the device had kept was let go
+        while warmup > 0 and not is_late(max(_steps(self.first))):
+            self.first.append(self.take(sample))
+            warmup -= 1
+
+    def stop_reason(self, sampling: Sampling | UnsetType, *, least: int) -> str | None:
+        """Why its sampling ends here; None to go on."""
+        own, plain = _steps(self.own), _steps(self.plain)
+        if not sampling:
+            return "samples" if len(own) >= least else None
+        if plain:
+            return paired_steps.stop_reason(own, plain, sampling, least=least)
+        return stop_reason(own, sampling, least=least)
+
+    def readings(self, device: Device, times: int, *, finds_warmup: bool) -> dict[str, Any]:
+        """The time fields of Readings; what is found to be warm-up among the timed steps is put with the first ones."""
+        own, plain = _steps(self.own), _steps(self.plain)
+        settling = (num_warmup_pairs(own, plain) if plain else num_warmup(own)) if finds_warmup else 0
+        steady = self.own[settling:]
+        plain_first = None if self.plain_first is None else _steps(self.plain_first) + plain[:settling]
+        return {
+            "warmup_seconds": _steps(self.first) + own[:settling],
+            "forward_seconds": tuple(_sum("forward", sample) for sample in steady),
+            "backward_seconds": tuple(_sum("backward", sample) for sample in steady),
+            "optimizer_seconds": tuple(_sum("optimizer", sample) for sample in steady),
+            "step_seconds": own[settling:],
+            "plain_step_seconds": plain[settling:] if plain else None,
+            "plain_warmup_seconds": plain_first,
+            "processor_seconds": None if device.is_asynchronous else tuple(one.processor_seconds for one in steady),
+            "steps_per_sample": times,
+            "host_share": _host_share(self.own) if device.is_asynchronous else None,
+            "stopped": self.stopped,
+            "conditions": self.conditions,
+        }
 
 
-def read(  # noqa: PLR0913  a clock, a group, a switch and a limit, each of which most callers leave
+def read(
+    device: Device, step: Step, *, switch: Switch | None = None, group: Group = ALONE, **how: Any
+) -> dict[str, Any]:
+    """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
+
+    `how` is as of `read_together`. With a `switch`, each sample has a neighbour without the strategy, unless that has
+    no room. The ranks of a group begin each sample together, take that of the slowest, and end when the first of them
+    says so.
+    """
+    if switch is None:
+        return _read(device, step, [_Series(None)], group, **how)[0]
+    switch(False)
+    try:
+        return _read(device, step, [_Series(switch)], group, **how)[0]
+    finally:
+        switch(True)
+
+
+def read_together(device: Device, step: Step, switches: Sequence[Switch], **how: Any) -> list[dict[str, Any]]:
+    """As `read`, of several strategies of one model, all switched off; they share the steps without a strategy.
+
+    Takes exactly `samples` of each; where there is a `sampling` at least so many, until it says to stop, and marks
+    those that it finds to be warm-up. Before them are a settling step and `warmup` more, the first of which is without
+    a strategy. A step too fast for the device's clock is run several times a sample. No step begins that would not end
+    before the `clock` says `until`, but for the first of the samples. `round_number` draws the order.
+    Raises what the step does, also where the one without a strategy has no room, and Unsupported where steps take too
+    long for all of them to be timed by then.
+    """
+    return _read(device, step, [_Series(switch) for switch in switches], ALONE, **how)
+
+
+def _read(  # noqa: PLR0913  what `read_together` tells of them
     device: Device,
     step: Step,
+    series: list[_Series],
+    group: Group,
     *,
     warmup: int,
     samples: int,
     sampling: Sampling | UnsetType = UNSET,
-    switch: Switch | None = None,
+    round_number: int = 1,
     until: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-    group: Group = ALONE,
-) -> dict[str, Any]:
-    """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
-
-    Takes exactly `samples`; where there is a `sampling` at least so many, until it says to stop, and marks those that
-    it finds to be warm-up. With a `switch`, each sample has a neighbour without the strategy, unless that has no room.
-    A step too fast for the device's clock is run several times a sample. No step begins that would not end before the
-    clock says `until`, but for the first of the samples. The ranks of a group begin each sample together, take that of
-    the slowest, and end when the first of them says so.
-    """
-
+) -> list[dict[str, Any]]:
     def is_late(seconds: float) -> bool:
         return until is not None and group.agree(clock() + MARGIN * seconds > until)
 
     def sample(times: int = 1) -> Sample:
         return group.largest(_sample(device, step, group, times=times, clock=clock), lambda sample: sample.seconds)
 
-    first = _warmed(sample, warmup, lambda slowest: is_late(2 * slowest))
-    plain = _warmed_without(switch, sample, device) if switch and not is_late(3 * first[-1].seconds) else None
-    if plain == []:
-        first.append(sample())  # what the device had kept for it was let go
-    fastest = min(sample.seconds for sample in (first[-1], *(plain or ())))
+    plain_first: list[Sample] | None = None
+    for one in series:
+        one.first = [one.take(sample)]
+        if len(series) > 1:
+            if one is series[0] and is_late((LEAST_CYCLES * (len(series) + 1)) * one.first[0].seconds):
+                raise Unsupported("the steps of several strategies take too long to share a process")
+            plain_first = plain_first or [sample()]
+        elif one.switch is not None and not is_late(3 * one.first[0].seconds):
+            plain_first = _without(sample, device)
+        one.plain_first = plain_first
+        one.warm_up(sample, warmup, lambda slowest: is_late(2 * slowest))
+    fastest = min(sample.seconds for one in series for sample in (one.first[-1], *(one.plain_first or ())))
     times = _steps_per_sample(fastest, max(SHORTEST, TICKS * device.tick_seconds))
     began = _spent_elsewhere(group)
-    timed, stopped, conditions = _until_stopped(
-        _in_turn(lambda: sample(times), switch if plain else None),
-        lambda: _conditions(device, group, began),
-        samples=samples,
-        sampling=sampling,
-        is_late=lambda slowest: is_late(times * slowest),
-    )
-    own, others = [pair.own for pair in timed], [pair.plain for pair in timed if pair.plain]
-    settling = _num_settling(own, others) if sampling else 0
-    steady = own[settling:]
-    return {
-        "warmup_seconds": _steps(first + own[:settling]),
-        "forward_seconds": tuple(_sum("forward", sample) for sample in steady),
-        "backward_seconds": tuple(_sum("backward", sample) for sample in steady),
-        "optimizer_seconds": tuple(_sum("optimizer", sample) for sample in steady),
-        "step_seconds": _steps(steady),
-        "plain_step_seconds": _steps(others[settling:]) if plain else None,
-        "plain_warmup_seconds": None if plain is None else _steps(plain + others[:settling]),
-        "processor_seconds": None if device.is_asynchronous else tuple(sample.processor_seconds for sample in steady),
-        "steps_per_sample": times,
-        "host_share": _host_share(own) if device.is_asynchronous else None,
-        "stopped": stopped,
-        "conditions": conditions,
-    }
+    conditions = [_conditions(device, group, began)]
+    cycles: list[float] = []
+    while timed := [one for one in series if one.stopped is None]:
+        order = step_order(len(cycles), len(timed), round_number=round_number)
+        cycles.append(_run_cycle(timed, lambda: sample(times), order))
+        stopped = [one.stop_reason(sampling, least=samples) for one in timed]
+        is_over = None in stopped and is_late(times * max(cycles))
+        if is_over or any(stopped) or is_look(len(cycles)):
+            conditions.append(_conditions(device, group, began))
+        for one, reason in zip(timed, stopped, strict=True):
+            one.stopped = reason or ("limit" if is_over else None)
+            one.conditions = tuple(conditions)
+    return [one.readings(device, times, finds_warmup=bool(sampling)) for one in series]
 
 
-def _warmed(sample: Callable[[], Sample], warmup: int, is_late: Callable[[float], bool]) -> list[Sample]:
-    """Returns the settling step, and as many warm-up steps as leave time for a sample."""
-    first = [sample()]
-    while len(first) <= warmup and not is_late(max(_steps(first))):
-        first.append(sample())
-    return first
-
-
-def _warmed_without(switch: Switch, sample: Callable[[], Sample], device: Device) -> list[Sample]:
-    """Returns the first step without the strategy; none where it has no room."""
-    switch(False)
+def _without(sample: Callable[[], Sample], device: Device) -> list[Sample]:
+    """The first step without the strategy; none where it has no room."""
     try:
         return [sample()]
     except torch.OutOfMemoryError:
         pass  # what the traceback holds must be let go before anything is released
-    finally:
-        switch(True)
     device.release()
     return []
 
 
-def _in_turn(sample: Callable[[], Sample], switch: Switch | None) -> Callable[[int], Pair]:
-    """Returns what takes the n-th pair, from 0, in the order that `paired_steps` says."""
-
-    def without() -> Sample:
-        assert switch is not None, "only where it can be switched off"
-        switch(False)
-        try:
-            return sample()
-        finally:
-            switch(True)
-
-    def take(number: int) -> Pair:
-        if switch is None:
-            return Pair(sample(), None)
-        if not paired_steps.is_plain_first(number):
-            return Pair(sample(), without())
-        plain = without()
-        return Pair(sample(), plain)
-
-    return take
-
-
-def _num_settling(own: list[Sample], plain: list[Sample]) -> int:
-    return num_warmup_pairs(_steps(own), _steps(plain)) if plain else num_warmup(_steps(own))
+def _run_cycle(timed: list[_Series], sample: Callable[[], Sample], order: list[int]) -> float:
+    """Run a step of each, and one without a strategy where there is room for it; returns the seconds of all."""
+    is_paired = bool(timed[0].plain_first)
+    taken = {place: timed[place - 1].take(sample) if place else sample() for place in order if place or is_paired}
+    for place, one in enumerate(timed, start=1):
+        one.own.append(taken[place])
+        if is_paired:
+            one.plain.append(taken[0])
+    return sum(sample.seconds for sample in taken.values())
 
 
 def _steps_per_sample(seconds: float, least: float) -> int:
     """Returns how many steps make a sample of at least `least` seconds, where one takes so many."""
     return min(MOST_STEPS, max(1, ceil(least / seconds))) if seconds else MOST_STEPS
-
-
-def _until_stopped(
-    take: Callable[[int], Pair],
-    look: Callable[[], Conditions],
-    *,
-    samples: int,
-    sampling: Sampling | UnsetType,
-    is_late: Callable[[float], bool],
-) -> tuple[list[Pair], str, tuple[Conditions, ...]]:
-    """The pairs, why there are no more, and the conditions at the start, at every look and at the end."""
-    timed: list[Pair] = []
-    conditions = [look()]
-    stopped: str | None = None
-    while stopped is None:
-        timed.append(take(len(timed)))
-        if sampling:
-            stopped = _stop_reason(timed, sampling, least=samples)
-        elif len(timed) >= samples:
-            stopped = "samples"
-        if not stopped and is_late(max(pair.seconds for pair in timed)):
-            stopped = "limit"
-        if stopped or is_look(len(timed)):
-            conditions.append(look())
-    return timed, stopped, tuple(conditions)
-
-
-def _stop_reason(timed: list[Pair], sampling: Sampling, *, least: int) -> str | None:
-    own, plain = _steps([pair.own for pair in timed]), _steps([pair.plain for pair in timed if pair.plain])
-    if plain:
-        return paired_steps.stop_reason(own, plain, sampling, least=least)
-    return stop_reason(own, sampling, least=least)
 
 
 def _conditions(device: Device, group: Group, began: float) -> Conditions:

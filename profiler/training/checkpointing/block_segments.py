@@ -18,7 +18,7 @@ from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.call_routes import run_ahead
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.routed_block import RoutedBlock, own_class, route
+from profiler.training.checkpointing.routed_block import RoutedBlock, own_class, route, unroute
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -37,22 +37,20 @@ BlockSegment = Sequence[Any] | OwnCheckpoint
 
 
 class SegmentChoice:
-    """What a strategy chose to checkpoint, and what was seen of the blocks. `is_all`: nothing is to be changed."""
+    """What a strategy chose to checkpoint."""
 
-    def __init__(self, *, is_all: bool) -> None:
-        self.is_all = is_all
+    def __init__(self) -> None:
         self.segments: list[BlockSegment] | None = None  # None where it checkpoints in another way
         self.has_own_checkpoint = False
-        self.seen: Observation | None = None
 
 
 _CHOICE: ContextVar[SegmentChoice | None] = ContextVar("_CHOICE", default=None)
 
 
 @contextmanager
-def chosen_segments(*, is_all: bool = False) -> Iterator[SegmentChoice]:
-    """Note what `checkpoint_segments` is given within; with `is_all`, that is all it does."""
-    choice = SegmentChoice(is_all=is_all)
+def chosen_segments() -> Iterator[SegmentChoice]:
+    """Note what `checkpoint_segments` is given within, which is all that it does there."""
+    choice = SegmentChoice()
     token = _CHOICE.set(choice)
     try:
         yield choice
@@ -80,21 +78,21 @@ def checkpoint_segments(
     choice = _CHOICE.get()
     if choice:
         choice.segments, choice.has_own_checkpoint = chosen, checkpoint is not None
-        if choice.is_all:
-            return unswitched
+        return unswitched
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
     seen = _refuse_unlinked(workload, together) if together else None
-    if choice:
-        choice.seen = seen
     routed = [
         _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
     ]
-    if together and not workload.calls:
-        _follow(workload.module, routed)
+    ends_within = bool(together) and not workload.calls  # where it leaves blocks out; calls watch that themselves
+    if ends_within:
+        _follow(workload.module, routed, True)
 
     def switch(on: bool) -> None:
         for segment in routed:
             segment.switch(on)
+        if ends_within:
+            _follow(workload.module, routed, on)
 
     return switch
 
@@ -149,8 +147,12 @@ class _CheckpointedSegment:
             route(block, self)
 
     def switch(self, on: bool) -> None:
-        """While it is off, every block does its own work, as within the checkpoint."""
-        self.inside = not on
+        """While it is off, every block is as it was before."""
+        for block in self._blocks.values():
+            if on:
+                route(block, self)
+            else:
+                unroute(block)
         for module in self._kept_inputs:
             module.inplace = not on  # type: ignore[assignment]
 
@@ -271,10 +273,15 @@ class _WholeForward:
         return left
 
 
-def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment]) -> None:
+def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment], on: bool) -> None:
+    """Follow the forwards of a module for these segments too, or for them no longer."""
     there = vars(module).get("_route")
-    before = there.segments if isinstance(there, _WholeForward) else []
-    route(module, _WholeForward([*before, *segments]))
+    others = [one for one in there.segments if one not in segments] if isinstance(there, _WholeForward) else []
+    followed = [*others, *segments] if on else others
+    if followed:
+        route(module, _WholeForward(followed))
+    else:
+        unroute(module)
 
 
 def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -64,17 +66,37 @@ class AS_BEFORE:  # a class, since deep copies leave it as it is
     """What the block before was given."""
 
 
+Seen = dict[tuple[str, ...], Observation]  # by the names of the blocks
+_SEEN: ContextVar[Seen | None] = ContextVar("_SEEN", default=None)
+
+
+@contextmanager
+def remembering(seen: Seen) -> Iterator[None]:
+    """Within, blocks of models that are made alike are looked at once, unless calls take values of the model."""
+    token = _SEEN.set(seen)
+    try:
+        yield
+    finally:
+        _SEEN.reset(token)
+
+
 def observe(workload: Workload) -> Observation:
     """Run one forward, which keeps nothing for a backward unless the model differentiates within it.
 
     Leaves buffers, plain Python state, gradients and random state as they were. Parameters, buffers and the batch do
-    not count as saved.
+    not count as saved. What is remembered is not looked at again.
     Raises Unsupported where a block does not run exactly once, or not in the order of the names.
     """
+    seen = _SEEN.get()
+    if seen is not None and workload.blocks in seen:
+        return seen[workload.blocks]
     try:
-        return _observe(workload, keeps=False)
+        observation = _observe(workload, keeps=False)
     except NotKept:
-        return _observe(workload, keeps=True)
+        observation = _observe(workload, keeps=True)
+    if seen is not None and not observation.given:
+        seen[workload.blocks] = observation
+    return observation
 
 
 def _observe(workload: Workload, *, keeps: bool) -> Observation:

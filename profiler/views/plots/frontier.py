@@ -56,7 +56,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     frontier = _frontier(axes, [row for row in shown if row.on_frontier], at, spans)
     spreads = _points(axes, shown, at, spans)
     floor = _floor(axes, shown, size)
-    by_ratio = ", by its ratio to none" if any(row.time and row.time.num_groups for row in shown) else ""
+    by_ratio = ", by its ratio to none" if any(row.time and row.time.num_pairs for row in shown) else ""
     axes.set_xlabel(f"step time{by_ratio} ({second_name})", fontsize=sized(FONT))
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
     number_axis(axes, "x")

@@ -86,7 +86,7 @@ def _time(row: Row, certainty: str) -> str:
     ratio = row.time_ratio or 0
     more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
     limits = row.time_ratio_range
-    of = "at 95 %" if row.time and row.time.num_groups else "over the rounds"
+    of = "at 95 %" if row.time and row.time.num_pairs else "over the rounds"
     over = f" ({change_range_text(limits)} % {of})" if limits and limits[0] < limits[1] else ""
     return {
         "missing": "at a cost in time that is not known here",

@@ -51,8 +51,8 @@ def sampling_text(row: Row) -> str:
 
 def _round(record: Record) -> str:
     readings = record.readings
-    warmup = len(readings.warmup_seconds or ())
-    num_added = warmup - 1 - record.case.warmup
+    warmup, plain = len(readings.warmup_seconds or ()), len(readings.plain_warmup_seconds or ())
+    num_added = plain - 1 if plain else warmup - 1 - record.case.warmup
     settled = [f"{warmup} of warm-up" + (f", {num_added} of them found" if num_added > 0 else "")] if warmup else []
     is_asked = not record.case.sampling and readings.stopped != "limit"
     why = [] if readings.stopped is None else ["as asked" if is_asked else STOPPED[readings.stopped]]

@@ -1,0 +1,259 @@
+"""Several strategies on one model, timed in turn: none knows of the others, and what fails is measured by itself."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from profiler.core import schedule
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
+from profiler.core.record import Record
+from profiler.core.stats import Sampling
+from profiler.engines.local import MOST_TOGETHER, Local
+from profiler.measuring import measure
+from profiler.measuring.meters import time as timing
+from profiler.measuring.together import measure_together
+from profiler.training.assemble import assemble, assemble_beside
+from profiler.training.workload import Workload
+from tests import make
+from tests.plans import written
+from tests.scripted_steps import Scripted, step
+from tests.switched_steps import CHOICES, MODELS, assert_same, built
+from tests.switched_steps import step as run_step
+
+LATER = ("none", "segments:k=1", "segments:k=2", "all", "offload")
+
+
+def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
+    """Trials of a later round."""
+    cases = [make.case(name, **{"model": Choice(model), "samples": 3, **fields}) for name in strategies]
+    return [Trial(case=case, round=2, passes=("time",)) for case in cases]
+
+
+# One model, many strategies
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_strategy_of_the_catalogue_is_beside_the_others_as_it_is_by_itself(model, tmp_path):
+    shared, alone = built(model, "none"), {}
+    strategies = [str(written(strategy, model, tmp_path)) for strategy in CHOICES]
+    beside = {}
+    for strategy in strategies:
+        try:
+            beside[strategy] = assemble_beside(shared, make.case(strategy, model=Choice(model), batch_size=4))
+        except Unsupported:
+            continue
+        alone[strategy] = run_step(built(model, strategy))
+
+    assert len(beside) > 8
+    for strategy, assembled in [*beside.items(), *reversed(beside.items())]:
+        assert_same(run_step(shared), alone["none"])
+        assembled.switch(True)
+        assert_same(run_step(assembled), alone[strategy])
+        assembled.switch(False)
+    classes = [type(module) for module in shared.workload.module.modules()]
+    assert classes == [type(module) for module in built(model, "none").workload.module.modules()]
+
+
+def test_what_cannot_be_taken_back_needs_a_model_of_its_own():
+    shared = built("torchvision:resnet18", "none", batch_size=2)
+
+    for case in (
+        make.case("compile-budget", model=Choice("torchvision:resnet18")),
+        make.case("all", model=Choice("torchvision:resnet18"), repair_batchnorm=True),
+    ):
+        with pytest.raises(Unsupported, match="a model of its own"):
+            assemble_beside(shared, case)
+
+
+class Twice(torch.nn.Module):
+    """A block that runs twice in a forward: strategies that cut a chain make its calls their blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(self.block(x))
+
+
+def test_blocks_that_are_calls_need_a_model_of_their_own():
+    def build() -> Workload:
+        return Workload(
+            module=Twice(), batch=torch.ones(2, 4), loss=lambda module, batch: module(batch).sum(), blocks=("block",)
+        )
+
+    shared = assemble(make.case("none"), build=build)
+
+    with pytest.raises(Unsupported, match="a model of its own"):
+        assemble_beside(shared, make.case("segments:k=2"))
+
+
+# Their time
+
+
+class Switched(Scripted):
+    """A device on which a step takes 1 s, and one with the n-th strategy n + 1 s."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.on, self.order = 0, []
+
+    def switch(self, number: int) -> Any:
+        def switch(on: bool) -> None:
+            assert (self.on == 0) == on  # never two of them
+            self.on = number if on else 0
+
+        return switch
+
+    def run(self, mark: Any) -> None:
+        self.order.append(self.on)
+        self.left.append(1.0 + self.on)
+        step(mark)
+
+
+def together(device: Switched, count: int, **how: Any) -> list[dict[str, Any]]:
+    switches = [device.switch(number) for number in range(1, count + 1)]
+    return timing.read_together(device, device.run, switches, **{"warmup": 1, "samples": 4, **how})
+
+
+def test_strategies_share_the_steps_without_one_in_every_cycle():
+    device = Switched()
+
+    found = together(device, 3)
+
+    assert [one["step_seconds"] for one in found] == [(2.0,) * 4, (3.0,) * 4, (4.0,) * 4]
+    assert all(one["plain_step_seconds"] == (1.0,) * 4 for one in found)
+    assert [one["warmup_seconds"] for one in found] == [(2.0,), (3.0,), (4.0,)]
+    cycles = [device.order[at : at + 4] for at in range(4, len(device.order), 4)]
+    assert device.order[:4] == [1, 0, 2, 3]
+    assert all(sorted(cycle) == [0, 1, 2, 3] for cycle in cycles)
+    assert cycles[1] == cycles[0][::-1]
+    assert device.on == 0
+
+
+def test_what_is_sure_enough_leaves_the_cycles():
+    class Noisy(Switched):
+        def run(self, mark: Any) -> None:
+            self.order.append(self.on)
+            self.left.append(1.0 + (1.0 + 0.5 * (len(self.order) % 3) if self.on == 2 else 0.0))
+            step(mark)
+
+    device = Noisy()
+
+    sure, unsure = together(device, 2, samples=5, sampling=Sampling(max_seconds=60, max_samples=16))
+
+    assert (sure["stopped"], len(sure["step_seconds"])) == ("target", 3)
+    assert (unsure["stopped"], len(unsure["step_seconds"])) == ("samples", 8)
+    assert device.order.count(1) == 4
+    assert len(unsure["conditions"]) > len(sure["conditions"])
+
+
+def test_a_step_without_room_ends_it():
+    class Full(Switched):
+        def run(self, mark: Any) -> None:
+            if not self.on:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().run(mark)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        together(Full(), 2)
+
+
+def test_steps_too_long_for_all_of_them_are_not_begun():
+    device, now = Switched(), iter(range(1000))
+
+    with pytest.raises(Unsupported, match="too long"):
+        together(device, 3, until=30.0, clock=lambda: next(now))
+
+    assert device.order == [1]
+
+
+def test_records_of_strategies_together_are_those_of_each_but_for_their_times():
+    trials = later(*LATER)
+
+    found = measure_together(trials)
+
+    for trial, record in zip(trials, found, strict=True):
+        alone = measure(trial)
+        assert _without_times(record) == _without_times(alone)
+        assert len(record.readings.step_seconds) == len(record.readings.plain_step_seconds) == 3
+    own, shared = Counter({trial.case: record.num_steps for trial, record in zip(trials, found, strict=True)}), 3 + 1
+    times = found[0].readings.steps_per_sample
+    assert set(own.values()) == {1 + 3 * times, 1 + 3 * times + 1 + (shared - 1) * times}
+
+
+def _without_times(record: Record) -> Record:
+    return msgspec.structs.replace(
+        record, readings=None, stage_seconds={}, num_steps=0, environment=record.environment and None
+    )
+
+
+# Who shares a process
+
+
+def planned(*strategies: str, rounds: int = 2, **fields: Any) -> list[Trial]:
+    return list(schedule.in_rounds([make.case(name, **fields) for name in strategies], rounds))
+
+
+def test_later_rounds_of_one_baseline_share_a_child():
+    plan = planned("none", "all", "compile-budget", "sqrt", "segments:k=2")
+    other = planned("none", "all", batch_size=3)
+
+    groups = [(entry, [trial.case.strategy for trial in group]) for entry, group in Local()._grouped([*plan, *other])]
+
+    shared = [names for entry, names in groups if entry]
+    assert shared == [["segments:k=2", "sqrt"], ["all", "none"], ["all", "none"]]
+    assert sum(len(names) for _, names in groups) == len(plan) + len(other)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"ranks": 2}, {"repair_batchnorm": True}, {"device": "fake:cpu"}, {"device": "rehearse:t4"}]
+)
+def test_others_do_not(fields):
+    assert not schedule.is_time_alone(later("all", **fields)[0])
+    assert schedule.is_time_alone(later("all")[0])
+    assert not schedule.is_time_alone(msgspec.structs.replace(later("all")[0], is_paired=False))
+
+
+def test_no_more_than_so_many_share_one():
+    plan = [trial for trial in planned(*(f"segments:k={k}" for k in range(1, 18))) if trial.round == 2]
+
+    assert [len(group) for _, group in Local()._grouped(plan)] == [MOST_TOGETHER, MOST_TOGETHER, 1]
+
+
+def test_they_run_in_one_process_and_what_fails_there_runs_by_itself(engine, tmp_path):
+    log = tmp_path / "pids"
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import os, torch\n"
+        "def alone(module, given):\n"
+        f"    made = open({str(log)!r}).read().split().count(str(os.getpid()))\n"
+        "    assert made > 1, 'a trial by itself makes one model for each pass'\n"
+        "def make(breaks=False, batch_size=2):\n"
+        f"    open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        "    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(6)))\n"
+        "    if breaks:\n"
+        "        model.register_forward_pre_hook(alone)\n"
+        "    return model, (torch.ones(batch_size, 4), torch.ones(batch_size, 4)), torch.nn.functional.mse_loss\n"
+    )
+    fine = later("none", "segments:k=2", "all", model=f"{file}:make", batch_size=2)
+    broken = later("none", "first:n=2", "all", model=f"{file}:make:breaks=true", batch_size=2)
+
+    records = list(engine.run(fine))
+    pids = log.read_text().split()
+    log.unlink()
+    by_themselves = list(engine.run(broken))
+
+    assert [record.outcome for record in records] == ["ok"] * 3
+    assert [record.case for record in records] == [trial.case for trial in fine]
+    assert len(pids) == len(set(pids)) == 1
+    assert len(set(log.read_text().split())) == 4  # one for all, then one each
+    assert [(record.case, record.outcome) for record in by_themselves] == [(trial.case, "ok") for trial in broken]
+    assert os.getpid() not in map(int, pids)
