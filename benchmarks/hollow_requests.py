@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.case import Case, decode
-from profiler.engines.worker import tell
+from profiler.engines.replies import tell
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.traced_case import trace_case
 from profiler.rehearsal import device

@@ -93,7 +93,7 @@ def measured(request: str, channel: int) -> None:
     """Measures a trial in a fresh process, with the rules or without; answers with its digests."""
     import torch
 
-    from profiler.measuring import measure
+    from profiler.measuring.trial import measure
 
     torch.set_num_threads(1)  # threads that wait for each other take the more seconds the busier the machine is
     with_rules, text = json.loads(request)

@@ -198,7 +198,8 @@ def compare(request: str, channel: int) -> None:
 
 
 def _compared(model: Choice) -> Iterator[tuple[str, Told, Told]]:
-    from profiler.engines.worker import attempt
+    from profiler.engines.replies import attempt
+    from profiler.measuring.trial import measure
 
     case = Case(
         model=_small(model), strategy=Choice("none"), optimizer=Choice("sgd"), batch_size=2, device="cpu", seed=0
@@ -207,7 +208,7 @@ def _compared(model: Choice) -> Iterator[tuple[str, Told, Told]]:
     plain = Plain(case)
     for strategy in STRATEGIES:
         own = msgspec.structs.replace(case, strategy=Choice(strategy))
-        record = attempt(Trial(case=own, passes=("equality",), digests=digests), on_pass=lambda name: None)
+        record = attempt(Trial(case=own, passes=("equality",), digests=digests), on_pass=lambda name: None, by=measure)
         if strategy == "none" and record.equality:
             digests = record.equality.digests
         yield strategy, _said(record), plain.truth(strategy) if record.outcome != "skipped" else Told(gradients="-")

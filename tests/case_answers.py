@@ -10,7 +10,8 @@ from profiler.analysis.explanation import better_blocks, explain
 from profiler.analysis.rows import verdict
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
-from profiler.engines.worker import attempt
+from profiler.engines.replies import attempt
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case, predict
 from profiler.views.tables.explanation import REMEDIES
 from tests import make
@@ -53,12 +54,12 @@ def run(model: Choice, strategy: str, facts: Facts) -> Answer:
     passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
     case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1)
     trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
-    return _of_record(attempt(trial, on_pass=lambda name: None), facts)
+    return _of_record(attempt(trial, on_pass=lambda name: None, by=measure), facts)
 
 
 @cache
 def _digests(baseline: Case) -> dict[str, str] | None:
-    equality = attempt(Trial(case=baseline, passes=("equality",)), on_pass=lambda name: None).equality
+    equality = attempt(Trial(case=baseline, passes=("equality",)), on_pass=lambda name: None, by=measure).equality
     return equality.digests if equality else None
 
 

@@ -166,7 +166,7 @@ class Lent:
 
 def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",), **fields: Any) -> Record:
     """A record of a trial that ran in this process."""
-    from profiler.measuring import measure
+    from profiler.measuring.trial import measure
 
     case = make.case(strategy, **{"model": Choice(model), "batch_size": 8, "warmup": 0, "samples": 1, **fields})
     compared = "equality" in passes and strategy != "none"
@@ -177,7 +177,7 @@ def measured(model: str, strategy: str, *, passes: tuple[str, ...] = ("memory",)
 @cache
 def _digests(baseline: Case, _builder: str | None) -> dict[str, str] | None:
     """Of the gradients without checkpointing, for all strategies of a model; tests have their own builders."""
-    from profiler.measuring import measure
+    from profiler.measuring.trial import measure
 
     equality = measure(Trial(case=baseline, passes=("equality",))).equality
     return equality.digests if equality else None

@@ -28,7 +28,7 @@ from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Record
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import generated_modules, make
 from tests.generated_modules import UNSEEDED, Plan

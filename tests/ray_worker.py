@@ -11,10 +11,10 @@ import msgspec
 from profiler.core import gpu_kinds
 from profiler.core.case import Trial, decode
 from profiler.core.record import Environment, Record
-from profiler.engines import worker
-from profiler.measuring import measure
+from profiler.engines import replies
 from profiler.measuring.devices import environment
 from profiler.measuring.devices.cpu import Cpu
+from profiler.measuring.trial import measure
 
 
 def survey(request: str, channel: int) -> None:
@@ -22,14 +22,14 @@ def survey(request: str, channel: int) -> None:
     found = {"cpu": environment(Cpu("cpu"))}
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         found["cuda:0"] = msgspec.structs.replace(found["cpu"], device_name="NVIDIA H100 80GB or Tesla T4")
-    worker.tell(channel, {"devices": found, "free": {}})
+    replies.tell(channel, {"devices": found, "free": {}})
 
 
 def run_trial(request: str, channel: int) -> None:
     """Measure on the CPU what is to be measured on a kind of GPU, and tell which node that was."""
-    worker.tell(channel, {"stage": "start", "at": time.monotonic()})
+    replies.tell(channel, {"stage": "start", "at": time.monotonic()})
     trial: Trial = decode(request, Trial)
-    worker.tell(channel, {"record": worker.attempt(trial, on_pass=lambda name: None, by=_by)})
+    replies.tell(channel, {"record": replies.attempt(trial, on_pass=lambda name: None, by=_by)})
 
 
 def _by(trial: Trial, **keywords: Any) -> Record:

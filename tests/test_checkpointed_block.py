@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import profiler
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.planning.plan_code import emit
 from tests import make, pasted
 from tests.conftest import measured

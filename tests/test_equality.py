@@ -104,7 +104,7 @@ def test_verification_can_be_off_and_then_says_so():
 
 def test_a_strict_row_without_a_baseline_is_invalid():
     from profiler.core.case import Trial
-    from profiler.measuring import measure
+    from profiler.measuring.trial import measure
     from tests.make import case
 
     lonely = measure(Trial(case=case("segments:k=2", model=Choice("mlp"), verify="strict"), passes=PASSES))

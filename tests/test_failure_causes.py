@@ -11,8 +11,8 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
 from profiler.engines.error_record import error_detail
-from profiler.engines.worker import attempt
-from profiler.measuring import measure
+from profiler.engines.replies import attempt
+from profiler.measuring.trial import measure
 from profiler.request.spec import Request
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
@@ -26,7 +26,7 @@ def under(strategy: str, factory: str, *passes: str, **fields: object) -> Record
     fields = {"model": Choice(f"{FILE}:{factory}"), "batch_size": 4, **fields}
     none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
     trial = Trial(case=make.case(strategy, **fields), passes=passes or ("equality",), digests=none.equality.digests)
-    return attempt(trial, on_pass=lambda name: None)
+    return attempt(trial, on_pass=lambda name: None, by=measure)
 
 
 def notes(record: Record, code: str) -> list[str]:

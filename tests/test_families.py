@@ -11,7 +11,7 @@ import pytest
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.training import models
 from profiler.training.assemble import assemble
 from profiler.training.workload import Workload

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from profiler.core.record import Record
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from tests import fuzz_modules, generated_modules
 from tests.fuzz_modules import CHAINS, EACH, Compared, Finding
 from tests.generated_modules import CHOICES, LOOPS, Plan

@@ -12,7 +12,7 @@ import torch
 from profiler.core import catalogue
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.training import models
 from profiler.training.workload import Workload
 from tests import make

@@ -11,8 +11,8 @@ from torch import nn
 import profiler
 from profiler.core.case import Trial
 from profiler.core.errors import Unsupported
-from profiler.engines.worker import attempt
-from profiler.measuring import measure
+from profiler.engines.replies import attempt
+from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.record import Conditions
 from profiler.measuring.devices import Span
-from profiler.measuring.meters import memory, operators, time
+from profiler.measuring.meters import flops, memory, operators, time
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload
@@ -314,8 +314,8 @@ def test_the_flops_of_a_layer_are_those_of_its_products_and_a_recompute_is_in_th
         loss=lambda module, batch: checkpoint(lambda: module(batch).sin(), use_reentrant=False).sum(),
     )
 
-    assert operators.read_flops(plain) == {"forward_flops": product, "backward_flops": product}  # of the weight alone
-    assert operators.read_flops(recomputed) == {"forward_flops": product, "backward_flops": 2 * product}
+    assert flops.read(plain) == {"forward_flops": product, "backward_flops": product}  # of the weight alone
+    assert flops.read(recomputed) == {"forward_flops": product, "backward_flops": 2 * product}
 
 
 # --- the seconds of a step

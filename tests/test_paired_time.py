@@ -12,9 +12,9 @@ from profiler.core.case import Choice, Trial
 from profiler.core.paired_steps import pair_ratios, step_order
 from profiler.core.stats import Sampling
 from profiler.engines.order import informed
-from profiler.measuring import measure
 from profiler.measuring.meters import time as timing
 from profiler.measuring.passes import NO_ROOM
+from profiler.measuring.trial import measure
 from profiler.training import assemble as assembling
 from tests import make
 from tests.conftest import measured

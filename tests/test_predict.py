@@ -17,7 +17,7 @@ from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.predicting.trace import products
 from profiler.request import device_choice

@@ -104,7 +104,7 @@ def case(model, strategy="none", **settings):
 
 
 def followed(engine, entry, of):
-    answer = engine.ask(f"profiler.engines.worker:{entry}", encode(Trial(case=of)).decode(), failing="no answer")
+    answer = engine.ask(f"profiler.engines.{entry}", encode(Trial(case=of)).decode(), failing="no answer")
     return read_answer(answer, "followed", Followed)
 
 
@@ -121,7 +121,7 @@ CASES = [
 def test_the_recorded_step_has_the_bytes_of_the_measured_one(rehearsing, of):
     (record,) = rehearsing.run([Trial(case=of)])
 
-    trace = followed(rehearsing, "follow_rehearsed", of).trace
+    trace = followed(rehearsing, "worker:follow_rehearsed", of).trace
 
     held = live(trace)
     assert max(held) == record.readings.peak_bytes
@@ -134,8 +134,8 @@ def test_the_recorded_step_has_the_bytes_of_the_measured_one(rehearsing, of):
 
 @pytest.mark.parametrize("of", CASES[:2], ids=lambda of: f"{of.model.name} {of.strategy}")
 def test_the_trace_of_the_same_step_holds_the_same_at_its_peak(rehearsing, engine, of):
-    rehearsed = followed(rehearsing, "follow_rehearsed", of)
-    traced = followed(engine, "follow", of.foreseen)
+    rehearsed = followed(rehearsing, "worker:follow_rehearsed", of)
+    traced = followed(engine, "tracing:follow", of.foreseen)
 
     peaks = [live_bytes.peak(one.trace) for one in (rehearsed, traced)]
     assert peaks[0].nbytes == peaks[1].nbytes
@@ -149,14 +149,14 @@ def test_the_trace_of_the_same_step_holds_the_same_at_its_peak(rehearsing, engin
 
 
 def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
-    found = followed(rehearsing, "follow_rehearsed", case(f"{USER_MODELS / 'causes.py'}:squaring"))
+    found = followed(rehearsing, "worker:follow_rehearsed", case(f"{USER_MODELS / 'causes.py'}:squaring"))
 
     products = [one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul"]
     assert [products.count(block) for block in ("0", "1", "2", "3")] == 4 * [2]  # 2 * x * gradient
 
 
 def test_each_checkpointed_block_is_recomputed_once(rehearsing):
-    found = followed(rehearsing, "follow_rehearsed", CASES[1])
+    found = followed(rehearsing, "worker:follow_rehearsed", CASES[1])
 
     spans = live_bytes.recomputes(found.trace)
     stage = live_bytes.stage_of(found.blocks)

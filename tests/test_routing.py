@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiler.core.case import Choice, Trial
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import make
 

@@ -11,7 +11,7 @@ from torch import nn
 import profiler
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.training import plain_state
 from profiler.training.models.user import as_workload
 from profiler.training.workload import Workload

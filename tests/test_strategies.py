@@ -14,7 +14,7 @@ import profiler
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.strategies import segments

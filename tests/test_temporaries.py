@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Readings
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.predicting.trace import fake_tensors, in_place, temporaries
 from profiler.training import assemble

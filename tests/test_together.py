@@ -16,9 +16,9 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.engines.local import MOST_TOGETHER, Local
-from profiler.measuring import measure
 from profiler.measuring.meters import time as timing
 from profiler.measuring.together import measure_together
+from profiler.measuring.trial import measure
 from profiler.training.assemble import assemble, assemble_beside
 from profiler.training.workload import Workload
 from tests import make

@@ -14,7 +14,7 @@ from torch import nn
 from profiler.core import catalogue, trace_data
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.step import follow

@@ -91,7 +91,7 @@ def test_a_plan_is_refused_since_what_hooks_pack_tells_nothing_of_other_strategi
 
 ON_HOLLOW = """
 from profiler.core.case import Choice, Trial
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import make
 

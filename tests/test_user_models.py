@@ -13,7 +13,7 @@ from torch import nn
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.measuring import measure
+from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training import models
 from profiler.training.assemble import assemble

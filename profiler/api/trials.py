@@ -17,7 +17,7 @@ from profiler.core import catalogue
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
-from profiler.measuring import measure as measure_trial
+from profiler.measuring.trial import measure as measure_trial
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.request import device_choice
 from profiler.request.spec import Request

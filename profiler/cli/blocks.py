@@ -42,7 +42,7 @@ def blocks(
     case = _case(model, pattern, batch_size)
     with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
         answer = engine.ask(
-            "profiler.engines.worker:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
+            f"{engines.TRACING}:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
         )
         outline = _outline(answer)
         step = _step(model, pattern, batch_size)

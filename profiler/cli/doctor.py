@@ -49,9 +49,10 @@ def doctor(
 def _wrong(engine: Engine, device: str) -> str | None:
     """What the device computes wrongly, or how it fails at it."""
     from profiler.core.errors import UserError
+    from profiler.engines import DEVICES
 
     try:
-        answer = engine.ask("profiler.engines.worker:compute", device, failing="it does not compute")
+        answer = engine.ask(f"{DEVICES}:compute", device, failing="it does not compute")
     except UserError as error:
         return error.message
     wrong: str | None = answer["wrong"]

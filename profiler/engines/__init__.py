@@ -23,7 +23,9 @@ TABLE = {
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
-WORKER = "profiler.engines.worker"  # the module of the functions that `ask` and a trial name
+WORKER = "profiler.engines.worker"  # the modules of the functions that `ask` and a trial name: what measures,
+TRACING = "profiler.engines.tracing"  # what only traces,
+DEVICES = "profiler.engines.device_survey"  # and what tells of devices
 HERE = ("local", "trainer")  # their devices are those of this machine
 FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
 

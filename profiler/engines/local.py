@@ -18,7 +18,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
-from profiler.engines import WORKER, task_pool
+from profiler.engines import DEVICES, TRACING, WORKER, task_pool
 from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import in_waves
@@ -29,11 +29,11 @@ from profiler.runs import store
 from profiler.training import models
 
 # All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
-PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", WORKER)
-PRELOAD_TO_TRACE = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.utils.checkpoint", WORKER)
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", WORKER, DEVICES)
+PRELOAD_TO_TRACE = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.utils.checkpoint", TRACING, DEVICES)
 
 RUN_TRIAL = f"{WORKER}:run_trial"
-RUN_TRIALS = f"{WORKER}:run_trials"
+RUN_TRIALS = f"{TRACING}:run_trials"
 RUN_TOGETHER = f"{WORKER}:run_together"
 MOST_TOGETHER = 8  # strategies: of more, a step is too far from that without a strategy to be disturbed alike
 TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
@@ -119,7 +119,7 @@ class Local:
 
     def survey(self) -> dict[str, Environment]:
         """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
-        answer = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
+        answer = self.ask(f"{DEVICES}:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(answer["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in answer["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
@@ -270,7 +270,7 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        answer = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not tell what is free")
+        answer = self.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not tell what is free")
         return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str, *, rehearses: bool = False) -> Child:

@@ -1,55 +1,41 @@
-"""What a child does when it is asked: a trial, by ranks too, a survey of devices, a trace, the stages of a model."""
+"""What a child does that measures: a trial, by ranks too, a step that is rehearsed, the stages of a model."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
-import torch
 
-from profiler.core.case import Case, Trial, decode, encode
-from profiler.core.errors import Invalid, Unsupported, UserError
-from profiler.core.gpu_kinds import visible
-from profiler.core.record import Environment, Record
+from profiler.core.case import Trial, decode, encode
+from profiler.core.record import Record
 from profiler.core.rehearsed_gpu import of_device
-from profiler.core.secret_filter import hide
 from profiler.core.trace_data import Followed
 from profiler.core.units import bytes_text
-from profiler.engines.error_record import absent_library, error_detail, error_record, user_traceback, without_readings
-from profiler.measuring import devices, measure, recorded_step
-from profiler.measuring.devices import environment, open_device
+from profiler.engines import tracing
+from profiler.engines.device_survey import survey as survey
+from profiler.engines.error_record import error_record, without_readings
+from profiler.engines.replies import answer, attempt, tell, tell_record
+from profiler.measuring import recorded_step
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.measuring.together import measure_together
-from profiler.predicting import late_compiler, prediction
-from profiler.predicting.prediction import follow_case, predict
-from profiler.predicting.shared_traces import SharedTraces
+from profiler.measuring.trial import measure
+from profiler.predicting import late_compiler
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
-from profiler.training.inspect_blocks import describe
 
-SHARING = 3  # rows that pay for a trace that others are composed of
 LONGEST_DETAIL = 1000  # characters of a rank's last word
 
 
 def run_trial(request: str, channel: int) -> None:
     """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
     trial: Trial = decode(request, Trial)
-    _run(trial, channel)
-
-
-def run_trials(request: str, channel: int) -> None:
-    """As `run_trial` does with each of several trials; the next begins when a byte on the channel asks for it."""
-    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    shared = SharedTraces() if len(trials) >= SHARING else None
-    for place, trial in enumerate(trials):
-        if place and not os.read(channel, 1):
-            return
-        _run(trial, channel, shared)
+    if trial.case.is_predicted:
+        tracing.run_trial(request, channel)
+    else:
+        _run(trial, channel)
 
 
 def run_together(request: str, channel: int) -> None:
@@ -60,79 +46,20 @@ def run_together(request: str, channel: int) -> None:
         records = measure_together(trials, on_pass=lambda stage: tell(channel, {"stage": stage}))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         records = [error_record(trial, error) for trial in trials]
-    sys.stdout.flush()  # before the records: what it printed is read with the first
-    sys.stderr.flush()
     for place, record in enumerate(records):
         if place and not os.read(channel, 1):
             return
-        tell(channel, {"record": record})
+        tell_record(channel, record)
 
 
-def _run(trial: Trial, channel: int, shared: SharedTraces | None = None) -> None:
+def _run(trial: Trial, channel: int) -> None:
     tell(channel, {"stage": "start", "at": time.monotonic()})
-    if trial.case.is_predicted:
-        late_compiler.install()
-    if trial.case.ranks and not trial.case.is_predicted and not trial.case.is_rehearsed:
+    if trial.case.ranks and not trial.case.is_rehearsed:
         record = _by_ranks(trial, channel)
     else:
-        foresee = partial(predict, shared=shared)
-        by = foresee if trial.case.is_predicted else _rehearse if trial.case.is_rehearsed else measure
+        by = _rehearse if trial.case.is_rehearsed else measure
         record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
-    sys.stdout.flush()  # before the record: what it printed is read with it
-    sys.stderr.flush()
-    tell(channel, {"record": record})
-
-
-def survey(request: str, channel: int) -> None:
-    """Tell the devices that torch can use here: the CPU first."""
-    names = [
-        "cpu",
-        *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
-    ]
-    devices: dict[str, Environment] = {}
-    free: dict[str, int | None] = {}
-    for name in names:
-        try:
-            device = open_device(name)
-            devices[name], free[name] = environment(device), device.free_bytes()
-        except RuntimeError as error:  # a device that is broken, or taken, is not one that can be measured
-            print(f"{name}: {error}", file=sys.stderr)
-    tell(channel, {"devices": devices, "free": free})
-
-
-def free_bytes(request: str, channel: int) -> None:
-    """Tell how much of the memory of the device called `request` nobody holds."""
-    tell(channel, {"free": open_device(request).free_bytes()})
-
-
-def compute(request: str, channel: int) -> None:
-    """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
-    open_device(request)
-    tell(channel, {"wrong": devices.wrong_arithmetic(visible(request))})
-
-
-def outline(request: str, channel: int) -> None:
-    """Tell the outline of the case in `request`: its blocks, or why they cannot be had."""
-    case: Case = decode(request, Case)
-    _answer(channel, "outline", lambda: describe(case))
-
-
-def follow(request: str, channel: int) -> None:
-    """Tell the traced step of the trial in `request`, or why it cannot be followed."""
-    trial: Trial = decode(request, Trial)
-    _answer(channel, "followed", lambda: follow_case(trial))
-
-
-def follow_with_choices(request: str, channel: int) -> None:
-    """As `follow`, with what other blocks of the model would come to."""
-    trial: Trial = decode(request, Trial)
-    _answer(channel, "followed", lambda: follow_case(trial, with_choices=True))
-
-
-def choices(request: str, channel: int) -> None:
-    """Tell what the blocks of the case in `request`, and others of its model, come to, or why that is not known."""
-    case: Case = decode(request, Case)
-    _answer(channel, "choices", lambda: prediction.choices(case))
+    tell_record(channel, record)
 
 
 def follow_rehearsed(request: str, channel: int) -> None:
@@ -143,37 +70,17 @@ def follow_rehearsed(request: str, channel: int) -> None:
         rehearsed_device.choose(trial.case.device)
         return recorded_step.follow_case(trial)
 
-    _answer(channel, "followed", record)
+    late_compiler.install()
+    answer(channel, "followed", record)
 
 
 def stage(request: str, channel: int) -> None:
     """Tell the chain of stages of the trial in `request`, or why it cannot be had; before, each step that is timed."""
     trial: Trial = decode(request, Trial)
-    _answer(
+    late_compiler.install()
+    answer(
         channel, "chain", lambda: stages(trial, on_step=lambda step: tell(channel, {"stage": "start", "step": step}))
     )
-
-
-def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
-    late_compiler.install()
-    try:
-        tell(channel, {key: work()})
-    except (Invalid, Unsupported, UserError) as error:
-        tell(channel, {"refused": hide(str(error))})
-    except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        if absent := absent_library(error):
-            tell(channel, {"refused": absent})
-            return
-        print(user_traceback(error), file=sys.stderr, end="")
-        tell(channel, {"failed": error_detail(error)})
-
-
-def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., Record] = measure) -> Record:
-    """Returns the trial's record: what the model raises is the outcome of this trial only."""
-    try:
-        return by(trial, on_pass=on_pass)
-    except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        return error_record(trial, error)
 
 
 def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
@@ -222,10 +129,3 @@ def _died(trial: Trial, lost: Lost) -> Record:
     name = signals.get(-lost.status, f"signal {-lost.status}")
     likely = ": possibly out of host memory" if name == "SIGKILL" else ""
     return without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
-
-
-def tell(channel: int, message: object) -> None:
-    """Write one whole line of JSON to the channel."""
-    rest = memoryview(encode(message) + b"\n")
-    while rest:
-        rest = rest[os.write(channel, rest) :]

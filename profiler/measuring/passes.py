@@ -15,7 +15,7 @@ from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes, Readings
 from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import growth, memory, operators
+from profiler.measuring.meters import flops, growth, memory, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
@@ -47,14 +47,14 @@ def _flops(bench: Bench) -> dict[str, Any]:
     reads = ValueReads()
     try:
         with reads if bench.device.is_hollow else nullcontext():
-            flops = operators.read_flops(built.workload, lambda loss: _tell_graph(bench, loss, built.workload))
+            counted = flops.read(built.workload, lambda loss: _tell_graph(bench, loss, built.workload))
     except Exception as error:  # the user's model may raise anything; it goes on from here
         if reads.places:
             error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
         raise
     if reads.places:
         bench.note("GCP041", f"{ZEROS}: {reads}; sizes that follow from them are not real")
-    return {**flops, "block_calls": tuple(calls)}
+    return {**counted, "block_calls": tuple(calls)}
 
 
 def _tell_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> None:

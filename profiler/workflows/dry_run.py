@@ -18,7 +18,7 @@ from profiler.core import gpu_specs
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
-from profiler.engines import Engine, EngineChoice
+from profiler.engines import DEVICES, Engine, EngineChoice
 from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening
@@ -139,5 +139,5 @@ def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[
 def _start_seconds(engine: Engine, device: str) -> float:
     """The seconds that a new process takes to open the device, once."""
     began = time.monotonic()
-    engine.ask("profiler.engines.worker:free_bytes", device, failing=f"{device} does not answer")
+    engine.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not answer")
     return time.monotonic() - began

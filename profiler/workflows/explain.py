@@ -21,7 +21,7 @@ from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.core.strategy_label import strategy_label
 from profiler.core.trace_data import Followed
-from profiler.engines import Engine, read_answer
+from profiler.engines import TRACING, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
@@ -165,9 +165,9 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
 
 def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
-    traced = "follow_with_choices" if with_choices and not trial.case.ranks else "follow"
-    entry = "follow_rehearsed" if trial.case.is_rehearsed else traced
-    answer = engine.ask(f"profiler.engines.worker:{entry}", encode(trial).decode(), failing=failing)
+    traced = f"{TRACING}:follow_with_choices" if with_choices and not trial.case.ranks else f"{TRACING}:follow"
+    entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else traced
+    answer = engine.ask(entry, encode(trial).decode(), failing=failing)
     followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return followed
 

@@ -19,7 +19,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
-from profiler.engines import Engine, read_answer
+from profiler.engines import TRACING, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
@@ -147,7 +147,7 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
     """The words for better blocks, with a floor below so many bytes; None where there are none, or no trace."""
     failing = f"the blocks of '{case.model}' ended without an answer"
     try:
-        answer = engine.ask("profiler.engines.worker:choices", encode(case.baseline.foreseen).decode(), failing=failing)
+        answer = engine.ask(f"{TRACING}:choices", encode(case.baseline.foreseen).decode(), failing=failing)
         choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
     except UserError:
         return None
@@ -192,6 +192,6 @@ def stages(
     case = case.foreseen if case.is_rehearsed else case
     trial = Trial(case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget)
     failing = f"the stages of '{case.model}' ended without an answer"
-    answer = engine.ask("profiler.engines.worker:stage", encode(trial).decode(), failing=failing)
+    answer = engine.ask(f"{WORKER}:stage", encode(trial).decode(), failing=failing)
     chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
     return chain

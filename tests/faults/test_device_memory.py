@@ -56,8 +56,8 @@ def after_a_kill(
     """Two trials, each of which ends so, on a device that has so much free from then on."""
     clock, engine = Clock(), Local()
     answered = {
-        "profiler.engines.worker:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
-        "profiler.engines.worker:free_bytes": {"free": free},
+        "profiler.engines.device_survey:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
+        "profiler.engines.device_survey:free_bytes": {"free": free},
     }
     monkeypatch.setattr(local, "still_held", partial(still_held, clock=clock, sleep=clock.sleep))
     monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing, **how: answered[entry])
@@ -87,11 +87,11 @@ def test_fault_49_memory_that_is_back_and_a_child_that_ended_by_itself_stop_noth
 
 
 def test_fault_49_a_real_child_tells_what_is_free(engine):
-    told = engine.ask("profiler.engines.worker:survey", "", failing="no survey")
+    told = engine.ask("profiler.engines.device_survey:survey", "", failing="no survey")
 
     assert told["free"].keys() == told["devices"].keys()
     assert told["free"]["cpu"] is None  # of the host's memory nobody waits for any
-    assert engine.ask("profiler.engines.worker:free_bytes", "cpu", failing="no answer") == {"free": None}
+    assert engine.ask("profiler.engines.device_survey:free_bytes", "cpu", failing="no answer") == {"free": None}
 
 
 def test_twin_49_without_waiting_the_next_trial_begins_in_what_is_left(monkeypatch):

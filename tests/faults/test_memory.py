@@ -11,8 +11,8 @@ from profiler.cli import answer
 from profiler.core.record import Shortage
 from profiler.core.units import GIB, MIB
 from profiler.engines import error_record
-from profiler.engines.worker import attempt
-from profiler.measuring import measure
+from profiler.engines.replies import attempt
+from profiler.measuring.trial import measure
 from profiler.runs import store
 from profiler.views.plots import frontier
 from profiler.views.tables import columns
@@ -135,6 +135,6 @@ def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
 def test_twin_13_an_allocator_whose_words_are_not_known_makes_it_a_mistake_of_the_model(monkeypatch):
     monkeypatch.setattr(error_record, "OF_HOST", ())
 
-    record = attempt(trial("host_oom"), on_pass=lambda name: None)
+    record = attempt(trial("host_oom"), on_pass=lambda name: None, by=measure)
 
     assert record.outcome == "failed"

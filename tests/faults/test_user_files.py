@@ -11,8 +11,9 @@ from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.engines import error_record
-from profiler.engines.worker import attempt
-from profiler.measuring.meters import operators
+from profiler.engines.replies import attempt
+from profiler.measuring.meters import flops
+from profiler.measuring.trial import measure
 from profiler.training import workload
 from tests import make
 from tests.faults.trials import log_of, outcomes, run, trial
@@ -110,7 +111,7 @@ def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
 def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
     monkeypatch.setattr(error_record, "user_traceback", lambda error: "".join(traceback.format_exception(error)))
 
-    attempt(broken("wrong_shape"), on_pass=lambda name: None)
+    attempt(broken("wrong_shape"), on_pass=lambda name: None, by=measure)
 
     assert capsys.readouterr().err.count(PACKAGE) > 5
 
@@ -147,7 +148,7 @@ def test_fault_24_it_is_exit_code_1_and_told_once_without_a_table(here, shared, 
 @pytest.mark.parametrize("kind", ["vector", "integer"])
 @pytest.mark.parametrize("name", ["flops", "memory", "time"])
 def test_fault_24_every_pass_that_meets_it_first_tells_the_same(kind, name):
-    record = attempt(trial(kind, "all", passes=(name,)), on_pass=lambda name: None)
+    record = attempt(trial(kind, "all", passes=(name,)), on_pass=lambda name: None, by=measure)
 
     assert record.outcome == "invalid"
     assert record.detail.startswith("the loss is ")
@@ -167,10 +168,10 @@ def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shar
     ("kind", "words"), [("vector", "grad can be implicitly created only for scalar outputs"), ("integer", "grad")]
 )
 def test_twin_24_unasked_torch_says_it_in_words_of_its_own(monkeypatch, kind, words):
-    for room in (workload, operators):
+    for room in (workload, flops):
         monkeypatch.setattr(room, "loss_of", lambda work: work.loss(work.module, work.batch))
 
-    record = attempt(trial(kind), on_pass=lambda name: None)
+    record = attempt(trial(kind), on_pass=lambda name: None, by=measure)
 
     assert record.outcome == "failed"
     assert words in record.detail

@@ -16,7 +16,8 @@ from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines.child import Ended
 from profiler.engines.local import Local
-from profiler.engines.worker import attempt, tell
+from profiler.engines.replies import attempt, tell
+from profiler.measuring.trial import measure
 from profiler.runs import store
 from tests import make
 from tests.program import PATIENCE_SECONDS
@@ -66,7 +67,7 @@ def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
 def one_after_another(request: str, channel: int) -> None:
     """Runs in the child."""
     for one in decode(request, tuple[Trial, ...]):
-        tell(channel, {"one": attempt(one, on_pass=lambda name: None)})
+        tell(channel, {"one": attempt(one, on_pass=lambda name: None, by=measure)})
 
 
 def escape(request: str, channel: int) -> None:

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments, default_data_collator
 from profiler.core.case import Case, Trial, decode
 from profiler.core.errors import Unsupported
 from profiler.core.record import Record
-from profiler.engines.worker import attempt, tell
+from profiler.engines.replies import attempt, tell
 from profiler.integrations.trainers.transformers_callback import RecordingCallback
 from profiler.training.assemble import assemble
 

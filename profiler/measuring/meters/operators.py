@@ -1,4 +1,4 @@
-"""Reads what operators do: their FLOPs, the bytes that each hides while it runs, and its call as one word."""
+"""Reads what operators do: the bytes that each hides while it runs, and its call as one word."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
 
 from profiler.measuring.devices import Device
-from profiler.training.workload import Step, Workload, loss_of
+from profiler.training.workload import Step
 
 
 def read(device: Device, step: Step) -> dict[str, Any]:
@@ -65,33 +63,3 @@ def _word(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(_word(item) for item in value)}]"
     return str(value)
-
-
-def read_flops(workload: Workload, look: Callable[[torch.Tensor], None] = lambda loss: None) -> dict[str, Any]:
-    """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
-
-    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does. `look` is given the loss
-    before the backward.
-    """
-    with _Counter() as forward:
-        loss = loss_of(workload)
-    look(loss)
-    with _Counter() as backward:
-        loss.backward()
-    return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}
-
-
-class _Counter(FlopCounterMode):
-    """Counts for the whole model alone: hooks on modules would forbid torch.autograd.grad in a forward."""
-
-    def __init__(self) -> None:
-        super().__init__(display=False)
-        self.mod_tracker = _Nowhere()
-
-
-class _Nowhere(ModuleTracker):
-    def __enter__(self) -> _Nowhere:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        return None

@@ -1,0 +1,72 @@
+"""What a child does that only traces: predictions, and steps that are explained. It imports nothing that measures."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+from profiler.core.case import Case, Trial, decode
+from profiler.engines.replies import answer, attempt, tell, tell_record
+from profiler.predicting import late_compiler, prediction
+from profiler.predicting.prediction import follow_case, predict
+from profiler.predicting.shared_traces import SharedTraces
+from profiler.training.inspect_blocks import describe
+
+SHARING = 3  # rows that pay for a trace that others are composed of
+
+
+def run_trial(request: str, channel: int) -> None:
+    """Predict the trial in `request`; tell every stage as it begins, then the record."""
+    _run(decode(request, Trial), channel)
+
+
+def run_trials(request: str, channel: int) -> None:
+    """As `run_trial`, of each of several trials; the next begins when a byte on the channel asks for it."""
+    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
+    shared = SharedTraces() if len(trials) >= SHARING else None
+    for place, trial in enumerate(trials):
+        if place and not os.read(channel, 1):
+            return
+        _run(trial, channel, shared)
+
+
+def _run(trial: Trial, channel: int, shared: SharedTraces | None = None) -> None:
+    tell(channel, {"stage": "start", "at": time.monotonic()})
+    late_compiler.install()
+    on_pass = partial(_tell_stage, channel)
+    tell_record(channel, attempt(trial, on_pass=on_pass, by=partial(predict, shared=shared)))
+
+
+def _tell_stage(channel: int, stage: str) -> None:
+    tell(channel, {"stage": stage})
+
+
+def outline(request: str, channel: int) -> None:
+    """Tell a summary of the model of the case in `request`: its blocks, or why they cannot be had."""
+    case: Case = decode(request, Case)
+    _answer(channel, "outline", lambda: describe(case))
+
+
+def follow(request: str, channel: int) -> None:
+    """Tell the traced step of the trial in `request`, or why it cannot be followed."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "followed", lambda: follow_case(trial))
+
+
+def follow_with_choices(request: str, channel: int) -> None:
+    """As `follow`, with what other blocks of the model would come to."""
+    trial: Trial = decode(request, Trial)
+    _answer(channel, "followed", lambda: follow_case(trial, with_choices=True))
+
+
+def choices(request: str, channel: int) -> None:
+    """Tell what the blocks of the case in `request`, and others of its model, come to, or why that is not known."""
+    case: Case = decode(request, Case)
+    _answer(channel, "choices", lambda: prediction.choices(case))
+
+
+def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
+    late_compiler.install()
+    answer(channel, key, work)

@@ -1,0 +1,42 @@
+"""Reads the FLOPs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
+
+from profiler.training.workload import Workload, loss_of
+
+
+def read(workload: Workload, look: Callable[[torch.Tensor], None] = lambda loss: None) -> dict[str, Any]:
+    """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
+
+    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does. `look` is given the loss
+    before the backward.
+    """
+    with _Counter() as forward:
+        loss = loss_of(workload)
+    look(loss)
+    with _Counter() as backward:
+        loss.backward()
+    return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}
+
+
+class _Counter(FlopCounterMode):
+    """Counts for the whole model alone: hooks on modules would forbid torch.autograd.grad in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = _Nowhere()
+
+
+class _Nowhere(ModuleTracker):
+    def __enter__(self) -> _Nowhere:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return None

@@ -1,0 +1,62 @@
+"""One trial measured in this process, pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from profiler.core.case import Trial
+from profiler.core.record import Record
+from profiler.measuring.bench import Bench, switches
+from profiler.measuring.devices import environment
+from profiler.measuring.equality_pass import compare
+from profiler.measuring.failure_causes import explained
+from profiler.measuring.passes import read
+from profiler.measuring.ranks import ALONE, Group
+from profiler.training.assemble import Build
+
+
+def measure(
+    trial: Trial,
+    *,
+    on_pass: Callable[[str], None] = lambda name: None,
+    build: Build | None = None,
+    group: Group = ALONE,
+) -> Record:
+    """Run the passes of a trial, each on a fresh model with the same seed.
+
+    `on_pass` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
+    record of each says the same of what is not its own. Raises Unsupported where model or strategy cannot be had, and
+    whatever the model raises.
+    """
+    bench = Bench(trial, on_pass, build, group)
+    with explained(bench):
+        return _measured(trial, bench)
+
+
+def _measured(trial: Trial, bench: Bench) -> Record:
+    """The record is of the trial as it was asked for: a bench's is on the device of its rank."""
+    passes = bench.passes()
+    before = switches()
+    bench.begin("build")
+    assembled = bench.build()
+    built, notes = assembled.describe(), assembled.applied.notes
+    del assembled
+    verified, reason = compare(bench) if "equality" in passes else (None, None)
+    readings = read(bench, passes)
+    bench.tell_checkpoints()
+    bench.tell_warnings()
+    bench.tell_changes(before)
+    reason = bench.tell_leftovers() or reason
+    return Record(
+        case=trial.case,
+        round=trial.round,
+        outcome="invalid" if reason else "ok",
+        detail=reason,
+        built=built,
+        readings=readings,
+        equality=verified,
+        environment=environment(bench.device),
+        notes=(*notes, *bench.all_notes()),
+        stage_seconds=bench.end(),
+        num_steps=bench.num_steps,
+    )
