@@ -14,7 +14,8 @@ import time
 from statistics import median
 
 from profiler.core.case import Case, Choice, Trial
-from profiler.engines.local import PRELOAD, Local
+from profiler.core.server_process import PRELOAD
+from profiler.engines.local import Local
 
 TRIALS, HELPS = 30, 10
 START_SECONDS, TRIAL_SECONDS, HELP_RATIO = 0.1, 0.5, 2.0

@@ -121,7 +121,8 @@ class Endless:
         text = f"import time\nopen({str(folder / 'begun')!r}, 'w').write('!')\ntime.sleep(3600)\n"
         (folder / "endless.py").write_text(text)
         self.code = (
-            f"import sys; sys.path.append({str(folder)!r}); from profiler.engines import local, server; "
+            f"import sys; sys.path.append({str(folder)!r}); "
+            "from profiler.core import server_process; from profiler.engines import local; "
             f"local.PRELOAD = ('endless',); {before}; from profiler.cli import main; main()"
         )
 

@@ -65,7 +65,7 @@ def test_relative_paths_begin_where_the_client_is_now(engine, here):
 def test_a_server_that_died_is_replaced():
     with Local(stage_seconds=60.0) as engine:
         list(engine.run([trial()]))
-        server = engine._servers[False]._process
+        server = engine._servers[False].process
         server.kill()
         server.wait()
         (record,) = engine.run([trial()])

@@ -264,7 +264,7 @@ def faulty(fault):
 def test_a_rank_that_never_comes_is_ended_with_the_others_when_the_stage_is_over():
     with Local(stage_seconds=8.0) as engine:
         (record,) = engine.run([Trial(case=faulty("hang"))])
-        server = psutil.Process(engine._servers[False]._process.pid)
+        server = psutil.Process(engine._servers[False].process.pid)
 
         assert record.outcome == "timed_out"
         assert server.children(recursive=True) == []

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1] / "profiler"
 SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
 LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "cli/__init__.py": "completion, GCPROF_TRACEBACK",
-    "engines/server.py": "handed on to it as it is",
+    "core/server_process.py": "GCPROF_HOLLOW; handed on to it as it is",
     "engines/ray_driver.py": "whether its user wants Ray's telemetry",
     "engines/ray_task.py": "which GPU Ray gave",
     "core/allocator_history.py": "where torch.compile keeps its code, which is no line of the user's",
@@ -43,10 +43,12 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }
 # the server; for rehearsals a compiler, a Python that asks torch what it is built for, and one that tries a step
-STARTS_PROCESSES = {"engines/server.py", "rehearsal/build.py", "rehearsal/smoke.py"}
+STARTS_PROCESSES = {"core/server_process.py", "rehearsal/build.py", "rehearsal/smoke.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/server.py": "its own",
+    "core/server_process.py": "its own, before it is asked",
+    "core/server_process.py": "its own, before it is asked",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
 }
 
@@ -203,8 +205,8 @@ def test_only_known_variables_are_looked_at():
     assert named("x = os.environ['HOME']", "os.environ") == ["os.environ"]
 
 
-def test_processes_are_ended_in_two_places_only():
-    enders = ("os.kill", "os.killpg", "self._process.kill", "self._process.terminate", "signal.pidfd_send_signal")
+def test_processes_are_ended_in_few_places_only():
+    enders = ("os.kill", "os.killpg", "self.process.kill", "self.process.terminate", "signal.pidfd_send_signal")
     ending = {name for name, source in SOURCES.items() if named(source, *enders)}
 
     assert ending == set(ENDS_PROCESSES)

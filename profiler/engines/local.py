@@ -16,6 +16,7 @@ from profiler.core import catalogue, schedule
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
+from profiler.core.server_process import PRELOAD, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import DEVICES, TRACING, WORKER, task_pool
@@ -27,10 +28,6 @@ from profiler.rehearsal.smoke import readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 from profiler.training import models
-
-# All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
-PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", WORKER, DEVICES)
-PRELOAD_TO_TRACE = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.utils.checkpoint", TRACING, DEVICES)
 
 RUN_TRIAL = f"{WORKER}:run_trial"
 RUN_TRIALS = f"{TRACING}:run_trials"

@@ -9,9 +9,10 @@ import sys
 import psutil
 import pytest
 
+from profiler.core import server_process
 from profiler.core.case import Choice, Trial, encode
 from profiler.engines import child as children
-from profiler.engines import local, server
+from profiler.engines import local
 from profiler.engines.child import Child, Ended
 from profiler.engines.local import RUN_TRIAL, Local
 from profiler.views.tables import progress
@@ -220,7 +221,9 @@ def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
 def test_twin_19_where_nobody_adopts_it_it_stays(monkeypatch):
     monkeypatch.setattr(local, "PRELOAD", ())
     idle = "from profiler.engines import forkserver; forkserver.adopt_orphans = lambda: None; "
-    monkeypatch.setattr(server, "_BOOT", server._BOOT.replace("from profiler.engines", f"{idle}from profiler.engines"))
+    monkeypatch.setattr(
+        server_process, "BOOT", server_process.BOOT.replace("from profiler.engines", f"{idle}from profiler.engines")
+    )
 
     with Local() as engine:
         pid = escaped(engine)

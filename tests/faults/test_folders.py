@@ -12,7 +12,7 @@ import pytest
 from matplotlib.font_manager import FontManager
 
 from profiler.cli import answer
-from profiler.engines import server
+from profiler.core import server_process
 from profiler.runs import store
 from tests import examples, machines
 from tests.program import PATIENCE_SECONDS, environment
@@ -218,7 +218,7 @@ def test_twin_59_the_server_without_a_nameless_file_does_not_start(monkeypatch: 
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
 
     with pytest.raises(FileNotFoundError):
-        server._nameless()
+        server_process._nameless()
 
 
 TOO_LONG = "a" * 300

@@ -25,7 +25,7 @@ from tests import examples, kill_worker, killed, make
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of three trials, the second of which kills the server; the system tells its death late."""
     monkeypatch.setattr(local, "PRELOAD", ())
-    monkeypatch.setattr(Server, "alive", lambda self: self._process.returncode is None)
+    monkeypatch.setattr(Server, "alive", lambda self: self.process.returncode is None)
     trials = [Trial(case=make.case(name)) for name in ("recursive", "all", "sqrt")]
     with Local(entry="tests.faults.entries:end") as engine:
         return [record.outcome for record in engine.run(trials)]

@@ -136,7 +136,7 @@ def test_fault_34_a_server_that_still_imports_torch_ends_too(
 def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
     here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
 ):
-    deaf = "server._BOOT = server._BOOT.replace('main(int', 'import profiler.engines.forkserver as one; one.die_with_parent = lambda client: None; main(int')"  # noqa: E501
+    deaf = "server_process.BOOT = server_process.BOOT.replace('main(int', 'import profiler.engines.forkserver as one; one.die_with_parent = lambda client: None; main(int')"  # noqa: E501
 
     killed_in_import(here, tmp_path_factory.mktemp("endless"), tag, before=deaf)
 
@@ -150,7 +150,7 @@ def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends():
     socket.send_fds(started.control, [b'{"entry": "profiler.wor'], [ours, theirs])
     started.control.close()
 
-    assert started._process.wait(timeout=PATIENCE_SECONDS) == 0
+    assert started.process.wait(timeout=PATIENCE_SECONDS) == 0
     started.close()
     os.close(ours)
     os.close(theirs)

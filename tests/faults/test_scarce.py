@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
+from profiler.core import server_process
 from profiler.core.case import Trial
 from profiler.core.record import Record
-from profiler.engines import forkserver, server
+from profiler.engines import forkserver
 from profiler.engines.child import Child
 from profiler.engines.child_outcome import trial_record
 from profiler.runs import store
@@ -77,7 +78,7 @@ def test_scarce_a_server_that_cannot_be_started_is_one_line_and_ends_with_3(
 def test_scarce_a_system_without_nameless_files_in_memory_has_others(number: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "memfd_create", failing(number), raising=False)
 
-    with server._nameless() as file:
+    with server_process._nameless() as file:
         file.write(b"text")
         file.seek(0)
 

@@ -1,0 +1,103 @@
+"""The process of a fork server, started before or when it is needed. Imports little: a command may begin with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+_WORKER, _TRACING, _DEVICES = (f"profiler.engines.{name}" for name in ("worker", "tracing", "device_survey"))
+# All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
+PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER, _DEVICES)
+PRELOAD_TO_TRACE = (
+    "torch",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.utils.checkpoint",
+    _TRACING,
+    _DEVICES,
+)
+EARLY = {  # what commands will most likely need, which takes more than a second to import
+    **dict.fromkeys(("predict", "explain", "timeline", "blocks"), PRELOAD_TO_TRACE),
+    **dict.fromkeys(("run", "plan", "stages"), PRELOAD),
+}
+NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no server here
+ASKED = "GCPROF_HOLLOW"  # asks for a hollow device, which is to be built before
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from profiler.engines.forkserver import main; "
+    "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:], rehearses=bool(int(sys.argv[4])))"
+)
+
+
+class ServerProcess(NamedTuple):
+    """A process that was started, the socket to it, and what it says where it fails."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    errors: IO[bytes]
+    preload: Sequence[str]
+
+    def drop(self) -> None:
+        """End a server that nobody has asked anything."""
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+
+_early: list[ServerProcess] = []
+
+
+def start_early(words: Sequence[str]) -> None:
+    """Start the server that a command will most likely need, before its words are read."""
+    preload = EARLY.get(words[0]) if words else None
+    is_other = any(word.partition("=")[0] in NOT_EARLY or "rehearse" in word for word in words)
+    if preload is None or is_other or ASKED in os.environ:
+        return
+    with suppress(OSError):
+        for number in range(3):
+            os.fstat(number)  # where one is closed, the next file would be it
+        _early.append(start(preload))
+
+
+def take(preload: Sequence[str]) -> ServerProcess | None:
+    """The server that was started early, if it is of this kind; of another, none is left."""
+    if not _early:
+        return None
+    early = _early.pop()
+    if tuple(early.preload) == tuple(preload):
+        return early
+    early.drop()
+    return None
+
+
+def start(preload: Sequence[str], *, visible: str | None = None, rehearses: bool = False) -> ServerProcess:
+    """Start a server that imports these modules; `visible` is the one CUDA device it sees. Raises OSError."""
+    seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    environment = {**os.environ, "KINETO_LOG_LEVEL": "5", **seen}  # the profiler is chatty on stderr
+    control, theirs = socket.socketpair()
+    python = [sys.executable, "-P", "-c", BOOT]  # -P: a json.py in the folder at hand is none of its modules
+    try:
+        with theirs:
+            errors = _nameless()
+            words = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), str(int(rehearses)), *preload]
+            process = subprocess.Popen(
+                [*python, *words], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+    except OSError:
+        control.close()
+        raise
+    return ServerProcess(process, control, errors, preload)
+
+
+def _nameless() -> IO[bytes]:
+    """Returns an anonymous file: in memory where possible, since the temporary folder may be missing or full."""
+    with suppress(AttributeError, OSError):  # not every system has it, and not every sandbox allows it
+        return os.fdopen(os.memfd_create("gcprof"), "w+b")
+    return tempfile.TemporaryFile()

@@ -1,0 +1,95 @@
+"""The server that a command begins with: what is taken, what is dropped, and where there is none."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from profiler.core import server_process
+from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_TRACE, start_early, take
+from tests.program import gcprof
+
+
+class Started:
+    """Stands for a process that was started."""
+
+    def __init__(self, preload) -> None:
+        self.preload, self.is_dropped = preload, False
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch) -> list[Started]:
+    made: list[Started] = []
+    monkeypatch.setattr(server_process, "_early", [])
+    monkeypatch.setattr(server_process, "start", lambda preload: made.append(Started(preload)) or made[-1])
+    monkeypatch.delenv("GCPROF_HOLLOW", raising=False)
+    return made
+
+
+def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read(started):
+    start_early(["predict", "mlp"])
+
+    (early,) = started
+    assert early.preload == PRELOAD_TO_TRACE
+    assert take(PRELOAD_TO_TRACE) is early
+    assert take(PRELOAD_TO_TRACE) is None  # it was taken
+    assert not early.is_dropped
+
+
+def test_a_server_of_another_kind_is_dropped(started):
+    start_early(["run", "mlp"])
+
+    assert take(PRELOAD_TO_TRACE) is None
+    assert started[0].is_dropped
+    assert take(PRELOAD) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["show"],
+        ["--version"],
+        ["predict", "--help"],
+        ["run", "--dry-run"],
+        ["run", "--engine=slurm"],
+        ["run", "--device", "rehearse:t4"],
+        ["plan", "--stages", "stages.json"],
+    ],
+)
+def test_others_begin_without_one(started, words):
+    start_early(words)
+
+    assert started == []
+
+
+def test_a_hollow_device_is_built_before(started, monkeypatch):
+    monkeypatch.setenv("GCPROF_HOLLOW", "t4")
+
+    start_early(["run"])
+
+    assert started == []
+
+
+def test_where_a_standard_stream_is_closed_nothing_else_becomes_it(started, monkeypatch):
+    def closed(number: int) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    with monkeypatch.context() as within:
+        within.setattr(os, "fstat", closed)
+        start_early(["run"])
+
+    assert started == []
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_a_command_with_wrong_words_ends_as_before_and_leaves_no_server(name, tmp_path):
+    done = gcprof(name, "--nonsense", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "--nonsense" in done.stderr
+    assert list(tmp_path.iterdir()) == []
