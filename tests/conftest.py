@@ -159,7 +159,7 @@ class Lent:
     """The server of another engine: whoever borrows it cannot end it."""
 
     def __init__(self, server: Any) -> None:
-        self.control, self.alive = server.control, server.alive
+        self.control, self.alive, self.await_ready = server.control, server.alive, server.await_ready
 
     def close(self) -> None: ...
 

@@ -48,7 +48,6 @@ ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/server.py": "its own",
     "core/server_process.py": "its own, before it is asked",
-    "core/server_process.py": "its own, before it is asked",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
 }
 

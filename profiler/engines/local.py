@@ -277,6 +277,7 @@ class Local:
             if server:
                 server.close()
             server = self._servers[rehearses] = self._server(rehearses=rehearses)
+        server.await_ready()
         return Child(server.control, entry, text, log=self._log(log), is_asked=entry in (RUN_TRIALS, RUN_TOGETHER))
 
     def _server(self, *, rehearses: bool) -> Server:

@@ -28,7 +28,14 @@ class Server:
         except OSError as error:
             raise not_started(error) from error
         self.control, self.process, self._errors = started.control, started.process, started.errors
-        if not self.control.recv(1 << 16):
+        self._is_ready = False
+
+    def await_ready(self) -> None:
+        """Wait until it has imported all that it shall. Raises UserError where that fails."""
+        if self._is_ready:
+            return
+        self._is_ready = bool(self.control.recv(1 << 16))
+        if not self._is_ready:
             self.process.wait()
             self._errors.seek(0)
             last = (self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]

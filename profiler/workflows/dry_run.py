@@ -19,6 +19,7 @@ from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.engines import DEVICES, Engine, EngineChoice
+from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening
@@ -40,7 +41,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> Estimate | None:
     """What a run would cost; `show` is given its trials first. None where its shard is empty. Raises UserError."""
     words = request.checked()
-    with connect(request, words) as engine:
+    with connect(request, spec.check(words, device_choice.any_device).trials) as engine:
         devices = request.placement.survey(engine)
         checked = checked_on(devices, words, request.placement.parsed_shard())
         if not checked.trials:

@@ -107,9 +107,12 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """Run what is asked for. Raises UserError."""
     words = request.checked()
+    asked = spec.check(words, device_choice.any_device)
     with ExitStack() as stack:
         with screen.doing(STARTING):
-            engine = stack.enter_context(connect(request, words))
+            engine = stack.enter_context(connect(request, asked.trials))
+            if not all(trial.case.is_predicted for trial in asked.trials):
+                files.prepare_pictures()  # while the engine imports torch
             devices = request.placement.survey(engine)
         checked = checked_on(devices, words, request.placement.parsed_shard())
         if not checked.trials:
@@ -123,13 +126,12 @@ def empty_text(checked: CheckedRequest) -> str:
     return f"part {checked.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts"
 
 
-def connect(request: RunRequest, words: Request) -> Engine:
-    """The engine for a request; what is wrong with it is refused before torch is imported, which takes seconds."""
-    asked = spec.check(words, device_choice.any_device)
-    refuse_idle(asked.trials, exclusive=request.exclusive)
+def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:
+    """The engine for these trials; what is wrong with a request is refused before torch is imported."""
+    refuse_idle(trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
     request.placement.parsed_shard()
-    return engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=asked.trials)
+    return engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=trials)
 
 
 def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> CheckedRequest:

@@ -145,6 +145,7 @@ def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
 
 def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends():
     started = Server(None, preload=())
+    started.await_ready()
     ours, theirs = os.pipe()
 
     socket.send_fds(started.control, [b'{"entry": "profiler.wor'], [ours, theirs])

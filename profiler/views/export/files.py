@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 from profiler.analysis.rows import rows
 from profiler.core import optional_deps, safe_files
@@ -44,6 +46,12 @@ def write_tables(run: Run) -> list[Path]:
     ]
 
 
+def prepare_pictures() -> None:
+    """Imports what draws pictures, where that works: it takes a while, which can be one of waiting."""
+    with suppress(UserError):
+        _plotting()
+
+
 def write_pictures(run: Run) -> list[Path]:
     """Writes frontier.png if a row has both peak and time, and heat.png if two axes vary; returns their paths.
 
@@ -56,8 +64,12 @@ def write_pictures(run: Run) -> list[Path]:
     kinds = ["heat"] * (is_shown and has_plane(table)) + ["frontier"] * has_frontier
     if not kinds:
         return []
-    plot = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
+    plot = _plotting().plot
     return [plot(table, kind=kind, path=folder / f"{kind}.png", force=True) for kind in kinds]
+
+
+def _plotting() -> ModuleType:
+    return optional_deps.load("profiler.views.plots.plot", needs="matplotlib")
 
 
 def _folder(run: Run) -> Path:
