@@ -10,7 +10,8 @@ from tests.cases import BASELINE, CASES, ELSEWHERE, PAGE, line, says, wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have", "ignore:Full backward hook is firing")
 ROWS = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ")][1:]
-DIGITS = re.compile(r"\d\.\de[+-]\d\d")  # of differences, which the truth is held to more closely
+# differences and where they are largest hang on the machine; the truth is held to them more closely
+DIGITS = re.compile(r"\d\.\de[+-]\d\d(, worst in [\w.]+)?")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.command)

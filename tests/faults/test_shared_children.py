@@ -47,8 +47,9 @@ def num_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def both_ways(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
     """The records by whether children are shared; the logs are in folders of these names."""
     records = {}
-    for way, key in {"shared": lambda engine, trial: trial.case.baseline, "alone": lambda engine, trial: None}.items():
-        monkeypatch.setattr(Local, "_shared", key)
+    ways = {"shared": lambda engine, trial: (local.RUN_TRIALS, None), "alone": lambda engine, trial: (None, trial)}
+    for way, key in ways.items():
+        monkeypatch.setattr(Local, "_sharing", key)
         with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path / way, measures=False) as engine:
             records[way] = list(engine.run(plan(model)))
     return records
