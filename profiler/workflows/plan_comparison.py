@@ -23,10 +23,9 @@ from profiler.workflows.plan_choice import Chosen, ComparedPlan, choose
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 
-ROUNDS = 1  # more tell what processes differ by
-SAMPLES = 24  # steps, half of them without the plan: six groups of four, the least that have an interval
-PASSES = ("equality", "memory", "time")  # of the first round
-NONE_PASSES = ("equality", "memory")  # its steps alternate with those of each way
+ROUNDS = 1  # of times; more tell what processes differ by
+SAMPLES = 16  # steps at least, half of them without the plan: two pairs more than have an interval
+EXACT_PASSES = ("equality", "memory")  # of the first round; times are those of the next, in which all ways alternate
 UNFIT = 1  # the exit code where no way was measured to fit
 
 
@@ -90,7 +89,7 @@ def paired_trials(
     rounds: int,
     calibration: Calibration | None = None,
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, PlanFile]]:
-    """The cases by label, `none` first; their trials in paired rounds; and the files in the folder that they read.
+    """The cases by label, `none` first; their trials, with so many rounds of times; and the files that they read.
 
     What is predicted is so with what operators were measured to hide. No pass counts FLOPs: the costs have them.
     """
@@ -102,15 +101,9 @@ def paired_trials(
         return cases, foreseen, files
     if case.is_rehearsed:
         return cases, schedule.measured(cases.values(), rounds, predict=True), files
-    trials = [
-        msgspec.structs.replace(trial, passes=NONE_PASSES if trial.case == case.baseline else PASSES)
-        if trial.round == 1
-        else trial
-        for trial in schedule.in_rounds(cases.values(), rounds)
-        if trial.round == 1 or trial.case != case.baseline
-    ]
-    first = [trial for trial in trials if trial.round == 1]
-    return cases, (*first, *foreseen, *trials[len(first) :]), files
+    first = [Trial(case=one, passes=EXACT_PASSES) for one in cases.values()]
+    timed = schedule.in_rounds([one for one in cases.values() if one != case.baseline], rounds + 1)
+    return cases, (*first, *foreseen, *(trial for trial in timed if trial.round > 1)), files
 
 
 def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:
