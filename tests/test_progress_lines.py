@@ -15,7 +15,7 @@ from rich.console import Console
 from profiler.analysis import progress
 from profiler.cli import answer, output
 from profiler.engines.local import Local
-from profiler.views.tables.progress import Follow, LiveScreen
+from profiler.views.tables.progress import LATER_SHARE, Follow, LiveScreen
 from tests import examples, golden_files, make
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -47,9 +47,11 @@ class Clock:
         return self.seconds
 
 
-def live(columns: int, clock: Clock, *, first_guess: float = 0.0, num_trials: int = 0) -> LiveScreen:
+def live(
+    columns: int, clock: Clock, *, first_guess: float = 0.0, num_trials: int = 0, num_later: int = 0
+) -> LiveScreen:
     console = Console(file=io.StringIO(), width=columns, height=40, force_terminal=True, color_system=None)
-    return LiveScreen(console, clock=clock, first_guess=first_guess, num_trials=num_trials)
+    return LiveScreen(console, clock=clock, first_guess=first_guess, num_trials=num_trials, num_later=num_later)
 
 
 def drawn(screen: LiveScreen) -> str:
@@ -93,6 +95,18 @@ def test_the_time_left_is_a_guess_until_a_trial_has_ended():
         "0/4  0:00:11",  # the guess was wrong
         "1/4  0:00:11, about 0:00:33 left",
     ]
+
+
+def test_later_rounds_take_a_part_of_the_first_until_one_has_ended():
+    clock = Clock()
+    screen = live(80, clock, num_trials=6, num_later=4)
+    left = []
+
+    for clock.seconds, number in ((10.0, 1), (20.0, 1), (23.0, 2), (26.0, 3)):
+        screen.add(make.record(round=number), total=6)
+        left.append(screen.left_seconds())
+
+    assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]
 
 
 def test_a_table_that_is_higher_than_the_terminal_is_left_out():

@@ -35,6 +35,7 @@ NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
 WIDEST = 500  # characters of a line
 TRACED_SECONDS, MEASURED_SECONDS = 0.5, 2.5  # of a trial, as long as none has ended: its start, and 2 s of samples
 MOST_ROWS = 200  # records that are drawn anew each time; of more only the count is shown
+LATER_SHARE = 0.4  # of a trial that also verifies and reads memory: that of one that reads the time beside others
 PER_SECOND = 4  # how often the screen is drawn
 
 
@@ -57,7 +58,13 @@ class Follow:
         self._is_quiet = is_quiet
         self._shown = 0
         self._said: set[tuple[str, ...]] = set()
-        self._screen = LiveScreen(self._console, clock=clock, first_guess=_guess(cases), num_trials=len(cases))
+        self._screen = LiveScreen(
+            self._console,
+            clock=clock,
+            first_guess=_guess(cases),
+            num_trials=len(cases),
+            num_later=len(cases) - len(set(cases)),
+        )
 
     def __enter__(self) -> Follow:
         if self._console.is_terminal and not self._is_quiet:
@@ -97,7 +104,9 @@ class Follow:
 
 def _guess(cases: Sequence[Case]) -> float:
     """Seconds that trials of these cases may take, before one has ended."""
-    return sum(TRACED_SECONDS if case.is_predicted or case.is_rehearsed else MEASURED_SECONDS for case in cases)
+    traced = sum(case.is_predicted or case.is_rehearsed for case in cases)
+    later = len(cases) - len(set(cases))
+    return TRACED_SECONDS * traced + MEASURED_SECONDS * (len(cases) - traced - later + LATER_SHARE * later)
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
@@ -184,7 +193,8 @@ def _number(value: float) -> str:
 class LiveScreen:
     """The lines that stand at the end of a terminal while trials run, and are gone afterwards.
 
-    `first_guess` are the seconds that `num_trials` may take, which are told until one has ended.
+    `first_guess` are the seconds that `num_trials` may take, which are told until one has ended; `num_later` of them
+    are of later rounds, which read the time alone.
     """
 
     def __init__(
@@ -194,12 +204,14 @@ class LiveScreen:
         clock: Callable[[], float] = time.monotonic,
         first_guess: float = 0.0,
         num_trials: int = 0,
+        num_later: int = 0,
     ) -> None:
         self.now = ""  # what runs
         self._console, self._clock = console, clock
-        self._first_guess, self._total = first_guess, num_trials
+        self._first_guess, self._total, self._later_left = first_guess, num_trials, num_later
         self._records: list[Record] = []
-        self._num_ended = 0
+        self._num_ended, self._later_ended = 0, 0
+        self._first_seconds = 0.0  # until the last trial of a first round ended
         self._since = clock()
         self._drawn: tuple[int, int, Text] | None = None  # records, columns, and their table
         self._spinner = Spinner("line")
@@ -215,6 +227,10 @@ class LiveScreen:
         """Takes the record of a trial that has ended, and how many trials there are in all."""
         self._num_ended += 1
         self._total, self.now = total, ""
+        if record.round > 1:
+            self._later_left, self._later_ended = max(0, self._later_left - 1), self._later_ended + 1
+        else:
+            self._first_seconds = self._clock() - self._since
         if len(self._records) < MOST_ROWS:
             self._records.append(record)
 
@@ -234,13 +250,22 @@ class LiveScreen:
         return "  ".join(text for text in (count, times, self.now) if text)
 
     def left_seconds(self) -> float | None:
-        """By the mean of the trials that have ended; before, by the guess. None where that was wrong."""
+        """By the mean of the trials that have ended; before, by the guess. None where that was wrong.
+
+        A trial of a later round takes a part of another, until one has ended.
+        """
         seconds = self._clock() - self._since
         if not self._total:
             return None
         if not self._num_ended:
             return self._first_guess - seconds if seconds < self._first_guess else None
-        return seconds / self._num_ended * (self._total - self._num_ended)
+        left = self._total - self._num_ended
+        later = min(left, self._later_left)
+        first_ended = self._num_ended - self._later_ended
+        first_mean = self._first_seconds / first_ended if first_ended else 0.0
+        later_seconds = seconds - self._first_seconds
+        later_mean = later_seconds / self._later_ended if self._later_ended else LATER_SHARE * first_mean
+        return first_mean * (left - later) + later_mean * later
 
     def _table(self) -> Text:
         records, width = len(self._records), self._console.width
