@@ -15,7 +15,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
-from profiler.engines.local import MOST_TOGETHER, Local
+from profiler.engines.order import MOST_TIMED, grouped
 from profiler.measuring.meters import time as timing
 from profiler.measuring.together import measure_together
 from profiler.measuring.trial import measure
@@ -206,9 +206,9 @@ def test_later_rounds_of_one_baseline_share_a_child():
     plan = planned("none", "all", "compile-budget", "sqrt", "segments:k=2")
     other = planned("none", "all", batch_size=3)
 
-    groups = [(entry, [trial.case.strategy for trial in group]) for entry, group in Local()._grouped([*plan, *other])]
+    groups = [(kind, [trial.case.strategy for trial in group]) for kind, group in grouped([*plan, *other])]
 
-    shared = [names for entry, names in groups if entry]
+    shared = [names for kind, names in groups if kind == "timed"]
     assert shared == [["segments:k=2", "sqrt"], ["all", "none"], ["all", "none"]]
     assert sum(len(names) for _, names in groups) == len(plan) + len(other)
 
@@ -225,7 +225,7 @@ def test_others_do_not(fields):
 def test_no_more_than_so_many_share_one():
     plan = [trial for trial in planned(*(f"segments:k={k}" for k in range(1, 18))) if trial.round == 2]
 
-    assert [len(group) for _, group in Local()._grouped(plan)] == [MOST_TOGETHER, MOST_TOGETHER, 1]
+    assert [len(group) for _, group in grouped(plan)] == [MOST_TIMED, MOST_TIMED, 1]
 
 
 def test_they_run_in_one_process_and_what_fails_there_runs_by_itself(engine, tmp_path):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from profiler.analysis import progress
-from profiler.core import catalogue, schedule
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
@@ -22,17 +20,15 @@ from profiler.core.units import bytes_text
 from profiler.engines import DEVICES, TRACING, WORKER, task_pool
 from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
-from profiler.engines.order import in_waves
+from profiler.engines.order import grouped, in_waves
 from profiler.engines.server import Server
 from profiler.rehearsal.smoke import readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
-from profiler.training import models
 
 RUN_TRIAL = f"{WORKER}:run_trial"
 RUN_TRIALS = f"{TRACING}:run_trials"
 RUN_TOGETHER = f"{WORKER}:run_together"
-MOST_TOGETHER = 8  # strategies: of more, a step is too far from that without a strategy to be disturbed alike
 TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
@@ -123,17 +119,15 @@ class Local:
         self._free_by_uuid = {uuid: self._free[name] for name, uuid in uuids.items() if name in self._free}
         return devices
 
-    def ask(self, entry: str, text: str, *, failing: str, rehearses: bool | None = None) -> dict[str, Any]:
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """What `entry` ("module:function") tells of `text` in a process of its own, as JSON.
 
-        `rehearses` says whether that process has the hollow CUDA device; None is as the engine was made. Raises
-        UserError (exit code 3), which begins with `failing`, where it ends without an answer.
+        Raises UserError (exit code 3), which begins with `failing`, where it ends without an answer.
         """
-        rehearses = self._rehearses if rehearses is None else rehearses
-        with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
+        with self._child(entry, text, entry.rpartition(":")[2], rehearses=self._rehearses) as child:
             child.on_stage = self.at_work
             ended = child.wait(self._stage_seconds)
-        self._drop_dead_server(ended, rehearses=rehearses)
+        self._drop_dead_server(ended, rehearses=self._rehearses)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
             raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
@@ -163,35 +157,16 @@ class Local:
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         """Each trial in a fresh child, but for those that share one."""
         refusals = progress.Refusals()
-        for entry, several in self._grouped(trials):
+        shared = {"predicted": self._predicted, "timed": self._timed} if self._entry == RUN_TRIAL else {}
+        for kind, several in grouped(trials):
             group = [trial for trial in several if not refusals.stop(trial.case)]
-            for record in self._shared_child(entry, group) if entry and len(group) > 1 else map(self._alone, group):
+            run = shared.get(kind) if len(group) > 1 else None
+            for record in run(group) if run else map(self._alone, group):
                 if self._is_stopped:
                     return
                 if progress.is_refusal(record):
                     refusals.add(record)
                 yield record
-
-    def _grouped(self, trials: Iterable[Trial]) -> Iterator[tuple[str | None, list[Trial]]]:
-        """Neighbours that share a child, and what runs them there; None for one by itself.
-
-        Predictions of one baseline do, but where users' code runs, and measured strategies of one baseline of which
-        only the time is read: on one model, their steps have those without a strategy in common.
-        """
-        for (entry, *_), several in groupby(trials, key=self._sharing):
-            group = list(several)
-            most = MOST_TOGETHER if entry == RUN_TOGETHER else len(group)
-            for at in range(0, len(group), most):
-                yield entry, group[at : at + most]
-
-    def _sharing(self, trial: Trial) -> tuple[str | None, object]:
-        """The same for trials that share a child, with what runs them there."""
-        case = trial.case
-        if self._entry == RUN_TRIAL and case.is_predicted and not catalogue.is_code(case.model.name, models.TABLE):
-            return RUN_TRIALS, case.baseline
-        if self._entry == RUN_TRIAL and schedule.is_time_alone(trial):
-            return RUN_TOGETHER, (case.baseline, trial.round)
-        return None, trial
 
     def _alone(self, trial: Trial) -> Record:
         self._await_memory()
@@ -205,19 +180,23 @@ class Local:
         self._ended_on = None if ended.status == 0 or rehearses else trial.case.torch_device
         return record
 
-    def _shared_child(self, entry: str, trials: list[Trial]) -> Iterator[Record]:
-        """Records of a child that several trials share; what goes wrong there is run again by itself.
+    def _timed(self, trials: list[Trial]) -> Iterator[Record]:
+        """Strategies that are timed in turn; from the first that goes wrong on, each by itself."""
+        self._await_memory()
+        for place, record in enumerate(records := self._in_one_child(RUN_TOGETHER, trials)):
+            if record.outcome != "ok":
+                records.close()
+                yield from map(self._alone, trials[place:])
+                return
+            yield record
 
-        The first prediction is by itself: nothing ran before it.
-        """
+    def _predicted(self, trials: list[Trial]) -> Iterator[Record]:
+        """Predictions of one baseline; one that goes wrong where others ran before is made again by itself."""
         while trials:
-            for place, record in enumerate(records := self._in_one_child(entry, trials)):
-                is_sure = record.outcome in ("ok", "skipped") or (place == 0 and entry == RUN_TRIALS)
+            for place, record in enumerate(records := self._in_one_child(RUN_TRIALS, trials)):
+                is_sure = place == 0 or record.outcome in ("ok", "skipped")
                 if not is_sure:
                     records.close()
-                    if entry == RUN_TOGETHER:
-                        yield from map(self._alone, trials[place:])
-                        return
                     record = self._alone(trials[place])
                 yield record
                 if progress.is_refusal(record):
@@ -228,8 +207,6 @@ class Local:
 
     def _in_one_child(self, entry: str, trials: list[Trial]) -> Generator[Record, None, None]:
         """One record each, up to the first whose child ends; the next trial begins when its record is asked for."""
-        if entry == RUN_TOGETHER:
-            self._await_memory()
         requests = f"[{','.join(map(self._request, trials))}]"
         with self._child(entry, requests, _log_name(trials[0])) as child:
             for place, trial in enumerate(trials):
@@ -241,8 +218,7 @@ class Local:
                 ended = child.wait(self._stage_seconds, until=until)
                 record = trial_record(trial, child, ended, requested_at)
                 self._drop_dead_server(ended, rehearses=False)
-                if entry == RUN_TOGETHER:
-                    self._ended_on = None if ended.status == 0 else trial.case.torch_device
+                self._ended_on = None if ended.status == 0 or trial.case.is_predicted else trial.case.torch_device
                 yield record
 
     def _tells(self, trial: Trial) -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""The order in which a plan is run on any engine: what others need comes first."""
+"""The order in which a plan is run on any engine: what others need comes first; and which trials share a process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.progress import calibrations
+from profiler.core import catalogue, schedule
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
+from profiler.training import models
 
+MOST_TIMED = 8  # strategies: of more, a step is too far from that without a strategy to be disturbed alike
 Records = dict[tuple[Case, int], Record]
 
 
@@ -36,6 +39,29 @@ def in_waves(
         for record in run(ready):
             records[record.case, record.round] = record
             yield record
+
+
+def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
+    """Neighbours that may share a process, with how: "predicted", "timed", or "" for one by itself.
+
+    Predictions of one baseline do, but where users' code runs, and measured strategies of one baseline and round of
+    which only the time is read: on one model, their steps have those without a strategy in common.
+    """
+    for (kind, _), several in groupby(trials, key=_sharing):
+        group = list(several)
+        most = MOST_TIMED if kind == "timed" else len(group)
+        for at in range(0, len(group), most):
+            yield kind, group[at : at + most]
+
+
+def _sharing(trial: Trial) -> tuple[str, object]:
+    """How a trial shares its process, and what is the same of all that may be in it."""
+    case = trial.case
+    if case.is_predicted and not catalogue.is_code(case.model.name, models.TABLE):
+        return "predicted", case.baseline
+    if schedule.is_time_alone(trial):
+        return "timed", (case.baseline, trial.round)
+    return "", trial
 
 
 def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = True) -> list[Trial]:

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
-from profiler.engines import local
+from profiler.engines import local, order
 from profiler.engines.child import Child
 from profiler.engines.local import Local
 from tests import make
@@ -47,9 +47,8 @@ def num_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def both_ways(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
     """The records by whether children are shared; the logs are in folders of these names."""
     records = {}
-    ways = {"shared": lambda engine, trial: (local.RUN_TRIALS, None), "alone": lambda engine, trial: (None, trial)}
-    for way, key in ways.items():
-        monkeypatch.setattr(Local, "_sharing", key)
+    for way, key in {"shared": lambda trial: ("predicted", None), "alone": lambda trial: ("", trial)}.items():
+        monkeypatch.setattr(order, "_sharing", key)
         with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path / way, measures=False) as engine:
             records[way] = list(engine.run(plan(model)))
     return records
