@@ -34,7 +34,8 @@ NETWORK = ("socket", "http", "urllib", "requests", "ftplib", "smtplib", "asyncio
 LOCAL = {  # what of them is used, and why it reaches no further than this machine
     "engines/child.py": {"socket"},  # descriptors to the server
     "engines/forkserver.py": {"socket"},  # the other end
-    "engines/server.py": {"socket"},  # the pair of the two
+    "engines/server.py": {"socket"},  # how it is shut down
+    "core/server_process.py": {"socket"},  # the pair of the two
     "measuring/ranks.py": {"socket"},  # the name of the loopback
     "engines/ray_cluster.py": {"socket"},  # whether the cluster that the user names is there
     "cli/report.py": {"webbrowser"},  # `--open` shows the file
@@ -226,7 +227,7 @@ def test_promise_7_no_module_reaches_the_network_or_runs_a_file():
     }
 
     assert {name: modules for name, modules in found.items() if modules} == LOCAL
-    assert "socketpair" in (PACKAGE / "engines/server.py").read_text(encoding="utf-8")
+    assert "socketpair" in (PACKAGE / "core/server_process.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("source", ["import socket", "from urllib.request import urlopen", "import requests as r"])

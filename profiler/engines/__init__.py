@@ -1,4 +1,4 @@
-"""The table of engines: where trials run. An engine only decides where; a trial stays one case in a fresh process.
+"""The table of engines: where trials run. An engine only decides where a trial, one case in one round, is run.
 
 An engine is a context manager with `survey()`, the devices there are, `ask(entry, text)`, what a function tells of a
 text, and `run(plan, done)`, which yields one record for each trial that is owed, in any order, whatever becomes of it;
