@@ -19,7 +19,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.runs import store
-from profiler.runs.sharing import Shared
+from profiler.runs.reading import Shared
 from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables import grid as grids
 from profiler.views.tables import samples, terminal

@@ -20,7 +20,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
 from profiler.runs import reading
-from profiler.runs.sharing import Shared
+from profiler.runs.reading import Shared
 
 
 def log_name(case: Case, round: int) -> str:

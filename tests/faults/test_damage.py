@@ -14,7 +14,7 @@ from profiler.core import strict_files
 from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.runs import store
-from profiler.runs.sharing import Shared
+from profiler.runs.reading import Shared
 from tests import examples, make
 from tests.program import environment
 
