@@ -1,10 +1,10 @@
 """Damaged files through every reader: `just fuzz`.
 
-Committed run folders, sweep files, published systems, devices, plans and stages are changed by chance, by bytes and by
-what they say, and read by the commands that read them, in this process. A reader may refuse a file in one line, with
-an exit code from 0 to 5. Wrong are: code 70 or any other, a traceback, a warning of Python's, two seconds of the
-processor (eight for a plan, twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file
-is made from the seed and its number, so that `--first NUMBER --times 1` makes the same one again.
+Committed run folders, sweep files, devices, plans and stages are changed by chance, by bytes and by what they say, and
+read by the commands that read them, in this process. A reader may refuse a file in one line, with an exit code from 0
+to 5. Wrong are: code 70 or any other, a traceback, a warning of Python's, two seconds of the processor (eight for a
+plan, twenty for a picture, sixty of the clock) for one file, and more than 512 MiB. Every file is made from the seed
+and its number, so that `--first NUMBER --times 1` makes the same one again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.workflows import published
 from tests import examples
 from tests.fuzz_mutations import mutated
 from tests.fuzz_subjects import ROOT, Subject, subjects
@@ -46,7 +45,6 @@ WORKERS, BATCH = 2, 250
 GOOD = range(6)
 READERS: dict[str, Callable[[Path], object]] = {  # those of files that no command takes by their path
     "plan-file": plan_file.read,
-    "published": published.read,
     "rates": gpu_specs.read,
 }
 

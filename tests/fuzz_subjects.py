@@ -54,10 +54,8 @@ def _configurations() -> Iterator[Subject]:
     for path in sorted((ROOT / "configs").glob("*.toml")):
         commands = ("run --dry-run --config file.toml", "run --dry-run --device fake:h100 --config file.toml")
         yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, commands)
-    for reader in ("published", "rates"):
-        folder = {"published": "published", "rates": "devices"}[reader]
-        for path in sorted((ROOT / "configs" / folder).glob("*.toml"))[:5]:
-            yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, (f"{reader} file.toml",))
+    for path in sorted((ROOT / "configs/devices").glob("*.toml"))[:5]:
+        yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, ("rates file.toml",))
 
 
 def _plans() -> Iterator[Subject]:

@@ -12,7 +12,7 @@ from profiler.core.case import Case, Choice
 from profiler.core.record import Environment
 
 
-class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published figure, and which rows of a run it is to be stood beside; None chooses any."""
 
     label: str
