@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from profiler.workflows import published
+from profiler.workflows.reproduce import names
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     how = ["--predict"] if asked.predict else ["--device", asked.device]
     with tempfile.TemporaryDirectory() as folder:
         root = asked.output or Path(folder)
-        took = {name: reproduce(name, root / name, how) for name in asked.names or published.names()}
+        took = {name: reproduce(name, root / name, how) for name in asked.names or names()}
     wrong = [name for name, (code, _) in took.items() if code]
     slow = [name for name, (_, seconds) in took.items() if seconds > asked.within]
     print()

@@ -18,13 +18,13 @@ from profiler.core.record import Note
 from profiler.request import spec
 from profiler.runs import store
 from profiler.runs.writer import Writer
-from profiler.workflows import published
-from profiler.workflows.published import SIZES, System
+from profiler.workflows import reproduce
+from profiler.workflows.reproduce import SIZES, System
 from tests import make
 from tests.commands import gcprof
 
 ROOT = Path(__file__).parents[1]
-NAMES = published.names()
+NAMES = reproduce.names()
 RANDOM_STATE = 5056  # bytes of the CPU's, which every checkpoint keeps
 
 SMALL = """
@@ -69,7 +69,7 @@ def test_every_system_of_the_issue_has_a_file():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_figure_is_about_exactly_one_case_of_its_plan_or_is_fitted_to_at_least_three(name, size):
-    system = published.find(name)
+    system = reproduce.find(name)
     planned = cases(system, size, device="cpu" if size == "cpu" else "cuda:0")
 
     for wanted in getattr(system, size).wanted:
@@ -80,7 +80,7 @@ def test_every_figure_is_about_exactly_one_case_of_its_plan_or_is_fitted_to_at_l
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_smaller_on_a_cpu_is_said(name):
-    system = published.find(name)
+    system = reproduce.find(name)
     measured = [
         {(case.model, case.strategy, case.batch_size, case.accumulate) for case in cases(system, size)}
         for size in SIZES
@@ -92,7 +92,7 @@ def test_what_is_smaller_on_a_cpu_is_said(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_of_a_known_quantity_in_a_unit_of_its_kind(name):
-    system = published.find(name)
+    system = reproduce.find(name)
 
     for wanted in (*system.full.wanted, *system.cpu.wanted):
         assert wanted.unit in UNITS[TABLE[wanted.quantity].kind], (wanted.label, wanted.quantity)
@@ -111,13 +111,13 @@ def test_a_word_that_means_nothing_is_refused(tmp_path, old, new):
     assert SMALL.count(old) == 1
 
     with pytest.raises((UserError, msgspec.ValidationError)):
-        published.read(written(tmp_path, SMALL.replace(old, new)))
+        reproduce.load(written(tmp_path, SMALL.replace(old, new)))
 
 
 def test_a_row_may_differ_between_the_sizes_and_stand_for_several_figures(tmp_path):
     more = SMALL + 'cpu = { strategy = ["all", "none"], published = -3 }\n'
 
-    system = published.read(written(tmp_path, more))
+    system = reproduce.load(written(tmp_path, more))
 
     assert [one.strategy for one in system.full.wanted] == ["none", "all"]
     assert [(one.strategy, one.published) for one in system.cpu.wanted] == [("none", 5), ("all", -3), ("none", -3)]
@@ -126,7 +126,7 @@ def test_a_row_may_differ_between_the_sizes_and_stand_for_several_figures(tmp_pa
 
 
 def test_the_published_shares_of_mnist_are_those_of_the_published_bytes():
-    wanted = published.find("mnist-cnn").full.wanted
+    wanted = reproduce.find("mnist-cnn").full.wanted
     taken = {one.strategy: one.published for one in wanted if one.quantity == "peak_bytes"}
     shares = {one.strategy: one.published for one in wanted if one.quantity == "peak_share"}
 
@@ -141,9 +141,9 @@ def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, mon
     (tmp_path / "configs" / "published").mkdir(parents=True)
 
     assert wheel["force-include"]["configs/published"] == "profiler/configs/published"
-    assert published.folder() == ROOT / "configs" / "published"
+    assert reproduce.systems_folder() == ROOT / "configs" / "published"
     monkeypatch.setattr(user_code, "OURS", tmp_path)
-    assert published.folder() == tmp_path / "configs" / "published"
+    assert reproduce.systems_folder() == tmp_path / "configs" / "published"
 
 
 EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
@@ -191,7 +191,7 @@ def test_a_run_is_shown_again_without_torch_and_is_of_no_other_system(here, caps
     [("cpu", False, 16584), ("cpu", True, 16584), ("cuda:0", False, 11528), ("cuda:0", True, 11528)],
 )
 def test_where_both_sizes_are_the_same_run_the_arithmetic_is_that_of_the_device(device, full, arithmetic):
-    system = published.find("simple-mlp")
+    system = reproduce.find("simple-mlp")
 
     for size in (system.size_on(device, full=full), system.size_of(set(cases(system, "full", device)))):
         (line,) = (one for one in size.wanted if one.quantity == "saved_bytes" and one.strategy == "every")  # k is 2
@@ -202,7 +202,7 @@ def test_where_both_sizes_are_the_same_run_the_arithmetic_is_that_of_the_device(
     ("device", "full", "size"), [("cpu", False, "cpu"), ("cpu", True, "full"), ("cuda:0", False, "full")]
 )
 def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_gpu(device, full, size):
-    system = published.find("bert")
+    system = reproduce.find("bert")
 
     assert system.size_on(device, full=full) is getattr(system, size)
     assert system.size_of(set(cases(system, size, device))) is getattr(system, size)
@@ -210,7 +210,7 @@ def test_the_published_size_runs_where_it_is_asked_for_and_wherever_there_is_a_g
 
 @pytest.mark.parametrize(("notes", "code"), [((), 4), ((Note(code="GCP020", text="a real run"),), 0)])
 def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
-    plan = spec.check(published.find("hf-trainer").cpu.request, lambda word: "cpu").trials
+    plan = spec.check(reproduce.find("hf-trainer").cpu.request, lambda word: "cpu").trials
     records = [make.record(case=trial.case, round=trial.round, notes=notes) for trial in plan]
     folder = here / "run"
     store.create(folder, plan=plan, command="gcprof", environment=records[0].environment, sources={})

@@ -45,15 +45,14 @@ def reproduce(
 
     Example: gcprof reproduce three-policies
     """
-    from profiler.workflows import published
-    from profiler.workflows.reproduce import ReproduceRequest, read
+    from profiler.workflows.reproduce import ReproduceRequest, find, names, read
 
     if name is None:
         if any((full, predict, device, output, before, json)):
-            raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(published.names())}")
+            raise UserError("reproduce needs a name for these options", hint=f"one of {', '.join(names())}")
         _list()
         return
-    system = published.find(name)
+    system = find(name)
     if before:
         if full or predict or device or output:
             flag = "--full" if full else "--predict" if predict else "--device" if device else "--output"
@@ -74,9 +73,9 @@ def reproduce(
 def _list() -> None:
     from profiler.views.tables.grid import Column
     from profiler.views.tables.terminal import fitted
-    from profiler.workflows import published
+    from profiler.workflows.reproduce import find, names
 
-    systems = [published.find(name) for name in published.names()]
+    systems = [find(name) for name in names()]
     columns = (
         Column(head=("name", ""), cells=tuple(system.name for system in systems)),
         Column(head=("what is published", ""), cells=tuple(system.title for system in systems)),
