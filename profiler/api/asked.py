@@ -71,10 +71,8 @@ def fresh_workload(build: Callable[[], Any] | None) -> Build | None:
     def made() -> Workload:
         workload = as_workload(build())
         if any(not isinstance(parameter, FakeTensor) for parameter in workload.module.parameters()):
-            raise UserError(
-                "build returned a module that was made before: tracing would change it",
-                hint="make it inside build, which is called anew for every trace: def build(): module = MyModel(); ...",
-            )
+            hint = "make it inside build, which is called anew for every trace: def build(): module = MyModel(); ..."
+            raise UserError("build returned a module that was made before: tracing would change it", hint=hint)
         return workload
 
     return made

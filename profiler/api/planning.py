@@ -87,11 +87,9 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
     named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
-    raise UserError(
-        f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself",
-        hint=f"{others}a smaller batch lowers it; so do 16 bits, or an optimizer with less state",
-        exit_code=GATE,
-    )
+    message = f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself"
+    hint = f"{others}a smaller batch lowers it; so do 16 bits, or an optimizer with less state"
+    raise UserError(message, hint=hint, exit_code=GATE)
 
 
 def _chain(case: Case, fresh: Build | None) -> Chain:

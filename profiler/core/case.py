@@ -51,9 +51,8 @@ class Choice(str):
         pairs = [piece.partition("=") for piece in pieces]
         for key, _, value in pairs:
             if not key or not value:
-                raise UserError(
-                    f"'{self}' has an option without a name or a value", hint="write name:key=value,key=value"
-                )
+                message = f"'{self}' has an option without a name or a value"
+                raise UserError(message, hint="write name:key=value,key=value")
         keys = [key for key, _, _ in pairs]
         if len(set(keys)) < len(keys):
             twice = next(key for key, number in Counter(keys).items() if number > 1)

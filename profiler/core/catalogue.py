@@ -136,9 +136,8 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
     for option in entry.options:
         if option.default is None and option.name not in given:
             kind = KINDS.get(option.kind, option.kind)
-            raise UserError(
-                f"'{choice}' needs {option.name}", hint=f"write {choice.name}:{option.name}=... with {kind}"
-            )
+            message = f"'{choice}' needs {option.name}"
+            raise UserError(message, hint=f"write {choice.name}:{option.name}=... with {kind}")
     values = _values(choice, declared)
     ordered = [*(key for key in declared if key in given), *sorted(given.keys() - declared.keys())]
     canonical = {key: as_word(values[key]) for key in ordered}

@@ -91,9 +91,8 @@ def _refuse_kinds(words: Iterable[str]) -> None:
     """Raises UserError where `--device` is given a kind of GPU."""
     for word in words:
         if gpu_kinds.of(word):
-            raise UserError(
-                f"--device: '{word}' is not a device", hint=f"{BY_NUMBER}; --gpus takes kinds, on a cluster"
-            )
+            message = f"--device: '{word}' is not a device"
+            raise UserError(message, hint=f"{BY_NUMBER}; --gpus takes kinds, on a cluster")
 
 
 def _kinds_of(text: str) -> list[str]:
@@ -101,9 +100,8 @@ def _kinds_of(text: str) -> list[str]:
     kinds = [word.strip().lower() for word in text.split(",")]
     for kind in kinds:
         if not gpu_kinds.KIND.fullmatch(kind):
-            raise UserError(
-                f"--gpus: '{kind}' is no kind of GPU", hint="write kinds as the cluster has them: a100,h100"
-            )
+            message = f"--gpus: '{kind}' is no kind of GPU"
+            raise UserError(message, hint="write kinds as the cluster has them: a100,h100")
     return [gpu_kinds.named(kind) for kind in kinds]
 
 
@@ -223,9 +221,8 @@ def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
     for case in cases:
         if case.num_ranks > 1 and _is_cuda(case.device) and _number(case.device) is None:
             message = f"--ranks {case.num_ranks}: a trial on '{case.device}' has one GPU"
-            raise UserError(
-                message, hint="--ranks takes the GPUs of one machine, from the one of --device on", exit_code=3
-            )
+            hint = "--ranks takes the GPUs of one machine, from the one of --device on"
+            raise UserError(message, hint=hint, exit_code=3)
         if case.device == "cpu" and case.num_ranks > most:
             message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would drown this machine"
             raise UserError(message, hint=f"gcprof predict --device {FAKE}cpu needs none of them", exit_code=3)

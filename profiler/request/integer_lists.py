@@ -44,9 +44,8 @@ def _counts(item: str) -> list[int]:
     first, last = _segment_count(span[1], item), _segment_count(span[2], item)
     factor = int(span[3]) if span[3] else None
     if last < first or factor in (0, 1) or (factor is None and last - first >= 1000):
-        raise UserError(
-            f"--segments: '{item}' is not a range", hint="write first..last, up to 1000 long, or first..last:x2"
-        )
+        message = f"--segments: '{item}' is not a range"
+        raise UserError(message, hint="write first..last, up to 1000 long, or first..last:x2")
     counts = list(range(first, last + 1)) if factor is None else [first]
     while factor and counts[-1] * factor <= last:
         counts.append(counts[-1] * factor)
@@ -55,10 +54,8 @@ def _counts(item: str) -> list[int]:
 
 def _segment_count(word: str, item: str) -> int:
     if not _is_within(word, LARGEST):
-        raise UserError(
-            f"--segments: '{item}' is not a number of segments",
-            hint=f"whole numbers from 1 to {LARGEST}, like 1,2,4 or 1..32 or 1..32:x2",
-        )
+        message = f"--segments: '{item}' is not a number of segments"
+        raise UserError(message, hint=f"whole numbers from 1 to {LARGEST}, like 1,2,4 or 1..32 or 1..32:x2")
     return int(word)
 
 

@@ -44,9 +44,8 @@ def check_data(directory: str | None, chosen: list[Choice]) -> None:
         raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
     for model in chosen:
         if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
-            raise UserError(
-                f"--data has no effect on '{model}', which makes its own batch", hint="leave it out for this model"
-            )
+            message = f"--data has no effect on '{model}', which makes its own batch"
+            raise UserError(message, hint="leave it out for this model")
     if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
         names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
         raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")

@@ -31,10 +31,8 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
         return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
     except msgspec.ValidationError as error:
         key = str(error).rpartition("$.")[2].rstrip("`")
-        message = str(error).partition(" - at")[0]
-        raise UserError(
-            f"{path}:{strict_files.line_of(text, key)}: {key}: {message}", hint="examples are in configs/"
-        ) from None
+        message = f"{path}:{strict_files.line_of(text, key)}: {key}: {str(error).partition(' - at')[0]}"
+        raise UserError(message, hint="examples are in configs/") from None
 
 
 def _as_words(key: str, value: object) -> object:

@@ -103,11 +103,9 @@ def _refuse_incomparable(runs: Sequence[Run]) -> None:
         for name, value in _circumstances(run):
             first, before = seen.setdefault(name, (value, run)) if value is not None else (value, run)
             if value != first:
-                raise UserError(
-                    f"{name} is {first} in '{before.folder.name}' and {value} in '{run.folder.name}'",
-                    hint="gcprof compare shows runs of different machines beside each other",
-                    exit_code=4,
-                )
+                message = f"{name} is {first} in '{before.folder.name}' and {value} in '{run.folder.name}'"
+                hint = "gcprof compare shows runs of different machines beside each other"
+                raise UserError(message, hint=hint, exit_code=4)
 
 
 def _circumstances(run: Run) -> Iterator[tuple[str, object]]:

@@ -156,11 +156,8 @@ def _foreign(text: bytes, kind: type[Any], where: object) -> Any:
     """A document of any schema that others may have written, looked through. Raises as msgspec does, and UserError."""
     schema = written_schema(text)
     if schema > SCHEMA:
-        raise UserError(
-            f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})",
-            hint="upgrade gcprof",
-            exit_code=4,
-        )
+        message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
+        raise UserError(message, hint="upgrade gcprof", exit_code=4)
     document = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
     strict_files.check_json(text)
     return document

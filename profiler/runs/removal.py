@@ -17,9 +17,8 @@ def refuse(folder: Path) -> None:
     """Raises UserError for what is no run of the user's below the results, or is reached through a link."""
     root, whole = Path(os.path.abspath(RESULTS)), Path(os.path.abspath(folder))
     if root not in whole.parents:
-        raise UserError(
-            f"'{folder}' is not below '{RESULTS}': only runs there are removed", hint="rm -r removes others"
-        )
+        message = f"'{folder}' is not below '{RESULTS}': only runs there are removed"
+        raise UserError(message, hint="rm -r removes others")
     if reference_folder().resolve() in whole.resolve().parents:
         raise UserError(f"'{folder}' is a reference run of gcprof", hint="`gcprof list` shows your own")
     links = [path for path in (root, whole, *whole.parents) if root in (path, *path.parents) and path.is_symlink()]

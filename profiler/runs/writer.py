@@ -79,11 +79,9 @@ class Writer:
             why = error.message if isinstance(error, UserError) else error.strerror
             message = f"{what}, and its records cannot be kept: {why}"
             raise LostFileError(message, hint="what was printed is all there is") from error
-        raise LostFileError(
-            f"{what}: nothing more is measured, and its records are kept in '{kept}'",
-            hint=f"gcprof show {kept} shows them, gcprof run --resume {kept} goes on there",
-            kept=kept,
-        )
+        message = f"{what}: nothing more is measured, and its records are kept in '{kept}'"
+        hint = f"gcprof show {kept} shows them, gcprof run --resume {kept} goes on there"
+        raise LostFileError(message, hint=hint, kept=kept)
 
     def close(self) -> None:
         with suppress(OSError):  # a name that cannot be removed now the next writer signs anew
@@ -132,11 +130,8 @@ class Writer:
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
         except OSError as error:
-            raise UserError(
-                f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)",
-                hint="free some space; what was printed is safe",
-                exit_code=74,
-            ) from error
+            message = f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)"
+            raise UserError(message, hint="free some space; what was printed is safe", exit_code=74) from error
 
 
 def tidy(folder: Path) -> None:
@@ -171,10 +166,8 @@ def _locked(folder: Path) -> tuple[int, bool]:
             is_locked = safe_files.lock(file)
         except safe_files.TakenError:
             os.close(file)
-            raise UserError(
-                f"another gcprof is writing to {folder}: {safe_files.lock_holder(folder / '.writer')}",
-                hint="wait for it, or name another folder with -o",
-            ) from None
+            message = f"another gcprof is writing to {folder}: {safe_files.lock_holder(folder / '.writer')}"
+            raise UserError(message, hint="wait for it, or name another folder with -o") from None
         if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
             return file, is_locked
         os.close(file)  # who held it wrote the file anew: this one is of no folder any more
