@@ -12,8 +12,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.errors import UserError
-from profiler.runs import tags
-from profiler.runs.find import run_folder
+from profiler.runs.find import read_tags, run_folder
 from profiler.runs.writer import Writer
 from tests import examples, make
 
@@ -83,7 +82,7 @@ def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results: Pa
 def test_a_tag_is_taken_off_again(results: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["tag", FIRST, "one", "two"]) == 0
     assert answer(["tag", FIRST, "one", "--remove"]) == 0
-    assert tags.read(results / FIRST) == ("two",)
+    assert read_tags(results / FIRST) == ("two",)
 
     assert answer(["tag", FIRST, "one", "--remove"]) == 2
     assert "this run has no tag 'one'" in capsys.readouterr().err
@@ -92,26 +91,26 @@ def test_a_tag_is_taken_off_again(results: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("word", ["", "a b", "a,b", "\x1b[31m", "x" * 41, "-"])
 def test_what_is_no_word_is_no_tag(word: str, results: Path):
     assert answer(["tag", FIRST, "--", word]) == 2
-    assert tags.read(results / FIRST) == ()
+    assert read_tags(results / FIRST) == ()
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '["\\u001b[31m"]', '"word"'])
 def test_what_else_stands_in_the_file_is_no_tag(text: str, results: Path):
     (results / FIRST / "tags.json").write_text(text)
 
-    assert tags.read(results / FIRST) == ()
+    assert read_tags(results / FIRST) == ()
 
 
 def test_a_link_in_place_of_the_tags_is_neither_read_nor_written_through(results: Path, here: Path):
     own = here / "own.json"
     own.write_text('["secret"]')
     (results / FIRST / "tags.json").symlink_to(own)
-    assert tags.read(results / FIRST) == ()
+    assert read_tags(results / FIRST) == ()
 
     assert answer(["tag", FIRST, "mine"]) == 0
 
     assert own.read_text() == '["secret"]'
-    assert tags.read(results / FIRST) == ("mine",)
+    assert read_tags(results / FIRST) == ("mine",)
 
 
 @pytest.mark.parametrize("said", ["y\n", "Yes\n"])

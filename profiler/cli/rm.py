@@ -28,27 +28,28 @@ def rm(
 
     Example: gcprof rm 20261120T174900Z-mlp-3fa9c1
     """
-    from profiler.runs import removal
+    from profiler.runs import writer
     from profiler.runs.find import own_folder
 
     folders = list(dict.fromkeys(map(own_folder, runs)))
     for folder in folders:
-        removal.refuse(folder)
+        writer.refuse_removal(folder)
     for folder in folders:
         if not yes and not _is_sure(folder):
             raise UserError(f"'{folder}' is kept", hint="--yes removes without asking")
-        removal.remove(folder)
+        writer.remove(folder)
         aside(f"removed {folder}")
 
 
 def _is_sure(folder: Path) -> bool:
     """Whether the user says yes; where nobody answers, no."""
     from profiler.core.units import bytes_text
-    from profiler.runs import removal, tags
+    from profiler.runs.find import read_tags
+    from profiler.runs.writer import size_bytes
     from profiler.views.sanitize import plain
 
-    words = f", tagged {', '.join(tags.read(folder))}" if tags.read(folder) else ""
-    question = f"remove {folder} ({bytes_text(removal.size_bytes(folder))}{words})? [y/N]"
+    words = f", tagged {', '.join(read_tags(folder))}" if read_tags(folder) else ""
+    question = f"remove {folder} ({bytes_text(size_bytes(folder))}{words})? [y/N]"
     print(plain(question), end=" ", file=sys.stderr, flush=True)
     answer = sys.stdin.readline() if sys.stdin else ""
     if not answer.endswith("\n"):

@@ -21,10 +21,9 @@ def tag(
 
     Example: gcprof tag last baseline
     """
-    from profiler.runs import tags
-    from profiler.runs.find import own_folder
+    from profiler.runs.find import change_tags, own_folder
 
     folder = own_folder(run)
-    kept = tags.change(folder, words, remove=remove)
+    kept = change_tags(folder, words, remove=remove)
     aside(f"{folder.name}: {', '.join(kept) or 'no tags'}")
     next_command("gcprof", "list")

@@ -1,19 +1,27 @@
-"""Which run folder a word means, and the reference runs that come with gcprof (results/reference/DEVICE/MODEL)."""
+"""Run folders by name and by tag, and the reference runs that come with gcprof (results/reference/DEVICE/MODEL)."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
+from profiler.core import safe_files
 from profiler.core.errors import UserError, nearest
 from profiler.core.user_code import shipped
-from profiler.runs import RESULTS, tags
+from profiler.runs import RESULTS
 
+TAGS = "tags.json"  # in a run folder, beside what was measured and never part of it
+TAG = re.compile(r"\w[\w.+-]{0,39}")
+TAGS_BYTES = 64 << 10  # of the file, at most
 LISTED = "`gcprof list` shows the runs"
 REFERENCE = "ref:"
 
 
-def run_folder(word: str, *, below: Path = RESULTS) -> Path:
+def run_folder(word: str) -> Path:
     """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError.
 
     Of a name any part will do that no other has; so does a tag that one run has.
@@ -24,22 +32,22 @@ def run_folder(word: str, *, below: Path = RESULTS) -> Path:
         return Path(word)
     if word != "last" and os.path.exists(word):
         raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
-    folders = runs(below)
+    folders = runs(RESULTS)
     if not folders and word == "last":
-        raise UserError(f"there are no runs below '{below}'", hint="measure something first: gcprof run")
+        raise UserError(f"there are no runs below '{RESULTS}'", hint="measure something first: gcprof run")
     if word == "last":
         return max(folders, key=lambda path: ((path / "manifest.json").stat().st_mtime_ns, path.name))
     names = [path.name for path in folders]
     if word in names:
-        return below / word
-    tagged = [path for path in folders if word in tags.read(path)]
+        return RESULTS / word
+    tagged = [path for path in folders if word in read_tags(path)]
     named = [path for path in folders if word and word in path.name]
-    found = named if len(named) == 1 else tagged or named
-    if len(found) == 1:
-        return found[0]
-    if found:
-        message = f"'{word}' is {'a tag' if tagged else 'part of the names'} of {len(found)} runs"
-        raise UserError(message, hint=f"the newest is {found[-1].name}; {LISTED}", exit_code=4)
+    meant = named if len(named) == 1 else tagged or named
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        message = f"'{word}' is {'a tag' if tagged else 'part of the names'} of {len(meant)} runs"
+        raise UserError(message, hint=f"the newest is {meant[-1].name}; {LISTED}", exit_code=4)
     raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
 
 
@@ -74,3 +82,26 @@ def reference(word: str) -> Path:
         hint = nearest(name, reference_names(), before=REFERENCE) or "`gcprof list --ref` shows them"
         raise UserError(f"no reference run is called '{name}'", hint=hint, exit_code=4)
     return reference_folder() / name
+
+
+def read_tags(folder: Path) -> tuple[str, ...]:
+    """The tags of a run, in the order they were given; none where the file holds something else."""
+    try:
+        with safe_files.opened(folder / TAGS, most_bytes=TAGS_BYTES) as file:
+            words = msgspec.json.decode(file.read(), type=list[str])
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+        return ()
+    return tuple(dict.fromkeys(word for word in words if TAG.fullmatch(word)))
+
+
+def change_tags(folder: Path, words: Iterable[str], *, remove: bool = False) -> tuple[str, ...]:
+    """The tags of a run after words were added, or removed. Raises UserError for what is no tag, or not one of it."""
+    before, words = read_tags(folder), list(words)
+    for word in words:
+        if not TAG.fullmatch(word):
+            raise UserError(f"'{word}' cannot be a tag", hint="letters, digits and _ . + -, at most 40")
+        if remove and word not in before:
+            raise UserError(f"this run has no tag '{word}'", hint=f"it has {', '.join(before) or 'none'}")
+    kept = tuple(tag for tag in before if tag not in words) if remove else tuple(dict.fromkeys((*before, *words)))
+    safe_files.write(folder / TAGS, msgspec.json.encode(kept) + b"\n")
+    return kept

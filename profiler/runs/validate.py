@@ -15,9 +15,10 @@ from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.units import count_text
-from profiler.runs import reading, store, tags
+from profiler.runs import reading, store
+from profiler.runs.find import TAGS
 
-KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", tags.FILE)
+KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", TAGS)
 Key = tuple[Case, int]
 
 

@@ -1,19 +1,24 @@
-"""The one writer of a run folder, who adds records to its trials.jsonl under a lock."""
+"""The one writer of a run folder, who adds records to its trials.jsonl under a lock; and the removal of run folders.
+
+Only runs below the results are removed, never one that is written to, and never through a link.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from profiler.core import safe_files
 from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.runs import reading, store
+from profiler.runs import RESULTS, reading, store
+from profiler.runs.find import reference_folder
 
 SPOOL_BYTES = 8 << 20  # of a process's own lines in memory; more are in a nameless file of the run's folder
 
@@ -139,6 +144,41 @@ def tidy(folder: Path) -> None:
     if os.path.lexists(folder / ".writer"):
         with suppress(UserError):
             Writer(folder).close()
+
+
+def refuse_removal(folder: Path) -> None:
+    """Raises UserError for what is no run of the user's below the results, or is reached through a link."""
+    root, whole = Path(os.path.abspath(RESULTS)), Path(os.path.abspath(folder))
+    if root not in whole.parents:
+        message = f"'{folder}' is not below '{RESULTS}': only runs there are removed"
+        raise UserError(message, hint="rm -r removes others")
+    if reference_folder().resolve() in whole.resolve().parents:
+        raise UserError(f"'{folder}' is a reference run of gcprof", hint="`gcprof list` shows your own")
+    links = [path for path in (root, whole, *whole.parents) if root in (path, *path.parents) and path.is_symlink()]
+    if links:
+        raise UserError(f"'{links[0]}' is a link, and what it leads to is not removed", hint="remove the link itself")
+
+
+def remove(folder: Path) -> None:
+    """Remove a run folder with all that is in it; of a link in it, the link.
+
+    Raises UserError where it is refused, or where a process writes to it or to one of its parts.
+    """
+    refuse_removal(folder)
+    with ExitStack() as stack:
+        for part in (folder, *(path.parent for path in folder.glob("shards/*/trials.jsonl"))):
+            stack.enter_context(held(part))
+        try:
+            shutil.rmtree(folder)  # follows no link
+        except OSError as error:
+            message = f"cannot remove '{folder}': {error.strerror}"
+            raise UserError(message, hint="what is left of it is no run any more", exit_code=74) from None
+
+
+def size_bytes(folder: Path) -> int:
+    """What its files take, links not followed."""
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sum(os.lstat(file).st_size for file in files)
 
 
 @contextmanager

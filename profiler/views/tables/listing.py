@@ -15,8 +15,7 @@ from profiler.core.catalogue import KINDS, Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
 from profiler.core.units import MISSING, count_text
-from profiler.runs import tags
-from profiler.runs.find import REFERENCE, reference, reference_names, runs
+from profiler.runs.find import REFERENCE, read_tags, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
 from profiler.views.tables.grid import numbers, words
@@ -133,7 +132,7 @@ def overview(run: Run, name: str) -> RunOverview:
         evidence=_evidence(run, table),
         num_ok=sum(row.outcome == "ok" for row in table),
         num_rows=len(planned),
-        tags=tags.read(run.folder),
+        tags=read_tags(run.folder),
     )
 
 
@@ -163,10 +162,10 @@ def _read(path: Path, name: str) -> RunOverview:
     """One bad folder costs the others nothing: neither their lines, nor much time or memory."""
     try:
         if (path / "trials.jsonl").exists() and (path / "trials.jsonl").stat().st_size > LISTED_BYTES:
-            return RunOverview(name=name, status="large", tags=tags.read(path))
+            return RunOverview(name=name, status="large", tags=read_tags(path))
         return overview(load(path), name)
     except (UserError, OSError, MemoryError, RecursionError):
-        return RunOverview(name=name, status="unreadable", tags=tags.read(path))
+        return RunOverview(name=name, status="unreadable", tags=read_tags(path))
 
 
 def _rows_ok(run: RunOverview) -> str:
