@@ -20,8 +20,7 @@ from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.stats import Sampling
 from profiler.request.device_choice import any_device
-from profiler.request.spec import PRECISIONS, Request
-from profiler.training import distributed, models, optimizers, strategies
+from profiler.request.spec import PRECISIONS, TABLES, Request
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # of a family: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # of an option of our own: own, 224, matmul+gelu, 16+32
@@ -97,10 +96,7 @@ def _has_no_word(value: Any, _: Path | None) -> bool:
 
 
 FIELDS: dict[str, Check] = {  # of a case, that may hold a word; all others hold none
-    "model": partial(_is_choice, table=models.TABLE),
-    "strategy": partial(_is_choice, table=strategies.TABLE),
-    "optimizer": partial(_is_choice, table=optimizers.TABLE),
-    "parallel": partial(_is_choice, table=distributed.TABLE),
+    **{name: partial(_is_choice, table=table) for name, table in TABLES.items()},
     "blocks": _is_pattern,
     "device": _is_device,
     "data": partial(_is_one_of, words=("synthetic", "files")),  # whose folder is always typed

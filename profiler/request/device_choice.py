@@ -66,7 +66,10 @@ def words(device: str | None, gpus: str | None) -> list[str]:
     given = ["auto"] if device is None else [device]
     if device is not None and all(map(str.strip, device.split(","))):  # what has an empty item is one word, and none
         given = list(map(str, split_choices(device)))
-    _refuse_kinds(given)
+    kinds = [word for word in given if gpu_kinds.of(word)]
+    if kinds:
+        hint = f"{BY_NUMBER}; --gpus takes kinds, on a cluster"
+        raise UserError(f"--device: '{kinds[0]}' is not a device", hint=hint)
     if len(given) > 1 and not any(all(word.startswith(kind) for word in given) for kind in (FAKE, REHEARSE)):
         hint = "measure on each, and compare the runs; predictions and rehearsals take a list: "
         hint += ",".join(f"{REHEARSE if given[0].startswith(REHEARSE) else FAKE}{gpu}" for gpu in ("t4", "h100"))
@@ -85,14 +88,6 @@ def any_device(word: str) -> str:
         meant = nearest(word, gpu_specs.names(), before=f"--device {FAKE}")
         raise UserError(f"--device: '{word}' is not a device", hint=meant or BY_NUMBER)
     return "cuda:0"
-
-
-def _refuse_kinds(words: Iterable[str]) -> None:
-    """Raises UserError where `--device` is given a kind of GPU."""
-    for word in words:
-        if gpu_kinds.of(word):
-            message = f"--device: '{word}' is not a device"
-            raise UserError(message, hint=f"{BY_NUMBER}; --gpus takes kinds, on a cluster")
 
 
 def _kinds_of(text: str) -> list[str]:

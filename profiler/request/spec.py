@@ -21,6 +21,12 @@ from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.training import distributed, models, optimizers, strategies
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # besides `none`, of chains and of other models
+TABLES = {  # of the fields of a case that are Choices
+    "model": models.TABLE,
+    "strategy": strategies.TABLE,
+    "optimizer": optimizers.TABLE,
+    "parallel": distributed.TABLE,
+}
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
@@ -104,13 +110,13 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     _refuse_secrets(request)
     remarks: list[str] = []
     model_words = split_choices("mnist-cnn" if request.model is None else request.model)
-    chosen_models = _resolved(model_words, models.TABLE, "model", remarks)
+    chosen_models = _resolved(model_words, "model", remarks)
     chosen = strategies_of(request, remarks)
     for choice in chosen:
         if choice.name == "plan":  # a row that is skipped would be taken for a finding
             plan_file.read(Path(choice.options.get("file", plan_file.USUAL)))
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
-    optimized = _resolved(words, optimizers.TABLE, "optimizer", remarks)
+    optimized = _resolved(words, "optimizer", remarks)
     sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
@@ -198,7 +204,7 @@ def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
 def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
     """The baseline first, then what was asked for, each once. Raises UserError; duplicates become remarks."""
     words = [] if request.strategies is None else split_choices(request.strategies)
-    named = _resolved(words, strategies.TABLE, "strategy", remarks)
+    named = _resolved(words, "strategy", remarks)
     segments = request.segments
     if segments is None and not named:
         named, segments = _defaults(request)
@@ -214,9 +220,9 @@ def _defaults(request: Request) -> tuple[list[Choice], str | None]:
     return split_choices(OF_BLOCKS), None
 
 
-def _resolved(words: list[Choice], table: dict[str, str], noun: str, remarks: list[str]) -> list[Choice]:
-    choices = [catalogue.resolve(choice, table, what=noun) for choice in words]
-    return _without_duplicates(choices, f"--{noun}", remarks)
+def _resolved(words: list[Choice], field: str, remarks: list[str]) -> list[Choice]:
+    choices = [catalogue.resolve(choice, TABLES[field], what=field) for choice in words]
+    return _without_duplicates(choices, f"--{field}", remarks)
 
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
@@ -232,7 +238,7 @@ def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType
         return [(UNSET, UNSET)]
     if request.ranks is None:
         raise UserError("--parallel needs --ranks", hint=f"say how many: {RANKS.example}")
-    named = _resolved(split_choices(request.parallel or "ddp"), distributed.TABLE, "parallel", remarks)
+    named = _resolved(split_choices(request.parallel or "ddp"), "parallel", remarks)
     return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS, remarks)]
 
 

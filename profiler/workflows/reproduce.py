@@ -18,17 +18,15 @@ from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import evidence
 from profiler.core.user_code import shipped
 from profiler.request import device_choice, spec, sweep
-from profiler.request.spec import Request
+from profiler.request.spec import TABLES, Request
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
-from profiler.training import models, optimizers, strategies
 from profiler.workflows import SILENT, Screen, owed_trials
 from profiler.workflows.run import opening
 from profiler.workflows.typed_words import command_line
 
 SIZES = ("full", "cpu")
-TABLES = {"model": models.TABLE, "strategy": strategies.TABLE, "optimizer": optimizers.TABLE}
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,26 +11,18 @@ import msgspec
 from profiler import engines
 from profiler.analysis import progress, rows
 from profiler.core import catalogue
-from profiler.core.case import Trial, split_choices
+from profiler.core.case import split_choices
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import consent, device_choice, spec
-from profiler.request.spec import CheckedRequest, Request
+from profiler.request.spec import TABLES, CheckedRequest, Request
 from profiler.runs import RESULTS, run_diff, store, writer
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
-from profiler.training import distributed, models, optimizers, strategies
 from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, ran, refuse_idle
 from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed
-
-TABLES = {
-    "model": models.TABLE,
-    "strategy": strategies.TABLE,
-    "optimizer": optimizers.TABLE,
-    "parallel": distributed.TABLE,
-}
 
 
 def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
@@ -44,7 +36,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     words = _words(before, request)
     data = (words or request.words).data
     _refuse_other_data(before, data)
-    meant = _first_look(before, words if request.anew else None)
+    meant = spec.check(words, device_choice.any_device).trials if request.anew and words else before.manifest.plan
     refuse_idle(meant, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
@@ -117,11 +109,6 @@ def _named(before: Run, field: str, text: str) -> set[str]:
     of_run = {getattr(case, field) for case in cases}
     choices = split_choices(text)
     return {choice if choice in of_run else catalogue.resolve(choice, TABLES[field], what=field) for choice in choices}
-
-
-def _first_look(before: Run, request: Request | None) -> tuple[Trial, ...]:
-    """The trials that are meant, before torch is imported to see which devices there are."""
-    return spec.check(request, device_choice.any_device).trials if request else before.manifest.plan
 
 
 def _refuse_other_data(before: Run, data: str | None) -> None:

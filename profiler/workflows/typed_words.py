@@ -49,7 +49,7 @@ def command_line(typed: Sequence[str]) -> str:
 
 def resume_words(run: Run, typed: Sequence[str] = (), data: str | None = None) -> list[str]:
     """The command that goes on with a run, with what the user must say again."""
-    again = _again(run, consent.unnamed(_cases(run), folder=run.folder, named={}))
+    again = _again(run, needs_naming(run))
     return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *_engine(typed)]
 
 
@@ -92,13 +92,11 @@ def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
     """The flags that name such words; of models all of the run's. Nothing where a word has no flag."""
     if unnamed.keys() - set(consent.FLAGS.values()):
         return []
-    words = {**unnamed, **({"model": dict.fromkeys(map(str, _models(run)))} if "model" in unnamed else {})}
+    words = dict(unnamed)
+    if "model" in words:
+        words["model"] = list(dict.fromkeys(str(case.model) for case in _cases(run)))
     flags = {field: f"--{key}" for key, field in consent.FLAGS.items()}
     return [part for field, named in words.items() for part in (flags[field], ",".join(named))]
-
-
-def _models(run: Run) -> list[Choice]:
-    return list(dict.fromkeys(case.model for case in _cases(run)))
 
 
 def _engine(typed: Sequence[str]) -> list[str]:
