@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from profiler.api.given_model import Model, name_of
+from profiler.api.given_model import Model, factory, name_of
 from profiler.core import catalogue
 from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import Invalid, Unsupported, UserError
@@ -43,10 +43,30 @@ def _python(text: str) -> str:
     return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), text).replace(FAKE, "")
 
 
-def predicted_case(model: Model, words: Request, optimizer: str) -> Case:
-    """The case of a prediction, without its strategy."""
-    words = msgspec.structs.replace(words, device=device_choice.to_predict(words.device or "cuda"))
-    return case_of(model, words, optimizer, device_choice.any_device)
+def predicted(
+    model: Model, batch: Any, loss: Any, optimizer: str, *, device: str, **words: Any
+) -> tuple[Case, Build | None]:
+    """The case of a prediction, without its strategy, and what makes its workload anew; None for a word.
+
+    That raises UserError for a module with tensors from before.
+    """
+    request = Request(device=device_choice.to_predict(device or "cuda"), **words)
+    case = case_of(model, request, optimizer, device_choice.any_device)
+    return case, _fresh_workload(factory(model, batch, loss))
+
+
+def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
+    if build is None:
+        return None
+
+    def made() -> Workload:
+        workload = as_workload(build())
+        if any(not isinstance(parameter, FakeTensor) for parameter in workload.module.parameters()):
+            hint = "make it inside build, which is called anew for every trace: def build(): module = MyModel(); ..."
+            raise UserError("build returned a module that was made before: tracing would change it", hint=hint)
+        return workload
+
+    return made
 
 
 def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
@@ -61,21 +81,6 @@ def case_of(model: Model, words: Request, optimizer: str, choose_device: Callabl
         checked.case, optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer")
     )
     return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
-
-
-def fresh_workload(build: Callable[[], Any] | None) -> Build | None:
-    """What `build` returns as a Workload; None for None. Raises UserError for a module with tensors from before."""
-    if build is None:
-        return None
-
-    def made() -> Workload:
-        workload = as_workload(build())
-        if any(not isinstance(parameter, FakeTensor) for parameter in workload.module.parameters()):
-            hint = "make it inside build, which is called anew for every trace: def build(): module = MyModel(); ..."
-            raise UserError("build returned a module that was made before: tracing would change it", hint=hint)
-        return workload
-
-    return made
 
 
 @contextmanager

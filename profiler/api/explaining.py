@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.analysis.explanation import explain as explain_trace
-from profiler.api.asked import fresh_workload, in_words_of_python, own_random_state, predicted_case
-from profiler.api.given_model import Model, factory
+from profiler.api.asked import in_words_of_python, own_random_state, predicted
+from profiler.api.given_model import Model
 from profiler.api.shown import StepExplanation, Timeline
 from profiler.api.trials import under
 from profiler.core.case import Case, Trial, split_choices
@@ -16,7 +16,6 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
 from profiler.predicting.prediction import follow_case
-from profiler.request.spec import Request
 from profiler.training.assemble import Build
 from profiler.views.tables.columns import batch as batch_text
 
@@ -50,8 +49,7 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
         profiler.explain(model, batch, loss=nn.functional.mse_loss, device="h100")
     """
-    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
-    case, fresh = predicted_case(model, words, optimizer), fresh_workload(factory(model, batch, loss))
+    case, fresh = predicted(model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     with own_random_state():
         baseline = follow_case(Trial(case=case), with_choices=True, build=fresh)
         chosen, step = baseline, case
@@ -88,8 +86,7 @@ def timeline(  # noqa: PLR0913  its keywords are a user's settings
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
         profiler.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
     """
-    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
-    case, fresh = predicted_case(model, words, optimizer), fresh_workload(factory(model, batch, loss))
+    case, fresh = predicted(model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
     with own_random_state():
         steps = [_followed(case, strategy, fresh) for strategy in chosen]

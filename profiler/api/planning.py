@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from profiler.api.asked import fresh_workload, in_words_of_python, own_random_state, predicted_case
-from profiler.api.given_model import Model, factory
+from profiler.api.asked import in_words_of_python, own_random_state, predicted
+from profiler.api.given_model import Model
 from profiler.api.shown import Found, Plan
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
@@ -23,7 +23,6 @@ from profiler.predicting.prediction import better_choice
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
-from profiler.request.spec import Request
 from profiler.training.assemble import Build
 from profiler.workflows import plan_fitting
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
@@ -70,8 +69,7 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
         module, batch, loss = build()
         profiler.apply(module, plan)
     """
-    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
-    case, fresh = predicted_case(build, words, optimizer), fresh_workload(factory(build, batch, loss))
+    case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     with own_random_state():
         chain = _chain(case, fresh)
         budget_bytes = _budget_bytes(budget, whole_bytes=candidates.none(chain).cost.peak_bytes)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler.api.asked import case_of, fresh_workload, in_words_of_python, own_random_state, predicted_case
+from profiler.api.asked import case_of, in_words_of_python, own_random_state, predicted
 from profiler.api.given_model import Model, factory
 from profiler.core import catalogue
 from profiler.core.case import PASSES, Case, Choice, Trial
@@ -114,8 +114,7 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
         before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-    words = Request(device=device, precision=precision, blocks=blocks, seed=seed)
-    case, fresh = predicted_case(build, words, optimizer), fresh_workload(factory(build, batch, loss))
+    case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     with own_random_state(), under(case, strategy) as (chosen, named):
         return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=named)
 
