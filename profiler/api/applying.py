@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from profiler.api.asked import in_words_of_python
+from profiler.api.arguments import in_words_of_python
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError

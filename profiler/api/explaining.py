@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.analysis.explanation import explain as explain_trace
-from profiler.api.asked import in_words_of_python, own_random_state, predicted
-from profiler.api.given_model import Model
-from profiler.api.shown import StepExplanation, Timeline
+from profiler.api.arguments import Model, in_words_of_python, own_random_state, predicted
+from profiler.api.results import StepExplanation, Timeline
 from profiler.api.trials import under
 from profiler.core.case import Case, Trial, split_choices
 from profiler.core.plan_file import PlanFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from profiler.api.given_model import Model
+from profiler.api.arguments import Model
 from profiler.api.trials import measure, predict
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from profiler.api.asked import in_words_of_python, own_random_state, predicted
-from profiler.api.given_model import Model
-from profiler.api.shown import Found, Plan
+from profiler.api.arguments import Model, in_words_of_python, own_random_state, predicted
+from profiler.api.results import Found, Plan
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record

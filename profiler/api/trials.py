@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler.api.asked import case_of, in_words_of_python, own_random_state, predicted
-from profiler.api.given_model import Model, factory
+from profiler.api.arguments import Model, case_of, factory, in_words_of_python, own_random_state, predicted
 from profiler.core import catalogue
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile

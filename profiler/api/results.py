@@ -1,4 +1,4 @@
-"""What a notebook shows: an explanation, a timeline, a plan, as tables and pictures; text elsewhere."""
+"""What `explain`, `timeline` and `plan` return: a notebook shows it as tables and pictures; text elsewhere."""
 
 from __future__ import annotations
 
