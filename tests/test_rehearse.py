@@ -12,7 +12,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB
-from profiler.request.device_choice import choose_device, to_rehearse
+from profiler.request.device_choice import choose_device, environment, to_rehearse
 from profiler.runs import store
 from profiler.workflows.typed_words import refuse_cases
 from tests import examples, make
@@ -312,7 +312,7 @@ def test_a_rehearsed_case_foresees_the_same_gpu_and_is_no_measurement():
 
 def test_the_environment_names_the_gpu_as_hollow_before_it_is_opened():
     versions = Environment(gcprof="0.1.0", python="3.11.2", system="Linux x86_64", driver="570.1", device_uuid="GPU-1")
-    device = rehearsed_gpu.environment("rehearse:t4:memory=1073741824", versions)
+    device = environment("rehearse:t4:memory=1073741824", {"cpu": versions})
 
     assert device.device_name == f"Hollow {gpu_specs.find('t4').name}"
     assert device.device_bytes == GIB

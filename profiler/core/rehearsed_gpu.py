@@ -10,8 +10,7 @@ import msgspec
 from profiler.core import gpu_specs
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import HOLLOW, REHEARSE
-from profiler.core.record import Environment
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.units import MIB, bytes_text, parse_bytes, parse_memory
 
 MOST_BYTES = 2**50
@@ -88,16 +87,3 @@ def of_device(device: str) -> RehearsedGpu:
         return msgspec.convert({"gpu": choice.name.removeprefix(REHEARSE), **sizes}, RehearsedGpu)
     except msgspec.ValidationError as error:
         raise UserError(f"--device: '{device}': {error}", hint="for example rehearse:t4:memory=8GiB") from None
-
-
-def environment(device: str, versions: Environment) -> Environment:
-    """Returns what is known of a rehearsed device before it is opened, beside the versions of torch and Python."""
-    asked = of_device(device)
-    gpu = gpu_specs.find(asked.gpu)
-    return msgspec.structs.replace(
-        versions,
-        device_name=HOLLOW + gpu.name,
-        device_bytes=asked.bytes or gpu.memory_bytes,
-        device_uuid=None,
-        driver=None,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePath
 
@@ -25,13 +26,9 @@ def strategy_label(strategy: Choice) -> str:
 
 def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
     """The label of each; where two strategies would share one, they are called as they were asked for."""
-    chosen = list(strategies)
-    labels = list(map(strategy_label, chosen))
-    first: dict[str, Choice] = {}
-    shared = {
-        label for label, strategy in zip(labels, chosen, strict=True) if first.setdefault(label, strategy) != strategy
-    }
-    return [str(strategy) if label in shared else label for label, strategy in zip(labels, chosen, strict=True)]
+    labelled = [(strategy_label(strategy), strategy) for strategy in strategies]
+    uses = Counter(label for label, _ in set(labelled))
+    return [label if uses[label] == 1 else str(strategy) for label, strategy in labelled]
 
 
 def files_of_labels(strategies: Iterable[Choice]) -> list[str]:

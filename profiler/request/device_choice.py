@@ -11,7 +11,7 @@ import msgspec
 from profiler.core import gpu_kinds, gpu_specs, rehearsed_gpu
 from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import UserError, nearest
-from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.gpu_kinds import HOLLOW, REHEARSE
 from profiler.core.record import Environment
 
 RANKS_PER_CORE = 8
@@ -184,15 +184,17 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
     """That of a device that is here, or what is known of one that is predicted for or rehearsed."""
     if name in devices:
         return devices[name]
+    versions = msgspec.structs.replace(devices["cpu"], device_uuid=None, driver=None)
     if name.startswith(REHEARSE):
-        return rehearsed_gpu.environment(name, devices["cpu"])
-    rates = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
+        asked = rehearsed_gpu.of_device(name)
+        gpu = gpu_specs.find(asked.gpu)
+        nbytes = asked.bytes or gpu.memory_bytes
+        return msgspec.structs.replace(versions, device_name=HOLLOW + gpu.name, device_bytes=nbytes)
+    known = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
     return msgspec.structs.replace(
-        devices["cpu"],
-        device_name=rates.name if rates else None,
-        device_bytes=rates.memory_bytes if rates else None,
-        device_uuid=None,
-        driver=None,
+        versions,
+        device_name=known.name if known else None,
+        device_bytes=known.memory_bytes if known else None,
         num_threads=None,
     )
 
