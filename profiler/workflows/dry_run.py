@@ -17,7 +17,7 @@ from profiler.analysis.cost import Speed, SweepCost
 from profiler.core import gpu_specs
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
-from profiler.core.record import Environment
+from profiler.core.record import Environment, Record
 from profiler.engines import DEVICES, Engine, EngineChoice
 from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest
@@ -75,17 +75,8 @@ def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
 
 def _failures(cases: Sequence[Case], data: str | None) -> Iterator[str | None]:
     """Why each step is skipped, "" where it is not; None where it cannot be traced, or not in time."""
-    if not cases:
-        return
-    with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
-        until = time.monotonic() + PATIENCE_SECONDS
-        for case in cases:
-            if time.monotonic() > until:
-                yield None
-                continue
-            alone = msgspec.structs.replace(case.foreseen, parallel=UNSET, ranks=UNSET, sampling=UNSET)
-            (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
-            yield (record.detail or "") if record.outcome in ("ok", "skipped") else None
+    for record in _predicted([case.foreseen for case in cases], data):
+        yield (record.detail or "") if record and record.outcome in ("ok", "skipped") else None
 
 
 def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
@@ -122,19 +113,34 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
     """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
     basis, speeds = None, {}
+    cases = list(dict.fromkeys(trial.case.baseline for trial in trials))
+    predicted = _predicted([msgspec.structs.replace(case, device=FAKE + kind) for case in cases], data)
+    for case, record in zip(cases, predicted, strict=True):
+        if record is None:
+            break
+        step, forward = record.readings.step_seconds, record.readings.forward_seconds
+        if step and forward:
+            speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
+            basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
+    return speeds, basis
+
+
+def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | None]:
+    """The prediction of each step; None where there is no time left for it.
+
+    A rank computes what a process alone does: what ranks send each other is not in it.
+    """
+    if not cases:
+        return
     with engines.connect(stage_seconds=PATIENCE_SECONDS, measures=False) as local:
         until = time.monotonic() + PATIENCE_SECONDS
-        for case in dict.fromkeys(trial.case.baseline for trial in trials):
+        for case in cases:
             if time.monotonic() > until:
-                break
-            # a rank computes what a process alone does; what they send each other is not in it
-            alone = msgspec.structs.replace(case, device=FAKE + kind, parallel=UNSET, ranks=UNSET, sampling=UNSET)
+                yield None
+                continue
+            alone = msgspec.structs.replace(case, parallel=UNSET, ranks=UNSET, sampling=UNSET)
             (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
-            step, forward = record.readings.step_seconds, record.readings.forward_seconds
-            if step and forward:
-                speeds[case.twin] = Speed(step_seconds=step[0], forward_seconds=forward[0])
-                basis = basis or next((note.text for note in record.notes if note.code == "GCP016"), None)
-    return speeds, basis
+            yield record
 
 
 def _start_seconds(engine: Engine, device: str) -> float:
