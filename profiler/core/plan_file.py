@@ -56,17 +56,11 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         write(self, Path(path))
 
 
-class _Numbered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan of any schema says of itself."""
-
-    schema: int
-
-
 def read(path: Path) -> PlanFile:
     """Raises UserError for a file that is not there, is damaged, or of another schema."""
     try:
         text = strict_files.read_json(path)
-        schema = msgspec.json.decode(text, type=_Numbered).schema
+        schema = strict_files.written_schema(text)
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
         plan = msgspec.json.decode(text, type=PlanFile)

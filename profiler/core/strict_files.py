@@ -80,6 +80,15 @@ def json_lines(path: Path) -> Iterator[bytes]:
                 _skip_line(file, line)
 
 
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+def written_schema(text: bytes) -> int:
+    """The schema that a line or a document says that it is of. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=_Schema).schema
+
+
 def check_line(line: bytes) -> None:
     """Raises Malformed for a line that holds more than any that gcprof writes."""
     if len(line) > LINE_BYTES:

@@ -60,8 +60,9 @@ def merge(folders: Sequence[Path]) -> Merged:
     later is kept; of two that began in the same second, the one whose text is the greater. What is of an old schema is
     brought to the present one. Raises UserError (exit code 4) for runs whose numbers cannot stand beside each other.
     """
-    _refuse_few(folders)
-    runs = sorted((store.load(folder) for folder in folders), key=lambda run: (run.manifest.created, _text(run)))
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
+    runs = sorted(map(store.load, folders), key=lambda run: (run.manifest.created, _text(run)))
     _refuse_incomparable(runs)
     plan = _plan(runs)
     offers = _offers(runs)
@@ -90,11 +91,6 @@ def write(merged: Merged, folder: Path) -> None:
     """Make the new run folder. Raises UserError where it is there already, or cannot be written."""
     manifest, *lines = merged.texts
     store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines), logs=merged.logs)
-
-
-def _refuse_few(folders: Sequence[Path]) -> None:
-    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
 
 
 def _refuse_incomparable(runs: Sequence[Run]) -> None:
@@ -189,4 +185,4 @@ def _text(run: Run) -> bytes:
 
 
 def _log(folder: Path, key: Key) -> Path:
-    return folder / "logs" / f"{key[0].id}-{key[1]}.log"
+    return folder / "logs" / f"{store.log_name(*key)}.log"

@@ -40,18 +40,6 @@ def lifted(document: Document, kind: Kind) -> Document:
     return document
 
 
-class _Schema(msgspec.Struct):
-    schema: int
-
-
-_SCHEMA_OF = msgspec.json.Decoder(_Schema)
-
-
-def written_schema(text: bytes) -> int:
-    """The schema that a line or a document says that it is of. Raises msgspec.DecodeError."""
-    return _SCHEMA_OF.decode(text).schema
-
-
 def whole(path: Path) -> bytes:
     """The text of a document. Raises UserError (exit code 4) where it cannot be read, or is too large."""
     try:
@@ -154,7 +142,7 @@ def _own(text: bytes, kind: type[Any]) -> Any | None:
 
 def _foreign(text: bytes, kind: type[Any], where: object) -> Any:
     """A document of any schema that others may have written, looked through. Raises as msgspec does, and UserError."""
-    schema = written_schema(text)
+    schema = strict_files.written_schema(text)
     if schema > SCHEMA:
         message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
         raise UserError(message, hint="upgrade gcprof", exit_code=4)

@@ -14,6 +14,7 @@ from profiler.core import plan_file
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
+from profiler.core.strict_files import written_schema
 from profiler.core.units import count_text
 from profiler.runs import reading, store
 from profiler.runs.find import TAGS
@@ -50,7 +51,9 @@ def validate(folder: Path) -> Report:
     records = list(_records(folder, findings))
     findings += _repeated(records)
     findings += [finding for where, record in records for finding in _looked_at(where, record, plan)]
-    findings += _torn(folder)
+    torn = store.torn(folder)
+    if torn is not None:
+        findings.append(Finding(where=torn, text="the last line is torn"))
     owed = progress.owed((plan or {}).values(), [record for _, record in records])
     if owed:
         text = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
@@ -96,14 +99,9 @@ def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Recor
 
 def _old(where: str, schema: int, text: bytes) -> list[Finding]:
     """Whether what was read in the present schema is in an older one on disk."""
-    written = reading.written_schema(text)
+    written = written_schema(text)
     remark = f"schema {written}, and {SCHEMA} is the present one"
     return [Finding(where=where, text=remark, is_damage=False)] if written != schema or written < SCHEMA else []
-
-
-def _torn(folder: Path) -> list[Finding]:
-    where = store.torn(folder)
-    return [] if where is None else [Finding(where=where, text="the last line is torn")]
 
 
 def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:
