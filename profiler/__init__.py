@@ -18,21 +18,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline"]
-_HOMES = {  # imported on first use: all but `block` and `load` import torch, which takes seconds
-    "apply": "profiler.api",
+_HOMES = {  # imported on first use: all others are of profiler.api, which imports torch and takes seconds
     "block": "profiler.training.marked_functions",
-    "explain": "profiler.api",
-    "measure": "profiler.api",
-    "plan": "profiler.api",
-    "predict": "profiler.api",
-    "timeline": "profiler.api",
     "load": "profiler.workflows.stored_run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_HOMES.get(name, "profiler.api")), name)
     raise AttributeError(f"module 'profiler' has no attribute '{name}'")
 
 

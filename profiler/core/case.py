@@ -157,9 +157,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 def _settings() -> tuple[dict[str, Setting], list[str]]:
     """The fields of a case that have a Setting, and the switches among them, in order."""
     kinds = get_type_hints(Case, include_extras=True)
-    notes = {name: getattr(kind, "__metadata__", ()) for name, kind in kinds.items()}
     settings = {
-        name: setting for name, metadata in notes.items() for setting in metadata if isinstance(setting, Setting)
+        name: setting
+        for name, kind in kinds.items()
+        for setting in getattr(kind, "__metadata__", ())
+        if isinstance(setting, Setting)
     }
     switches = [name for name in settings if bool in (plain := get_args(kinds[name])[0], *get_args(plain))]
     return settings, switches

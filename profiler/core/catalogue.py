@@ -163,7 +163,7 @@ def _entry(name: str, target: str) -> Entry:
     return Entry(
         name=name,
         target=target,
-        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        about=_about(function),
         parameters=_parameters(function),
         options=tuple(
             _option(argument, default)
@@ -176,25 +176,27 @@ def _entry(name: str, target: str) -> Entry:
 def _users_entry(name: str, adapter: str) -> Entry:
     """The user's function through our adapter: every parameter of theirs but the batch size is an option."""
     function = function_source.read(name)
-    parameters = {**_parameters(function)}
-    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-        parameters[argument.arg] = _text(default)
+    keyword_only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    parameters = _parameters(function) | {argument.arg: _text(default) for argument, default in keyword_only}
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    annotations = {argument.arg: argument.annotation for argument in arguments}
-    options = [
-        Option(name=key, kind=_kind(annotations[key]), default=default)
-        for key, default in parameters.items()
-        if key != "batch_size"
-    ]
+    kinds = {argument.arg: _kind(argument) for argument in arguments}
     return Entry(
         name=name,
         target=adapter,
-        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        about=_about(function),
         parameters={key: default for key, default in parameters.items() if key == "batch_size"},
-        options=tuple(options),
+        options=tuple(
+            Option(name=key, kind=kinds[key] if kinds[key] in KINDS else "value", default=default)
+            for key, default in parameters.items()
+            if key != "batch_size"
+        ),
         open=function.args.kwarg is not None,
         member=name,
     )
+
+
+def _about(function: ast.FunctionDef) -> str:
+    return (ast.get_docstring(function) or "").partition("\n")[0]
 
 
 def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
@@ -205,9 +207,8 @@ def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
     return {argument.arg: default for argument, default in zip(positional, defaults, strict=True)}
 
 
-def _kind(annotation: ast.expr | None) -> str:
-    kind = ast.unparse(annotation) if annotation else ""
-    return kind if kind in KINDS else "value"
+def _kind(argument: ast.arg) -> str:
+    return ast.unparse(argument.annotation) if argument.annotation else ""
 
 
 def _option(argument: ast.arg, default: ast.expr | None) -> Option:
@@ -215,7 +216,7 @@ def _option(argument: ast.arg, default: ast.expr | None) -> Option:
     if isinstance(annotation, ast.Subscript):  # Literal["torch", "balanced"]
         words = tuple(str(word) for word in ast.literal_eval(annotation.slice))
         return Option(name=argument.arg, kind=" or ".join(words), default=_text(default), words=words)
-    kind = ast.unparse(annotation) if annotation else ""
+    kind = _kind(argument)
     assert kind in KINDS, f"option {argument.arg} is annotated '{kind}': take one of {', '.join(KINDS)} or a Literal"
     return Option(name=argument.arg, kind=kind, default=_text(default))
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import stat
 import threading
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -65,13 +66,11 @@ def sweep(folder: Path, of: str | None = None) -> None:
 
 def remove(path: Path) -> None:
     """A file or a whole folder, as far as it can be."""
-    try:
+    with suppress(OSError):  # it is gone, its name is too long to be one, or nothing can be changed here
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
-    except OSError:  # it is gone, its name is too long to be one, or nothing can be changed here
-        return
 
 
 def _is_gone(process: str) -> bool:
@@ -80,10 +79,8 @@ def _is_gone(process: str) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # somebody else's
-        return False
+    except OSError as error:  # it is gone, or somebody else's
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -171,20 +168,16 @@ def lock(file: int) -> bool:
 
 def sign_lock(path: Path) -> None:
     """Say in a file of its own who holds the lock, for those who wait; where it cannot be said, it is not."""
-    try:
-        with anew(path) as file:
-            file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-    except OSError:
-        return
+    with suppress(OSError), anew(path) as file:
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
 
 
 def lock_holder(path: Path) -> str:
     """Who signed, as far as it is known."""
-    try:
-        with opened(path) as file:
-            return file.read(200).decode(errors="replace").strip() or "it does not say who it is"
-    except OSError:
-        return "it does not say who it is"
+    holder = ""
+    with suppress(OSError), opened(path) as file:
+        holder = file.read(200).decode(errors="replace").strip()
+    return holder or "it does not say who it is"
 
 
 def _is_locked(file: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import msgspec
 
@@ -122,6 +123,9 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     choices: BlockChoices | None = None  # where they were asked for
 
 
+Part = TypeVar("Part", Allocation, Operator)
+
+
 def recompute_ends(operators: Sequence[Operator]) -> list[int]:
     """The last operator of the recompute that each operator is in, by their numbers; its own number outside of one.
 
@@ -157,19 +161,16 @@ def as_asked(trace: Trace) -> Trace:
     """The step with the bytes that were requested, without the unsplit rest of their blocks."""
     return msgspec.structs.replace(
         trace,
-        allocations=tuple(
-            msgspec.structs.replace(allocation, nbytes=allocation.nbytes - allocation.unsplit, unsplit=0)
-            if allocation.unsplit
-            else allocation
-            for allocation in trace.allocations
-        ),
-        operators=tuple(
-            msgspec.structs.replace(operator, hidden_bytes=operator.hidden_bytes - operator.unsplit, unsplit=0)
-            if operator.unsplit
-            else operator
-            for operator in trace.operators
-        ),
+        allocations=tuple(_as_asked(allocation, "nbytes") for allocation in trace.allocations),
+        operators=tuple(_as_asked(operator, "hidden_bytes") for operator in trace.operators),
     )
+
+
+def _as_asked(part: Part, field: str) -> Part:
+    """An allocation or an operator, with the bytes of this field as they were requested."""
+    if not part.unsplit:
+        return part
+    return msgspec.structs.replace(part, **{field: getattr(part, field) - part.unsplit}, unsplit=0)
 
 
 def held_at(trace: Trace, operator: int) -> list[Allocation]:

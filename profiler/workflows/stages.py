@@ -16,7 +16,7 @@ from profiler.core import plan_file
 from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Environment, Evidence, Record, evidence
+from profiler.core.record import Environment, Evidence, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
 from profiler.engines import TRACING, WORKER, Engine, read_answer
@@ -104,7 +104,8 @@ class ModelOnDevice:
             peak = record.readings.peak_bytes
             if case.is_predicted and record.outcome != "ok":
                 continue  # what cannot be traced may still be measured
-            if record.outcome != "ok" or peak is None or peak > budget_bytes or own_checkpoints_are_missing(record):
+            has_none = any(note.code == "GCP001" for note in record.notes)  # the model calls no checkpoint itself
+            if record.outcome != "ok" or peak is None or peak > budget_bytes or has_none:
                 return None
             form = OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
         return form
@@ -154,11 +155,6 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
     better = better_blocks(choices)
     is_lower = better is not None and (below_bytes is None or better.floor_bytes < below_bytes)
     return better_text(choices, better) if better and is_lower else None
-
-
-def own_checkpoints_are_missing(record: Record) -> bool:
-    """Whether a record of `own` says that the model calls no checkpoint."""
-    return any(note.code == "GCP001" for note in record.notes)
 
 
 def calibrate(engine: Engine, case: Case) -> Calibration | None:
