@@ -10,7 +10,7 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.api.arguments import Model, in_words_of_python, own_random_state, predicted
 from profiler.api.results import StepExplanation, Timeline
 from profiler.api.trials import under
-from profiler.core.case import Case, Trial, split_choices
+from profiler.core.case import FAKE, Case, Trial, split_choices
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
@@ -102,5 +102,5 @@ def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) 
 def _title(case: Case, strategy: list[str]) -> str:
     """What was followed, in one line, as `gcprof explain` says it."""
     size = [batch_text(case)] if case.batch_size is not None else []
-    settings = [*strategy, *size, str(case.optimizer), case.precision, case.device.removeprefix("fake:")]
+    settings = [*strategy, *size, str(case.optimizer), case.precision, case.device.removeprefix(FAKE)]
     return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from profiler.api.arguments import Model
 from profiler.api.trials import measure, predict
+from profiler.core.case import FAKE
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
@@ -34,7 +35,7 @@ class PeakMemory(int):
 
     def __repr__(self) -> str:
         case = self.record.case
-        device = case.device.removeprefix("fake:")
+        device = case.device.removeprefix(FAKE)
         settings = f"{case.model} under {case.strategy}, {case.optimizer}, {case.precision}, {device}"
         return f"{bytes_text(int(self))} {self.evidence} ({settings})"
 

@@ -11,6 +11,7 @@ import msgspec
 
 from profiler.api.arguments import Model, in_words_of_python, own_random_state, predicted
 from profiler.api.results import Found, Plan
+from profiler.core import plan_file
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -120,7 +121,7 @@ def _fitted(
             chain,
             frontier,
             budget_bytes=budget_bytes,
-            path=Path(folder) / "plan.json",
+            path=Path(folder) / plan_file.USUAL,
             calibration=None,
             measure=False,
         )

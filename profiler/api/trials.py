@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from profiler.api.arguments import Model, case_of, factory, in_words_of_python, own_random_state, predicted
-from profiler.core import catalogue
+from profiler.core import catalogue, plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
@@ -123,8 +123,9 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
     """The case under a strategy, and as it is called: a plan from memory is in a file meanwhile, and called `plan`."""
     if isinstance(strategy, PlanFile):
         with TemporaryDirectory() as folder:
-            strategy.save(Path(folder) / "plan.json")
-            with under(case, Path(folder) / "plan.json") as (from_file, _):
+            path = Path(folder) / plan_file.USUAL
+            strategy.save(path)
+            with under(case, path) as (from_file, _):
                 yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
         return
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)

@@ -61,14 +61,15 @@ def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
     """
     for node in reversed(tree.body):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            if any(isinstance(one, ast.Name) and one.id == name for one in node.targets) and node.value.id != name:
+            targets = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            if name in targets and node.value.id != name:
                 return f"{path}:{node.value.id}"
         elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
-            original = next((one.name for one in node.names if (one.asname or one.name) == name), None)
+            original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), None)
             module = path.parent.joinpath(*node.module.split("."))
-            files = (module.with_suffix(".py"), module / "__init__.py")
-            if original and (file := next((one for one in files if one.is_file()), None)):
-                return f"{file}:{original}"
+            for file in (module.with_suffix(".py"), module / "__init__.py"):
+                if original and file.is_file():
+                    return f"{file}:{original}"
     return None
 
 
@@ -97,8 +98,8 @@ def _module_spec(name: str) -> ModuleSpec | None:
         folders = list(spec.submodule_search_locations or ()) if spec else []
         whole = ".".join([first, *inner[: number + 1]])
         finders = [finder for folder in folders if (finder := pkgutil.get_importer(folder))]
-        found = [found for finder in finders if (found := finder.find_spec(whole))]
-        spec = next((one for one in found if one.loader), None) or _namespace(whole, found)
+        portions = [portion for finder in finders if (portion := finder.find_spec(whole))]
+        spec = next((portion for portion in portions if portion.loader), None) or _namespace(whole, portions)
     return spec
 
 

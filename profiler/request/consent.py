@@ -117,13 +117,14 @@ def unnamed(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, I
 
     `named` are the words that were typed, by field. Raises UserError for options that cannot be read.
     """
-    checks = {name: FIELDS.get(name, _has_no_word) for name in Case.__struct_fields__}
-    values = {name: dict.fromkeys(getattr(case, name) for case in cases) for name in checks}
-    words = {
-        name: [str(one) for one in values[name] if one not in set(named.get(name, ())) and not check(one, folder)]
-        for name, check in checks.items()
-    }
-    return {name: of_field for name, of_field in words.items() if of_field}
+    words = {}
+    for name in Case.__struct_fields__:
+        check, typed = FIELDS.get(name, _has_no_word), set(named.get(name, ()))
+        values = dict.fromkeys(getattr(case, name) for case in cases)
+        untyped = [str(value) for value in values if value not in typed and not check(value, folder)]
+        if untyped:
+            words[name] = untyped
+    return words
 
 
 def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:

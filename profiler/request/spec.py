@@ -61,12 +61,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     warmup: int | None = None
     seed: int | None = None
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # which sees no switches: any word may be one
 
         def __init__(self, **words: Any) -> None: ...
 
 
-if not TYPE_CHECKING:
+if not TYPE_CHECKING:  # the same with the switches as fields, which are only known where a Case is
     Request = msgspec.defstruct(
         "Request",
         [(switch.key or name, bool | None, None) for name, switch in SWITCHES.items()],

@@ -15,7 +15,7 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import plain_pickle
-from profiler.core.case import Case, Choice, Trial, encode
+from profiler.core.case import FAKE, Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
@@ -126,7 +126,7 @@ def _records(request: StepRequest) -> list[Record] | None:
     places = (Path(target), RESULTS / target)
     if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
         return None
-    if words != Request(device="fake:cuda", strategies=words.strategies, segments=words.segments):
+    if words != Request(device=f"{FAKE}cuda", strategies=words.strategies, segments=words.segments):
         raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
     return list(store.load(run_folder(target)).records)
 
@@ -174,5 +174,5 @@ def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fo
 
 def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:
     """The first record of the same case by more than a trace; of a rehearsed case, the rehearsed one."""
-    of_case = (one for one in records or () if one.case.twin == case.twin and not one.case.is_predicted)
-    return next((one for one in of_case if not case.is_rehearsed or one.case == case), None)
+    of_case = (record for record in records or () if record.case.twin == case.twin and not record.case.is_predicted)
+    return next((record for record in of_case if not case.is_rehearsed or record.case == case), None)

@@ -19,7 +19,7 @@ from profiler.request.spec import Request
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 
-FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "routing", "device")  # of a model
+MODEL_FLAGS = ("optimizer", "batch_size", "precision", "accumulate", "blocks", "routing", "device")
 
 
 def flag(name: str) -> str:
@@ -29,7 +29,7 @@ def flag(name: str) -> str:
 
 def setting_words(words: Request, *, device: str | None) -> list[str]:
     """The flags that tell a model's settings as they were typed, and the device, for the next command."""
-    asked = [(name, device if name == "device" else getattr(words, name)) for name in FLAGS]
+    asked = [(name, device if name == "device" else getattr(words, name)) for name in MODEL_FLAGS]
     switches = [switch.key or field for field, switch in SWITCHES.items()]
     return [
         *(word for name, value in asked if value is not None for word in (flag(name), str(value))),
