@@ -10,8 +10,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.record import Conditions, PhaseBytes
 from profiler.core.units import GIB, MIB
-from profiler.workflows import rehearsal
-from profiler.workflows.rehearsal import calibrated
+from profiler.workflows.measured_sizes import calibrated, measured_sizes
 from tests import examples, make
 
 H100 = gpu_specs.find("h100").name
@@ -34,11 +33,11 @@ def measured(*, device_name: str = H100, others_bytes: int | None = None, contex
 
 
 def test_the_context_is_what_the_device_lost_beside_the_allocator_and_the_workspace_the_largest_of_a_convolution():
-    assert rehearsal.measured_sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
+    assert measured_sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
 
 
 def test_the_memory_of_other_processes_is_no_context():
-    assert rehearsal.measured_sizes([measured(others_bytes=GIB)], "h100") == {"cudnn_workspace": 64 * MIB}
+    assert measured_sizes([measured(others_bytes=GIB)], "h100") == {"cudnn_workspace": 64 * MIB}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_the_memory_of_other_processes_is_no_context():
 )
 def test_a_rehearsed_record_and_one_of_another_gpu_tell_nothing(record):
     with pytest.raises(UserError, match="nothing in it was measured on h100"):
-        rehearsal.measured_sizes([record], "h100")
+        measured_sizes([record], "h100")
 
 
 def test_what_is_said_goes_before_what_was_measured(tmp_path):

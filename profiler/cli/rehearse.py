@@ -51,7 +51,7 @@ def rehearse(
     from profiler.core.units import parse_bytes, parse_memory
     from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import Request
-    from profiler.workflows.rehearsal import calibrated
+    from profiler.workflows.measured_sizes import calibrated
     from profiler.workflows.run import RunRequest, run
 
     if memory is not None:

@@ -1,4 +1,4 @@
-"""A rehearsed GPU that takes for CUDA and cuDNN what a measured run says they took."""
+"""The sizes of a rehearsed GPU: what CUDA and cuDNN took of the real one in a measured run."""
 
 from __future__ import annotations
 
