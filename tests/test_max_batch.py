@@ -209,12 +209,12 @@ def test_on_a_device_that_is_there_its_own_context_is_counted_and_on_a_hollow_on
 def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
     readings = Readings(peak_bytes=5, reserved_bytes=7)
 
-    assert batch_search.needed(readings, "cpu") == 5
-    assert batch_search.needed(readings, "fake:cpu") == 5
-    assert batch_search.needed(readings, "cuda:0") == 7 + CONTEXT
-    assert batch_search.needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
-    assert batch_search.needed(Readings(), "cuda:0") is None
-    assert batch_search.needed(Readings(), "cpu") is None
+    assert batch_search.bytes_needed(readings, "cpu") == 5
+    assert batch_search.bytes_needed(readings, "fake:cpu") == 5
+    assert batch_search.bytes_needed(readings, "cuda:0") == 7 + CONTEXT
+    assert batch_search.bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
+    assert batch_search.bytes_needed(Readings(), "cuda:0") is None
+    assert batch_search.bytes_needed(Readings(), "cpu") is None
 
 
 def test_a_plan_that_fits_nothing_is_in_no_file_and_is_not_run():

@@ -129,7 +129,7 @@ def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
             safe[0] = path.stat().st_size
 
     monkeypatch.setattr(os, "fsync", noted)
-    told = owed_trials.carry_out(Ready(), folder)
+    told = owed_trials.run_owed(Ready(), folder)
     return [(path.read_bytes()[: safe[0]].count(b"\n"), number) for number, _ in enumerate(told, start=1)]
 
 

@@ -76,7 +76,7 @@ def carried_out(folder: Path, plan: Sequence[Trial], engine: Fake, shard: Shard 
         folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={},
         **({"shard": shard} if shard else {}),
     )  # fmt: skip
-    list(owed_trials.carry_out(engine, folder))
+    list(owed_trials.run_owed(engine, folder))
     return store.load(folder)
 
 
@@ -188,12 +188,12 @@ def test_parts_without_one_of_them_are_in_order_and_owe_it(tmp_path):
 def test_a_part_goes_on_with_what_it_owes(tmp_path):
     part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
     store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
-    begun = owed_trials.carry_out(Fake(), tmp_path / "part")
+    begun = owed_trials.run_owed(Fake(), tmp_path / "part")
     next(begun)
     begun.close()
 
     engine = Fake()
-    list(owed_trials.carry_out(engine, tmp_path / "part"))
+    list(owed_trials.run_owed(engine, tmp_path / "part"))
 
     records = store.load(tmp_path / "part").records
     assert len({(record.case, record.round) for record in records}) == len(records)

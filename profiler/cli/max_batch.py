@@ -110,7 +110,7 @@ def _print(largest: LargestBatches, *, json: bool) -> None:
     from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
-    from profiler.workflows.batch_search import needed
+    from profiler.workflows.batch_search import bytes_needed
 
     case, context_bytes, limit = largest.case, largest.context_bytes, largest.limit
     lines = [
@@ -121,7 +121,7 @@ def _print(largest: LargestBatches, *, json: bool) -> None:
             batch.measured[0] if batch.measured else None,
             batch.beyond,
             batch.samples_per_second,
-            needed=lambda record: needed(record.readings, case.device, context_bytes),
+            needed=lambda record: bytes_needed(record.readings, case.device, context_bytes),
             sample_bytes=batch.one_sample.nbytes if batch.one_sample else None,
             static_bytes=batch.one_sample.static_bytes if batch.one_sample else None,
         )

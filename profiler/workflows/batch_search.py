@@ -48,7 +48,7 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_size * accumulate / median(samples) if samples else None
 
 
-def needed(readings: Readings, device: str, context_bytes: int = CONTEXT_BYTES) -> int | None:
+def bytes_needed(readings: Readings, device: str, context_bytes: int = CONTEXT_BYTES) -> int | None:
     """Bytes of the device's memory at the peak: on CUDA what the allocator reserves, and CUDA itself."""
     if "cpu" in device:
         return readings.peak_bytes
@@ -94,7 +94,7 @@ def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT
 
 
 def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
-    nbytes = needed(readings, device, context_bytes)
+    nbytes = bytes_needed(readings, device, context_bytes)
     if nbytes is None:
         return None
     context = 0 if "cpu" in device else context_bytes
@@ -109,14 +109,14 @@ def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context
         (record,) = engine.run([Trial(case=sized, passes=("memory",))])
         if record.outcome not in ("ok", "out_of_memory"):
             raise UserError(f"{sized.strategy} cannot be rehearsed: {record.detail}")
-        return needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
+        return bytes_needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
 
     batch_size = largest_that_fits(bytes_of, limit=limit, start=predicted.batch_size or 1)
     if batch_size in (0, predicted.batch_size):
         return msgspec.structs.replace(predicted, batch_size=batch_size)
     sized = msgspec.structs.replace(case.foreseen, strategy=predicted.strategy, batch_size=batch_size)
     (record,) = engine.run([Trial(case=sized, passes=("memory",))])
-    foreseen = needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
+    foreseen = bytes_needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
     return msgspec.structs.replace(predicted, batch_size=batch_size, predicted_bytes=foreseen, one_sample=None)
 
 
@@ -136,7 +136,7 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
 
         def need(readings: Readings) -> int | None:
             needs[batch_size] = _need(readings, sized.device, context_bytes)
-            return needed(readings, sized.device, context_bytes)
+            return bytes_needed(readings, sized.device, context_bytes)
 
         traced = plan_fitting.traced_need(engine, sized, path, None, need)
         plans[batch_size] = plan, traced
@@ -162,6 +162,6 @@ def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int
     chain = stages(engine, case, calibration, passes=passes)
     fitted = plan_fitting.fit_plan(
         engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
-        need=lambda readings: needed(readings, case.device, context_bytes),
+        need=lambda readings: bytes_needed(readings, case.device, context_bytes),
     )  # fmt: skip
     return fitted.traced_bytes if fitted else None

@@ -39,7 +39,7 @@ def follow(
     exclusive: bool = False,
 ) -> FollowedRun:
     """Run what a run folder still owes, and show each record. What ends it early is said: an interrupt, or a UserError
-    of `carry_out`. Where the folder lost its records meanwhile, they are in another one.
+    of `run_owed`. Where the folder lost its records meanwhile, they are in another one.
     """
     cases = [trial.case for trial in store.load(folder).manifest.plan]
 
@@ -49,9 +49,7 @@ def follow(
     try:
         engine.at_work = screen.at_work
         with screen.watch(cases) as show:
-            for record, left in carry_out(
-                engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn
-            ):
+            for record, left in run_owed(engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn):
                 show(record, left, folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
     except Interrupted as interrupted:
         screen.say("interrupted; what was printed is safe")
@@ -67,7 +65,7 @@ def follow(
     return FollowedRun(0, folder)
 
 
-def carry_out(
+def run_owed(
     engine: Engine,
     folder: Path,
     *,

@@ -30,7 +30,7 @@ def carry_out(folder: Path, *, agreed: Path, stage_seconds: float = 600.0, data_
     manifest = store.read_manifest(folder)
     with Local(stage_seconds=stage_seconds) as engine:
         _refuse_other(manifest, engine.survey(), agreed)
-        for _ in owed_trials.carry_out(engine, folder, data_directory=data_directory):
+        for _ in owed_trials.run_owed(engine, folder, data_directory=data_directory):
             pass
     return len(latest(store.load(folder).records))
 

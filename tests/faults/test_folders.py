@@ -40,7 +40,7 @@ def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a trial was run")
 
-    monkeypatch.setattr("profiler.workflows.owed_trials.carry_out", fail)
+    monkeypatch.setattr("profiler.workflows.owed_trials.run_owed", fail)
 
 
 @pytest.mark.parametrize(

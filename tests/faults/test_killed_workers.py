@@ -76,10 +76,10 @@ def planned(tmp_path: Path) -> Path:
 
 def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
     """What is measured when a run goes on whose trials ended like this; and how many were said to be left."""
-    left = [left for _, left in owed_trials.carry_out(Scripted(**ends), folder)]
+    left = [left for _, left in owed_trials.run_owed(Scripted(**ends), folder)]
     assert left[-1] == 0
     engine = Scripted()
-    left = [left for _, left in owed_trials.carry_out(engine, folder)]
+    left = [left for _, left in owed_trials.run_owed(engine, folder)]
     assert left == list(range(len(left)))[::-1]
     return engine.asked
 
@@ -115,7 +115,7 @@ def test_twin_34_a_run_that_takes_every_record_for_settled_keeps_the_crash(
 
 
 def test_twin_34_a_worker_that_was_not_killed_and_crashed_would_be_seen(planned: Path):
-    list(owed_trials.carry_out(Scripted(all="crashed"), planned))
+    list(owed_trials.run_owed(Scripted(all="crashed"), planned))
     told = killed.stored(planned)
     unknown = "crashed: None"
 

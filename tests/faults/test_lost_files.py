@@ -83,7 +83,7 @@ def harm_after(number: int, folder: Path, kind: str) -> tuple[list[str], list[st
     """The records that were given and the trials that were asked for, where harm is done after so many records."""
     engine, given = Counting(), []
     try:
-        for record, _ in owed_trials.carry_out(engine, folder):
+        for record, _ in owed_trials.run_owed(engine, folder):
             given.append(str(record.case.strategy))
             if len(given) == number:
                 HARMS[kind][0](folder)
@@ -115,7 +115,7 @@ def test_lost_all_records_of_the_process_are_kept_beside_the_folder(kind: str, o
 def test_lost_the_kept_folder_is_a_run_that_goes_on(kind: str, owed: Path):
     _, _, error = harm_after(1, owed, kind)
 
-    rest = [str(record.case.strategy) for record, _ in owed_trials.carry_out(Idle(), error.kept)]
+    rest = [str(record.case.strategy) for record, _ in owed_trials.run_owed(Idle(), error.kept)]
 
     assert rest == ["sqrt"]
     assert names(error.kept) == list(NAMES)
@@ -140,7 +140,7 @@ class Idle(Counting):
 def test_lost_records_of_an_earlier_process_are_kept_where_they_can_still_be_read(tmp_path: Path):
     more = tuple(Trial(case=make.case(name)) for name in NAMES[1:])
     folder = examples.run(tmp_path / "run", [make.record("none")], more=more).folder
-    trials = owed_trials.carry_out(Idle(), folder)
+    trials = owed_trials.run_owed(Idle(), folder)
     next(trials)
     (folder / "trials.jsonl").unlink()
 
@@ -190,7 +190,7 @@ def test_lost_what_a_process_keeps_for_itself_has_no_name(owed: Path, monkeypatc
 
 
 def test_lost_where_nothing_can_be_kept_the_run_says_so(owed: Path, monkeypatch: pytest.MonkeyPatch):
-    trials = owed_trials.carry_out(Idle(), owed)
+    trials = owed_trials.run_owed(Idle(), owed)
     next(trials)
     (owed / "trials.jsonl").unlink()
     monkeypatch.setattr(safe_files, "beside", lambda path: Path("/proc/none"))

@@ -226,7 +226,7 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
     writer = Writer(half)
     writer.append(msgspec.structs.replace(lost, outcome="crashed"))
     writer.close()
-    monkeypatch.setattr(owed_trials, "carry_out", lambda *words, **more: iter(()))
+    monkeypatch.setattr(owed_trials, "run_owed", lambda *words, **more: iter(()))
 
     code = answer(["run", "--resume", "run"])
 
@@ -310,7 +310,7 @@ def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
 ):
     (here / "my model.py").write_text(MINE.replace("WIDTH", "3"))
     with monkeypatch.context() as patch:
-        patch.setattr(owed_trials, "carry_out", lambda *words, **more: iter(()))  # interrupted at once
+        patch.setattr(owed_trials, "run_owed", lambda *words, **more: iter(()))  # interrupted at once
         answer(["run", "--model", f"{here / 'my model.py'}:build", *WORDS, "-o", "run"])
     named = next_words(capsys.readouterr().err)
 

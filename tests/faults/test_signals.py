@@ -61,7 +61,7 @@ def interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         os.kill(os.getpid(), signal.SIGINT)
         yield make.record(), 0
 
-    monkeypatch.setattr(owed_trials, "carry_out", interrupt)
+    monkeypatch.setattr(owed_trials, "run_owed", interrupt)
     return answer(["run", *STUCK, "-o", "run"])
 
 
@@ -159,14 +159,14 @@ def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: P
 def test_fault_33_a_hangup_that_is_ignored_stays_ignored(
     before: Any, code: int, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    carry_out = owed_trials.carry_out
+    run_owed = owed_trials.run_owed
 
     def hang_up(*words: Any, **more: Any) -> Iterator[tuple[Record, int]]:
-        for found in carry_out(*words, **more):
+        for found in run_owed(*words, **more):
             os.kill(os.getpid(), signal.SIGHUP)
             yield found
 
-    monkeypatch.setattr(owed_trials, "carry_out", hang_up)
+    monkeypatch.setattr(owed_trials, "run_owed", hang_up)
     mine = signal.signal(signal.SIGHUP, before)
 
     found = answer(["run", *STUCK, "--model", "mlp", "-o", "run"])

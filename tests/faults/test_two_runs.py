@@ -109,7 +109,7 @@ def test_twin_39_without_looking_again_the_record_is_lost(owed: Path, monkeypatc
 
 def both(folder: Path) -> list[tuple[str, int]]:
     """What is stored by two runs in one folder, in turns."""
-    first, second = (owed_trials.carry_out(Idle(), folder) for _ in range(2))
+    first, second = (owed_trials.run_owed(Idle(), folder) for _ in range(2))
     next(first)
     next(second)
     for one in (first, second):
@@ -144,7 +144,7 @@ def test_fault_39_a_run_locks_its_folder_before_it_reads_what_is_owed(tmp_path: 
 
     monkeypatch.setattr(store, "load", locked)
 
-    assert [left for _, left in owed_trials.carry_out(Idle(), folder)] == [0]
+    assert [left for _, left in owed_trials.run_owed(Idle(), folder)] == [0]
 
 
 # 40: locks that do not work
@@ -176,7 +176,7 @@ def lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: None):
     told: list[str] = []
 
-    for _ in owed_trials.carry_out(Idle(), owed, warn=told.append):
+    for _ in owed_trials.run_owed(Idle(), owed, warn=told.append):
         continue
 
     assert told == [f"locks do not work in '{owed}': see to it that no other gcprof writes there"]
@@ -187,7 +187,7 @@ def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: Non
 def test_fault_40_where_locks_work_nothing_is_said(owed: Path):
     told: list[str] = []
 
-    for _ in owed_trials.carry_out(Idle(), owed, warn=told.append):
+    for _ in owed_trials.run_owed(Idle(), owed, warn=told.append):
         continue
 
     assert told == []
@@ -198,6 +198,6 @@ def test_twin_40_a_lock_that_is_asked_for_directly_ends_the_run(owed: Path, monk
     monkeypatch.setattr(safe_files, "lock", lambda file: fcntl.flock(file, 0))
 
     with pytest.raises(OSError, match="No locks available"):
-        next(owed_trials.carry_out(Idle(), owed))
+        next(owed_trials.run_owed(Idle(), owed))
 
     assert records(owed) == []
