@@ -17,10 +17,6 @@ from profiler.core.record import SCHEMA, Equality, Record
 
 Document = dict[str, Any]
 Kind = Literal["manifest", "record"]
-_WORDS = {  # what new parts of a record mostly say as earlier ones do
-    "case": ("model", "optimizer", "device", "precision", "data", "verify"),
-    "environment": ("gcprof", "python", "system", "torch", "cuda", "driver", "device_name", "device_uuid"),
-}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +89,12 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
         return _foreign(text, kind, where) if document is None else document
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise _damaged(where, error) from error
+
+
+_WORDS = {  # what new parts of a record mostly say as earlier ones do
+    "case": ("model", "optimizer", "device", "precision", "data", "verify"),
+    "environment": ("gcprof", "python", "system", "torch", "cuda", "driver", "device_name", "device_uuid"),
+}
 
 
 class Shared:
