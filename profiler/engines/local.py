@@ -1,4 +1,4 @@
-"""This machine: fresh processes for trials, forked from a server that has imported torch. Never imports torch itself."""
+"""This machine: fresh processes for trials, forked from a server that has imported torch, as this one never does."""
 
 from __future__ import annotations
 
