@@ -59,6 +59,10 @@ bench-startup *words:
 bench-overhead:
     {{python}} -m benchmarks.overhead
 
+# measured ratios, against loops of plain PyTorch in processes of their own: writes docs/loops.md; on quiet cores
+bench-loops:
+    {{python}} -m benchmarks.loops -o docs/loops.md
+
 # a whole run, against the steps that it ran
 bench-cost:
     {{python}} -m benchmarks.cost

@@ -68,13 +68,13 @@ def test_what_cannot_be_switched_off_is_timed_alone():
 @pytest.mark.parametrize(
     ("seconds", "least", "most", "alone"),
     [
-        (None, 6, 100, (5, 100)),
-        (1.0, 6, 12, (5, 10)),  # three pairs take longer than there is; up to three more where those are warm-up
-        (0.4, 6, 12, (5, 10)),
-        (0.2, 6, 12, (6, 10)),
-        (0.1, 6, 20, (6, 20)),  # 2 s of them
-        (0.01, 6, 100, (6, 100)),
-        (0.0001, 60, 1000, (60, 1000)),  # ten in a sample
+        (None, 4, 100, (5, 100)),
+        (1.0, 4, 8, (5, 10)),  # two pairs take longer than there is; up to two more where those are warm-up
+        (0.4, 4, 8, (5, 10)),
+        (0.2, 4, 10, (6, 10)),
+        (0.1, 4, 20, (6, 20)),  # 2 s of them
+        (0.01, 4, 100, (6, 100)),
+        (0.0001, 40, 1000, (60, 1000)),  # ten in a sample
     ],
 )
 def test_as_many_samples_as_there_is_time_for(seconds, least, most, alone):
@@ -137,7 +137,7 @@ def test_what_a_cpu_costs_has_no_seconds():
     first, steps = cost_lines(cost(plan, {}, start_seconds=0.0))
 
     assert first == "3 trials, 1 of them predictions, which need no device"
-    assert steps.startswith("steps: 21 to 213; a round is timed for up to 2 s, or 6 steps")
+    assert steps.startswith("steps: 18 to 213; a round is timed for up to 2 s, or 4 steps")
 
 
 def plan_of(*strategies: str, **fields: Any) -> CheckedRequest:

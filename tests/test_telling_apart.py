@@ -132,15 +132,21 @@ def test_warm_up_ends_with_a_pair():
 def test_sampling_ends_where_the_ratio_is_sure():
     same, few = [1.0] * 12, Sampling(max_samples=100, max_seconds=9.5)
 
-    ends = [stop_reason(same[:count], same[:count], ENDLESS, least=5) for count in range(1, 9)]
-    assert ends == [None, None, "target", "target", "target", "target", None, "target"]  # it looks at 3, 4, 5, 6, 8
+    ends = [stop_reason(same[:count], same[:count], ENDLESS) for count in range(1, 9)]
+    assert ends == [None, "target", "target", "target", "target", "target", None, "target"]  # not looked at after seven
     wide = [1.0, 1.2, 0.8, *same]
-    assert stop_reason(wide[:3], same[:3], ENDLESS, least=5) is None
-    assert stop_reason(wide[:5], same[:5], few, least=5) == "seconds"
-    assert stop_reason(same[:2], same[:2], Sampling(max_seconds=1.0), least=5) is None  # so many steps in any case
-    assert stop_reason(same[:2], same[:2], Sampling(max_seconds=1.0), least=3) == "seconds"
-    assert stop_reason(same[:1], same[:1], Sampling(max_seconds=1.0), least=1) is None  # two pairs in any case
-    assert stop_reason(wide[:4], same[:4], Sampling(max_samples=7), least=5) == "samples"
+    assert stop_reason(wide[:3], same[:3], ENDLESS) is None
+    assert stop_reason(wide[:5], same[:5], few) == "seconds"
+    assert stop_reason(same[:1], same[:1], Sampling(max_seconds=1.0)) is None  # two pairs in any case
+    assert stop_reason(wide[:2], same[:2], Sampling(max_seconds=1.0)) == "seconds"
+    assert stop_reason(wide[:4], same[:4], Sampling(max_samples=7)) == "samples"
+
+
+def test_two_pairs_are_enough_where_they_are_within_half_of_the_target():
+    sure, unsure = [1.0, 1.0149], [1.0, 1.0151]
+
+    assert stop_reason(sure, [1.0, 1.0], ENDLESS) == "target"  # of 3 %
+    assert stop_reason(unsure, [1.0, 1.0], ENDLESS) is None
 
 
 # The interval

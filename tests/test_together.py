@@ -149,9 +149,9 @@ def test_what_is_sure_enough_leaves_the_cycles():
 
     sure, unsure = together(device, 2, samples=5, sampling=Sampling(max_seconds=60, max_samples=16))
 
-    assert (sure["stopped"], len(sure["step_seconds"])) == ("target", 3)
+    assert (sure["stopped"], len(sure["step_seconds"])) == ("target", 2)
     assert (unsure["stopped"], len(unsure["step_seconds"])) == ("samples", 8)
-    assert device.order.count(1) == 4
+    assert device.order.count(1) == 3
     assert len(unsure["conditions"]) > len(sure["conditions"])
 
 

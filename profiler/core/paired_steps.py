@@ -17,7 +17,6 @@ from profiler.core.stats import LEVEL, Sampling, centre, is_look, num_warmup
 
 WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
 LEAST_PAIRS = 2  # in a round: three rounds then have six, the least that have an interval
-FIRST_LOOK = 3  # pairs: the least of which two ends hold the middle in three of four series
 LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
 MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
 
@@ -54,22 +53,27 @@ def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
     return max(num_warmup(with_it), num_warmup(without))
 
 
-def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
+def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sampling) -> str | None:
     """Why sampling ends here: "target" or the limit, "samples" or "seconds"; None to go on.
 
-    The limits are of all steps together, with and without, so that a pair takes no longer than the samples of `none`
-    took before; so are the `least` ones that there are in any case. What is looked at is the ratio.
+    The limits are of all steps together, with and without. What is looked at is the ratio.
     """
-    count = len(with_it) + len(without)
-    has_all = count >= sampling.max_samples
+    has_all = len(with_it) + len(without) >= sampling.max_samples
     is_over = has_all or sum(with_it) + sum(without) >= sampling.max_seconds
-    if not (is_over or is_look(len(with_it), first=FIRST_LOOK)):
+    if not (is_over or is_look(len(with_it), first=LEAST_PAIRS)):
         return None
     settled = num_warmup_pairs(with_it, without)
     ratios = pair_ratios(with_it[settled:], without[settled:])
-    if not has_all and (count - 2 * settled < least or len(ratios) < LEAST_PAIRS):
+    if len(ratios) < LEAST_PAIRS and not has_all:
         return None
-    ratio, limits = ratio_of_pairs(ratios, level=LOOK_LEVEL)
-    if limits and max(ratio - limits[0], limits[1] - ratio) <= sampling.precision_target * ratio:
+    if _is_sure(ratios, sampling.precision_target):
         return "target"
     return "samples" if has_all else "seconds" if is_over else None
+
+
+def _is_sure(ratios: Sequence[float], target: float) -> bool:
+    """Whether three such rounds may be expected to be as sure together; two pairs have no interval that could tell."""
+    if len(ratios) == LEAST_PAIRS:
+        return max(ratios) - min(ratios) <= target / 2 * min(ratios)
+    ratio, limits = ratio_of_pairs(ratios, level=LOOK_LEVEL)
+    return limits is not None and max(ratio - limits[0], limits[1] - ratio) <= target * ratio

@@ -37,6 +37,7 @@ class Bench:
         self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
         self.group = group
         self.device = open_device(self.trial.case.device)
+        self.device.keep_memory()
         self.leftovers = Leftovers(self.device)
         self.misread_bytes = 0  # that earlier passes have left in the peak
         self.num_steps = 0

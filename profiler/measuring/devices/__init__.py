@@ -85,6 +85,9 @@ class Device(Protocol):
     def release(self) -> None:
         """Give back all that the last pass has left, so that the next one starts as a fresh process would."""
 
+    def keep_memory(self) -> None:
+        """Keep what is freed for the steps that follow, so that what one takes does not hang on those before it."""
+
     def facts(self) -> Facts: ...
     def free_bytes(self) -> int | None:
         """What nobody holds of the memory; None where there is no such number."""

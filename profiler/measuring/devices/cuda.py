@@ -133,6 +133,9 @@ class Cuda:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
 
+    def keep_memory(self) -> None:
+        """The caching allocator does."""
+
     def release(self) -> None:
         _let_go_of_graphs(self._device)
         gc.collect()  # the last pass's model is part of reference cycles

@@ -78,6 +78,7 @@ def _timed(
     fits: Callable[[str], bool],
     on_step: Callable[[str], None],
 ) -> PooledSeconds:
+    step.keep_memory()
     ways = [way for way in ways if way == EVERY or fits(way)]
     samples: dict[str, list[StepSample]] = {way: [] for way in ways}
     with _settled():
@@ -142,6 +143,10 @@ class _SwitchedStep:
         together = [OwnCheckpoint([stages.pop(place) for place in run], self._run_together) for run in held]
         self._switch = checkpoint_segments(assembled.workload, [*together, *stages.values()])
         _, self._step = assembled.trainer()
+
+    def keep_memory(self) -> None:
+        """What is freed is kept for the steps that follow."""
+        self._device.keep_memory()
 
     def sample(self, way: str) -> StepSample | None:
         """One step; None where its memory is not there."""

@@ -1,0 +1,192 @@
+"""Ratios that gcprof measures, beside loops of plain PyTorch, each in a process of its own: `just bench-loops`.
+
+A loop knows nothing of gcprof: it builds the same model, calls torch.utils.checkpoint itself, runs one strategy alone
+and tells the median of its steps. Loops of `none` and of the strategy take turns, so that drift meets both; a ratio is
+that of two neighbours, and theirs is the median with the smallest and largest. Loops run as glibc is, and again with
+what it frees kept in the process, as gcprof has it. Fails where a ratio of gcprof is off those by more than 3 points,
+and the intervals do not meet. Writes docs/loops.md with -o.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+STEPS, WARMUP, TURNS = 12, 4, 5
+POINTS = 0.03
+KEPT = {"MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_MMAP_MAX_": "0"}
+ROOT = Path(__file__).parents[1]
+
+
+class Cnn(nn.Sequential):
+    """Thirty convolutions on small pictures, a chain for checkpoint_sequential."""
+
+    def __init__(self) -> None:
+        blocks = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()) for _ in range(30)]
+        super().__init__(nn.Conv2d(1, 32, 3, padding=1), *blocks)
+
+
+class Gpt(nn.Module):
+    """Six blocks of a transformer, each for a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True) for _ in range(6)
+        )
+        self.head = nn.Linear(128, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        result: torch.Tensor = self.head(x)
+        return result
+
+
+def cnn() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
+    """For gcprof: the model, a batch and the loss."""
+    torch.manual_seed(0)
+    return Cnn(), (torch.randn(32, 1, 28, 28), torch.randn(32, 32, 28, 28)), F.mse_loss
+
+
+def gpt() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
+    """For gcprof: the model, a batch and the loss."""
+    torch.manual_seed(0)
+    return Gpt(), (torch.randn(8, 128, 128), torch.randn(8, 128, 256)), F.mse_loss
+
+
+def _by_segments(model: nn.Module, x: torch.Tensor, k: int) -> torch.Tensor:
+    result: torch.Tensor = checkpoint_sequential(model, k, x, use_reentrant=False)
+    return result
+
+
+def _by_blocks(model: Any, x: torch.Tensor) -> torch.Tensor:
+    for layer in model.layers:
+        x = checkpoint(layer, x, use_reentrant=False)
+    result: torch.Tensor = model.head(x)
+    return result
+
+
+class Loop(NamedTuple):
+    """A model, gcprof's word for a strategy, and the same forward by PyTorch's own calls."""
+
+    model: str
+    strategy: str
+    forward: Any
+
+
+LOOPS = {
+    "cnn-4": Loop("cnn", "segments:k=4", lambda model, x: _by_segments(model, x, 4)),
+    "cnn-16": Loop("cnn", "segments:k=16", lambda model, x: _by_segments(model, x, 16)),
+    "gpt-all": Loop("gpt", "all", _by_blocks),
+}
+
+
+def loop(name: str, plain: bool) -> float:
+    """The median seconds of a step of plain PyTorch."""
+    model, (x, y), loss = {"cnn": cnn, "gpt": gpt}[LOOPS[name].model]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    forward = (lambda model, x: model(x)) if plain else LOOPS[name].forward
+    seconds = []
+    for _ in range(WARMUP + STEPS):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        loss(forward(model, x), y).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[WARMUP:])
+
+
+def ratios(name: str, environment: dict[str, str]) -> list[float]:
+    """Of loops that take turns, those with checkpoints over those without."""
+
+    def run(kind: str) -> float:
+        words = [sys.executable, "-m", "benchmarks.loops", "--loop", name, "--kind", kind]
+        done = subprocess.run(
+            words, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        )
+        return float(done.stdout)
+
+    found = []
+    for turn in range(TURNS):
+        kinds = ("plain", "own") if turn % 2 else ("own", "plain")
+        seconds = {kind: run(kind) for kind in kinds}
+        found.append(seconds["own"] / seconds["plain"])
+    return sorted(found)
+
+
+def measured(name: str) -> tuple[float, float, float]:
+    """The ratio that `gcprof run` tells of the same model and strategy, and its interval."""
+    asked = LOOPS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "profiler", "run", f"{__file__}:{asked.model}", "--device", "cpu"]
+        more = ["--strategies", f"none,{asked.strategy}", "--output", f"{folder}/run", "--quiet"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run([*words, *more], cwd=folder, env=environment, capture_output=True, check=True)
+        exported = [sys.executable, "-m", "profiler", "export", f"{folder}/run", "--to", "csv"]
+        text = subprocess.run(exported, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    heads, *rows = [line.split(",") for line in text.splitlines()]
+    row = dict(zip(heads, rows[-1], strict=False))
+    return float(row["time_ratio"]), float(row["time_ratio_least"]), float(row["time_ratio_most"])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--loop", choices=LOOPS)
+    parser.add_argument("--kind", choices=("plain", "own"))
+    parser.add_argument("-o", "--output", type=Path, help="the page that is written")
+    asked = parser.parse_args(words)
+    if asked.loop:
+        print(loop(asked.loop, asked.kind == "plain"))
+        return 0
+    lines = ["| model, strategy | gcprof | loops, freed memory kept | loops, as glibc is |", "|---|---:|---:|---:|"]
+    print(*lines, sep="\n")
+    missed = False
+    for name, one in LOOPS.items():
+        kept, plain = ratios(name, KEPT), ratios(name, {})
+        ratio, low, high = measured(name)
+        missed |= abs(ratio - median(kept)) > POINTS and not (low <= kept[-1] and kept[0] <= high)
+        cells = (f"{ratio - 1:+.1%} ({low - 1:+.1%}..{high - 1:+.1%})", _text(kept), _text(plain))
+        lines.append(f"| {one.model}, `{one.strategy}` | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    if asked.output:
+        asked.output.write_text(PAGE.format(table="\n".join(lines), turns=TURNS, steps=STEPS), encoding="utf-8")
+    return int(missed)
+
+
+def _text(found: Sequence[float]) -> str:
+    return f"{median(found) - 1:+.1%} ({found[0] - 1:+.1%}..{found[-1] - 1:+.1%})"
+
+
+PAGE = """# Times beside loops of plain PyTorch
+
+`just bench-loops` wrote this page. A loop knows nothing of gcprof: it builds the same model, calls
+`torch.utils.checkpoint` itself, and runs one strategy alone, {steps} steps in a process of its own; {turns} loops with
+checkpoints and as many without take turns. A ratio is that of two neighbours: the median, the smallest and the largest.
+
+{table}
+
+On a CPU what glibc does with freed memory is a part of a step: it gives it back to the system, or keeps it, by what
+the process freed before, and memory that was given back is made anew page by page. That differs from process to
+process, and between a step that follows one of its own kind and a step that follows another. gcprof therefore has glibc
+keep what is freed (`mallopt`: `M_TRIM_THRESHOLD` of -1, `M_MMAP_MAX` of 0), as CUDA's caching allocator does, and is to
+be held against loops in which it is kept too (`MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python train.py`, which
+also makes training faster). The last column is what a process without that sees.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
