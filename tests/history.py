@@ -16,8 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from profiler.predicting.trace.allocator import LARGE_REMAINDER, SMALL_REQUEST, CachingAllocator
-from profiler.predicting.trace.memory_pools import GRANULE, MemoryBlock, round_up
+from profiler.predicting.trace.allocator import (
+    GRANULE,
+    LARGE_REMAINDER,
+    SMALL_REQUEST,
+    CachingAllocator,
+    MemoryBlock,
+    round_up,
+)
 
 FREED = ("free", "free_completed")
 MAPPED, UNMAPPED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from profiler.core import gpu_specs
+from profiler.predicting.trace.allocator import GRANULE
 from profiler.predicting.trace.convolutions import Machine, convolution_bytes, machine_of
 from profiler.predicting.trace.copies import copied_bytes
 from profiler.predicting.trace.cuda_semantics import cuda_like
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.kernel_bytes import parts_of
-from profiler.predicting.trace.memory_pools import GRANULE
 
 aten = torch.ops.aten
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]

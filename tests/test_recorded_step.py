@@ -15,8 +15,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import Allocation, Trace, as_asked
 from profiler.predicting.prediction import follow_case
 from profiler.predicting.trace import in_place
-from profiler.predicting.trace.allocator import CachingAllocator
-from profiler.predicting.trace.memory_pools import GRANULE, MemoryBlock, round_up
+from profiler.predicting.trace.allocator import GRANULE, CachingAllocator, MemoryBlock, round_up
 from profiler.training import assemble
 from profiler.training.workload import Workload
 from tests import make

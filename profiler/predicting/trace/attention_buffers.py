@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.core.gpu_specs import Rates
+from profiler.predicting.trace.allocator import round_up
 from profiler.predicting.trace.kernel_bytes import AMPERE, FLOAT, HALF, TURING, VOLTA, ceil_div, request, tensor_request
-from profiler.predicting.trace.memory_pools import round_up
 
 aten = torch.ops.aten
 ENOUGH_SHARED = 128 * 2**10  # bytes of a multiprocessor: those of 8.6, 8.9 and 12.0 have 100 KiB, 8.0 and up 164 KiB

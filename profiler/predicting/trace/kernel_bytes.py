@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from profiler.predicting.trace.memory_pools import GRANULE, round_up
+from profiler.predicting.trace.allocator import GRANULE, round_up
 
 HALF = (torch.float16, torch.bfloat16)
 FLOAT = torch.float32.itemsize

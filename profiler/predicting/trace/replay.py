@@ -8,8 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from profiler.core.trace_data import Allocation, Building, Operator, Trace
-from profiler.predicting.trace.allocator import CachingAllocator, Settings
-from profiler.predicting.trace.memory_pools import MemoryBlock
+from profiler.predicting.trace.allocator import CachingAllocator, MemoryBlock, Settings
 
 DEFAULT = Settings()
 
