@@ -5,7 +5,9 @@ A history is a JSON list of {"action", "addr", "size"}: the entries of one devic
 `size` is what was asked for, before it is rounded up. These actions count:
 
 - `alloc`; `free_completed`, or `free` for short
-- `segment_alloc` and `segment_free`, or `segment_map` and `segment_unmap` where segments are expandable
+- `segment_alloc`, or `segment_map` where segments are expandable
+
+The simulated device is endless: a history in which it got memory back (`segment_free`, `segment_unmap`) is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from profiler.predicting.trace.allocator import (
     SMALL_REQUEST,
     CachingAllocator,
     MemoryBlock,
+    Settings,
     round_up,
 )
 
@@ -54,26 +57,24 @@ def read(path: Path) -> tuple[Event, ...]:
 def replay(events: Sequence[Event]) -> tuple[Instant, ...]:
     """Simulate what was recorded; one instant for each allocation and each release.
 
-    Segments are expandable where the history says so. Where the device got memory back, the simulation returns what is
-    cached as well.
+    Segments are expandable where the history says so.
     """
+    assert not any(event.action in UNMAPPED for event in events), "the simulation gives nothing back to the device"
     expandable = any(event.action == "segment_map" for event in events)
-    simulated = CachingAllocator(expandable_segments=expandable)
+    simulated = CachingAllocator(Settings(expandable_segments=expandable))
     recorded = _Recorded(expandable_segments=expandable)
     blocks: dict[int, MemoryBlock] = {}
     instants = []
     for event in events:
         recorded.follow(event)
-        if event.action in UNMAPPED:
-            simulated.release()
-        elif event.action == "alloc":
+        if event.action == "alloc":
             blocks[event.address] = simulated.allocate(event.size)
         elif event.action in FREED:
             simulated.free(blocks.pop(event.address))
         if event.action == "alloc" or event.action in FREED:
             instants.append(
                 Instant(
-                    allocated=simulated.allocated,
+                    allocated=sum(block.size for block in blocks.values()),
                     reserved=simulated.reserved,
                     recorded_allocated=recorded.allocated,
                     recorded_reserved=recorded.reserved,
@@ -94,8 +95,6 @@ class _Recorded:
     def follow(self, event: Event) -> None:
         if event.action in MAPPED:
             self.reserved += event.size
-        elif event.action in UNMAPPED:
-            self.reserved -= event.size
         elif event.action == "alloc":
             self._blocks[event.address] = self._block(event)
             self.allocated += self._blocks[event.address]
@@ -106,8 +105,6 @@ class _Recorded:
     def _bound(self, event: Event) -> None:
         if event.action == "segment_alloc":
             insort(self._bounds, event.address + event.size)
-        elif event.action == "segment_free":
-            self._bounds.remove(event.address + event.size)
         elif event.action == "alloc":
             insort(self._bounds, event.address)
         elif event.action in FREED:

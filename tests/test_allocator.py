@@ -1,10 +1,12 @@
 """The simulated caching allocator: each rule by arithmetic, all of them against a plain reference.
 
-The rules are get_allocation_size, should_split, get_free_block, try_merge_blocks, try_allocate_expandable_block and
-release_cached_blocks of c10/cuda/CUDACachingAllocator.cpp.
+The rules are get_allocation_size, should_split, get_free_block, try_merge_blocks and try_allocate_expandable_block of
+c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,6 @@ from profiler.predicting.trace.allocator import (
     LARGE_BASE,
     NUM_INTERVALS,
     CachingAllocator,
-    OutOfMemory,
     Settings,
     read_settings,
 )
@@ -23,8 +24,12 @@ from tests.plain_allocator import Plain
 MIB = 2**20
 
 
+def allocating(**settings: Any) -> CachingAllocator:
+    return CachingAllocator(Settings(**settings))
+
+
 def reserved_after(*sizes: int, **settings: bool) -> int:
-    allocator = CachingAllocator(**settings)
+    allocator = allocating(**settings)
     for size in sizes:
         allocator.allocate(size)
     return allocator.reserved
@@ -32,11 +37,11 @@ def reserved_after(*sizes: int, **settings: bool) -> int:
 
 @pytest.mark.parametrize(("nbytes", "expected"), [(1, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)])
 def test_a_request_is_rounded_up_to_512_bytes(nbytes, expected):
-    allocator = CachingAllocator()
+    allocator = allocating()
 
     block = allocator.allocate(nbytes)
 
-    assert block.size == allocator.allocated == expected
+    assert block.size == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_small_and_large_requests_share_no_segment():
 
 
 def test_a_block_of_one_stream_serves_no_other():
-    allocator = CachingAllocator()
+    allocator = allocating()
     allocator.free(allocator.allocate(MIB, stream=1), stream=1)
 
     allocator.allocate(MIB, stream=1)
@@ -72,7 +77,7 @@ def test_a_block_of_one_stream_serves_no_other():
 
 
 def test_the_smallest_block_that_fits_is_taken():
-    allocator = CachingAllocator()
+    allocator = allocating()
     for block in [allocator.allocate(30 * MIB), allocator.allocate(12 * MIB)]:
         allocator.free(block)
 
@@ -83,7 +88,7 @@ def test_the_smallest_block_that_fits_is_taken():
 
 
 def test_of_equal_blocks_the_lowest_is_taken():
-    allocator = CachingAllocator()
+    allocator = allocating()
     low, high = allocator.allocate(12 * MIB), allocator.allocate(12 * MIB)
     for block in (high, low):
         allocator.free(block)
@@ -98,18 +103,18 @@ def test_of_a_small_block_512_bytes_are_cut_off():
 
 @pytest.mark.parametrize(("nbytes", "expected"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
 def test_of_a_large_block_more_than_1_mib_is_cut_off(nbytes, expected):
-    allocator = CachingAllocator()
+    allocator = allocating()
     allocator.free(allocator.allocate(20 * MIB))
 
-    allocator.allocate(nbytes)
+    block = allocator.allocate(nbytes)
 
-    assert allocator.allocated == expected
+    assert block.size == expected
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2, 1)])
 @pytest.mark.parametrize("expandable_segments", [False, True])
 def test_free_neighbours_are_joined(order, expandable_segments):
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    allocator = allocating(expandable_segments=expandable_segments)
     blocks = [allocator.allocate(nbytes) for nbytes in (6 * MIB, 6 * MIB, 6 * MIB, 2 * MIB)]
     for place in order:
         allocator.free(blocks[place])
@@ -132,14 +137,14 @@ def test_free_neighbours_are_joined(order, expandable_segments):
     ],
 )
 def test_sizes_are_rounded_up_to_divisions_of_powers_of_two(nbytes, divisions, expected):
-    allocator = CachingAllocator(divisions=(divisions,) * NUM_INTERVALS)
+    allocator = allocating(divisions=(divisions,) * NUM_INTERVALS)
 
     assert allocator.allocate(nbytes).size == expected
 
 
 def test_large_blocks_that_may_not_be_split_are_left_for_large_requests():
     # get_free_block: neither for a request below the limit nor for one that is 20 MiB smaller
-    allocator = CachingAllocator(max_split_bytes=40 * MIB)
+    allocator = allocating(max_split_bytes=40 * MIB)
     allocator.free(allocator.allocate(60 * MIB))
 
     assert reserved_after_more(allocator, 12 * MIB) == (60 + 12) * MIB
@@ -154,7 +159,7 @@ def reserved_after_more(allocator: CachingAllocator, nbytes: int) -> int:
 
 
 def test_a_segment_as_large_as_the_limit_serves_only_what_it_was_taken_for():
-    allocator = CachingAllocator(max_split_bytes=20 * MIB)
+    allocator = allocating(max_split_bytes=20 * MIB)
 
     first = allocator.allocate(4 * MIB)
     second = allocator.allocate(4 * MIB)  # what was left of it is below the limit
@@ -182,7 +187,7 @@ def test_settings_are_read_as_pytorch_reads_them(words, expected):
 
 
 def test_a_used_block_keeps_its_neighbours_apart():
-    allocator = CachingAllocator()
+    allocator = allocating()
     blocks = [allocator.allocate(nbytes) for nbytes in (6 * MIB, 6 * MIB, 6 * MIB, 2 * MIB)]
     for place in (0, 2):
         allocator.free(blocks[place])
@@ -193,7 +198,7 @@ def test_a_used_block_keeps_its_neighbours_apart():
 
 
 def test_segments_are_never_joined():
-    allocator = CachingAllocator()
+    allocator = allocating()
     for block in [allocator.allocate(10 * MIB), allocator.allocate(10 * MIB)]:
         allocator.free(block)
 
@@ -202,49 +207,8 @@ def test_segments_are_never_joined():
     assert allocator.reserved == (10 + 10 + 20) * MIB
 
 
-def test_what_is_free_stays_reserved_until_it_is_released():
-    allocator = CachingAllocator()
-    allocator.free(allocator.allocate(30 * MIB))
-    before = allocator.reserved
-
-    allocator.release()
-
-    assert (before, allocator.reserved, allocator.allocated) == (30 * MIB, 0, 0)
-
-
-def test_a_segment_in_use_is_not_released():
-    allocator = CachingAllocator()
-    allocator.allocate(6 * MIB)
-
-    allocator.release()
-
-    assert allocator.reserved == 20 * MIB
-
-
-@pytest.mark.parametrize(("capacity", "expected"), [(None, 50 * MIB), (50 * MIB, 50 * MIB), (49 * MIB, 30 * MIB)])
-def test_cached_segments_are_returned_where_the_capacity_is_short(capacity, expected):
-    allocator = CachingAllocator(capacity=capacity)
-    allocator.free(allocator.allocate(20 * MIB))
-
-    allocator.allocate(30 * MIB)
-
-    assert allocator.reserved == expected
-
-
-def test_running_out_of_memory_is_told_and_changes_no_block():
-    allocator = CachingAllocator(capacity=30 * MIB)
-    held = allocator.allocate(20 * MIB)
-
-    with pytest.raises(OutOfMemory) as raised:
-        allocator.allocate(20 * MIB)
-
-    assert (raised.value.nbytes, raised.value.reserved, raised.value.capacity) == (20 * MIB, 20 * MIB, 30 * MIB)
-    allocator.free(held)
-    assert allocator.allocate(20 * MIB).size == 20 * MIB
-
-
 def test_a_block_is_freed_once():
-    allocator = CachingAllocator()
+    allocator = allocating()
     block = allocator.allocate(512)
     allocator.free(block)
 
@@ -268,16 +232,16 @@ def test_an_expandable_segment_grows_by_pages(sizes, expected):
 
 
 def test_of_an_expandable_block_512_bytes_are_cut_off():
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = allocating(expandable_segments=True)
     allocator.free(allocator.allocate(20 * MIB))
 
-    allocator.allocate(20 * MIB - 512)
+    block = allocator.allocate(20 * MIB - 512)
 
-    assert allocator.allocated == 20 * MIB - 512  # otherwise all of the page, as without expandable segments
+    assert block.size == 20 * MIB - 512  # otherwise all of the page, as without expandable segments
 
 
 def test_the_end_of_an_expandable_segment_is_used_last():
-    allocator = CachingAllocator(expandable_segments=True)
+    allocator = allocating(expandable_segments=True)
     hole, _ = allocator.allocate(5 * MIB), allocator.allocate(12 * MIB)
     allocator.free(hole)  # 5 MiB are free here, and 3 at the end
 
@@ -286,109 +250,49 @@ def test_the_end_of_an_expandable_segment_is_used_last():
     assert block.address == hole.address
 
 
-def test_an_expandable_segment_returns_the_pages_that_are_wholly_free():
-    allocator = CachingAllocator(expandable_segments=True)
-    first, _ = allocator.allocate(70 * MIB), allocator.allocate(8 * MIB)
-    allocator.free(first)
-
-    allocator.release()
-
-    assert allocator.reserved == 20 * MIB  # of four pages the fourth is in use
-    assert allocator.allocate(60 * MIB).address == first.address  # the hole is mapped again
-    assert allocator.reserved == 80 * MIB
-
-
-def test_a_hole_is_mapped_with_what_is_free_before_it():
-    allocator = CachingAllocator(expandable_segments=True)
-    _, middle, last = (allocator.allocate(nbytes * MIB) for nbytes in (10, 30, 8))
-    allocator.free(middle)
-    allocator.release()  # the page from 20 to 40 MiB, with 10 MiB free before it and 12 at the end
-    holed = allocator.reserved
-
-    filling = allocator.allocate(25 * MIB)
-
-    assert (holed, allocator.reserved) == (40 * MIB, 60 * MIB)
-    assert filling.address == middle.address
-    for block in (filling, last):
-        allocator.free(block)
-    assert allocator.allocate(50 * MIB).address == filling.address  # nothing of the hole is left between
-
-
-def test_a_hole_that_is_too_small_is_passed_over():
-    allocator = CachingAllocator(expandable_segments=True)
-    _, middle, last = (allocator.allocate(nbytes * MIB) for nbytes in (10, 30, 8))
-    allocator.free(middle)
-    allocator.release()
-
-    block = allocator.allocate(40 * MIB)
-
-    assert block.address == last.address + last.size
-    assert allocator.reserved == (40 + 40) * MIB
-
-
-def test_of_blocks_that_can_grow_the_one_that_can_grow_least_is_used_first():
-    allocator = CachingAllocator(expandable_segments=True)
-    plain, _, holed, _ = (allocator.allocate(nbytes * MIB) for nbytes in (5, 11, 24, 17))
-    for block in (plain, holed):
-        allocator.free(block)
-    allocator.release()  # 5 MiB that cannot grow, 4 before a hole of 20, 3 at the end
-
-    first, second = allocator.allocate(3 * MIB), allocator.allocate(3 * MIB)
-
-    assert (first.address, second.address) == (plain.address, holed.address)
-
-
 edges = [1, 512, 513, MIB - 512, MIB, MIB + 1, 9 * MIB, 10 * MIB - 1, 10 * MIB, 19 * MIB, 20 * MIB, 40 * MIB]
 sizes = st.sampled_from(edges) | st.integers(1, MIB) | st.integers(MIB, 12 * MIB) | st.integers(10 * MIB, 50 * MIB)
-verbs = st.sampled_from(["allocate"] * 5 + ["free"] * 4 + ["release"])
+verbs = st.sampled_from(["allocate"] * 5 + ["free"] * 4)
 works = st.lists(st.tuples(verbs, sizes), min_size=10, max_size=60)
 
 
 class Pair:
     """The allocator and the reference, at the same work."""
 
-    def __init__(self, expandable: bool, capacity: int | None) -> None:
-        self.quick = CachingAllocator(expandable_segments=expandable, capacity=capacity)
-        self.plain = Plain(expandable=expandable, capacity=capacity)
+    def __init__(self, expandable: bool) -> None:
+        self.quick = allocating(expandable_segments=expandable)
+        self.plain = Plain(expandable=expandable)
         self.live = []
 
     def do(self, verb: str, number: int) -> None:
         if verb == "allocate":
-            self.allocate(number)
-        elif verb == "free" and self.live:
-            block, small, piece = self.live.pop(number % len(self.live))
-            self.quick.free(block)
-            self.plain.free(small, piece)
-        elif verb == "release":
-            self.quick.release()
-            self.plain.release()
+            self.live.append((self.quick.allocate(number), number <= MIB, self.plain.allocate(number)))
+        elif self.live:
+            self.free(number % len(self.live))
 
-    def allocate(self, nbytes: int) -> None:
-        piece = self.plain.allocate(nbytes)
-        if piece is None:
-            with pytest.raises(OutOfMemory):
-                self.quick.allocate(nbytes)
-        else:
-            self.live.append((self.quick.allocate(nbytes), nbytes <= MIB, piece))
+    def free(self, place: int) -> None:
+        block, small, piece = self.live.pop(place)
+        self.quick.free(block)
+        self.plain.free(small, piece)
 
 
 @settings(max_examples=200, deadline=None)
-@given(work=works, expandable=st.booleans(), capacity=st.none() | st.integers(20, 120).map(lambda n: n * MIB))
-def test_every_block_lies_where_the_reference_puts_it(work, expandable, capacity):
-    pair = Pair(expandable, capacity)
+@given(work=works, expandable=st.booleans())
+def test_every_block_lies_where_the_reference_puts_it(work, expandable):
+    pair = Pair(expandable)
 
     for verb, number in work:
         pair.do(verb, number)
 
-        found = [(block.address % LARGE_BASE, block.size) for block, _, _ in pair.live]
-        assert found == [(address, nbytes) for _, _, (address, nbytes, _) in pair.live]
+        placed = [(block.address % LARGE_BASE, block.size) for block, _, _ in pair.live]
+        assert placed == [(address, nbytes) for _, _, (address, nbytes, _) in pair.live]
         assert pair.quick.reserved == pair.plain.reserved
 
 
 @settings(max_examples=100, deadline=None)
 @given(work=works, expandable=st.booleans())
-def test_blocks_never_overlap_and_add_up_to_what_is_allocated(work, expandable):
-    pair = Pair(expandable, None)
+def test_blocks_never_overlap_and_fit_into_what_is_reserved(work, expandable):
+    pair = Pair(expandable)
 
     for verb, number in work:
         pair.do(verb, number)
@@ -396,18 +300,21 @@ def test_blocks_never_overlap_and_add_up_to_what_is_allocated(work, expandable):
         blocks = sorted((block.address, block.size) for block, _, _ in pair.live)
         ends = [address + nbytes for address, nbytes in blocks]
         assert all(end <= begin for end, (begin, _) in zip(ends, blocks[1:], strict=False))
-        assert pair.quick.allocated == sum(nbytes for _, nbytes in blocks)
-        assert pair.quick.allocated <= pair.quick.reserved
+        assert sum(nbytes for _, nbytes in blocks) <= pair.quick.reserved
 
 
 @given(work=works, expandable=st.booleans())
 def test_when_all_is_freed_every_segment_is_one_block_again(work, expandable):
-    pair = Pair(expandable, None)
+    pair = Pair(expandable)
     for verb, number in work:
         pair.do(verb, number)
-    for block, _, _ in pair.live:
-        pair.quick.free(block)
+    while pair.live:
+        pair.free(0)
+    reserved = pair.quick.reserved
 
-    pair.quick.release()
+    for nbytes in sorted(pair.plain.free_bytes(small=False)):
+        pair.quick.allocate(nbytes)
+    for _ in range(sum(pair.plain.free_bytes(small=True)) // MIB):  # the largest that the small pool serves
+        pair.quick.allocate(MIB)
 
-    assert (pair.quick.allocated, pair.quick.reserved) == (0, 0)  # a segment in pieces would have stayed
+    assert pair.quick.reserved == reserved  # a segment in pieces would not hold it

@@ -124,7 +124,7 @@ def test_gradients_that_are_added_to_are_there_from_the_first_steps_end():
 def test_a_storage_has_all_of_a_block_that_is_not_split(asked, block):
     step = trace(*[(nbytes, 2, 2) for nbytes in asked])
 
-    last = replay(step).trace.allocations[-1]
+    last = replay(step, Settings()).trace.allocations[-1]
 
     assert (last.nbytes, last.unsplit) == (block, block - asked[-1])
 
@@ -132,7 +132,7 @@ def test_a_storage_has_all_of_a_block_that_is_not_split(asked, block):
 def test_what_an_operator_hides_has_all_of_its_block():
     step = trace((4 * MIB, 2, 2), hidden=(0, 15 * MIB + 512, 0, 0))
 
-    found = replay(step).trace.operators[1]
+    found = replay(step, Settings()).trace.operators[1]
 
     assert (found.hidden_bytes, found.unsplit) == (16 * MIB, MIB - 512)  # a segment of its own, of 16 MiB
 
@@ -146,7 +146,7 @@ def test_requests_that_are_made_at_once_have_blocks_of_their_own():
 
     assert reserved(replace(step, allocations=small))["forward"] == (2 + 66) * MIB  # one segment, up to the next 2 MiB
     assert reserved(replace(apart, allocations=small))["forward"] == (2 + 64) * MIB  # the small pool has room for 512
-    assert replay(apart).trace.operators[1].hidden_bytes == 64 * MIB + 512
+    assert replay(apart, Settings()).trace.operators[1].hidden_bytes == 64 * MIB + 512
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_sum_knows_the_requests_it_is_of(nbytes, expected):
 def test_the_peak_is_of_whole_blocks_and_static_bytes_are_of_storages():
     step = trace((37 * MIB, 0, 4, "parameters"), (3 * MIB, 2, 3, "saved"))
 
-    found = memory_readings(replay(step).trace)
+    found = memory_readings(replay(step, Settings()).trace)
 
     assert found["peak_bytes"] == (38 + 3) * MIB
     assert found["static_bytes"]["parameters"] == 37 * MIB
-    assert as_asked(replay(step).trace) == step
+    assert as_asked(replay(step, Settings()).trace) == step
 
 
 def built(*allocations: tuple[int, int, int], places: tuple[int | None, ...], num_operators: int = 3) -> Building:

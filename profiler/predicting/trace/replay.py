@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from profiler.core.trace_data import Allocation, Building, Operator, Trace
 from profiler.predicting.trace.allocator import CachingAllocator, MemoryBlock, Settings
 
-DEFAULT = Settings()
-
 Lifetime = tuple[int, int, int]  # an allocation's index in its trace, and the operators with which it begins and ends
 
 
@@ -22,7 +20,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     reserved: dict[str, int]  # the largest in each phase
 
 
-def replay(trace: Trace, settings: Settings = DEFAULT) -> Replayed:
+def replay(trace: Trace, settings: Settings) -> Replayed:
     """The second step with the blocks that the allocator gives it, after the building of the model and a first step.
 
     The allocator is empty before the building. The first step has no gradients before it, and no optimizer state before
@@ -30,20 +28,14 @@ def replay(trace: Trace, settings: Settings = DEFAULT) -> Replayed:
     allocated in the order of their birth and freed after the operator with which they die. An operator's outputs are
     allocated before its hidden bytes, as in aten/src/ATen/native/cuda/Blas.cpp and cudnn/ConvShared.cpp.
     """
-    blocks = _Blocks(
-        CachingAllocator(
-            expandable_segments=settings.expandable_segments,
-            max_split_bytes=settings.max_split_bytes,
-            divisions=settings.divisions,
-        )
-    )
+    blocks = _Blocks(CachingAllocator(settings))
     if trace.building:
         blocks.build(trace.building)
     blocks.run(trace, _first_step(trace, blocks.held))
     second = blocks.run(trace, _second_step(trace, blocks.held))
     return Replayed(
         trace=_with_blocks(trace, second),
-        # without a capacity nothing is given back, so that the last value of a phase is its largest
+        # nothing is given back to the device, so that the last value of a phase is its largest
         reserved={phase: second.reserved[last] for phase, _, last in trace.spans()},
     )
 
