@@ -176,8 +176,8 @@ def test_a_record_with_ranks_says_how_it_was_made(records):
     assert record.built.num_parameters == sum(parameter.numel() for parameter in parameters("transformer"))
     assert len(record.readings.step_seconds) == 2
     assert "2 ranks, fsdp2" in ", ".join(columns.setting([row]))
-    assert (flat_row(row).parallel, flat_row(row).ranks) == ("fsdp2", 2)
-    assert flat_row(row).static_gathered_parameters_bytes == 0
+    assert (flat_row(row)["parallel"], flat_row(row)["ranks"]) == ("fsdp2", 2)
+    assert flat_row(row)["static_gathered_parameters_bytes"] == 0
     assert samples_per_second(row) == pytest.approx(2 * 2 / row.step_seconds)
 
 

@@ -3,7 +3,6 @@
 import io
 import sys
 
-import msgspec
 import pandas as pd
 import pytest
 from pyarrow import parquet
@@ -26,7 +25,7 @@ CASES = {
 
 
 def expected(records):
-    return [msgspec.structs.asdict(flat_row(row)) for row in rows(records)]
+    return [flat_row(row) for row in rows(records)]
 
 
 def read_parquet(folder, records):

@@ -291,7 +291,7 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
     cells = dict(zip([row.case for row in table], columns(table).time[-1].cells, strict=True))
     for row in table[1:]:
         told = row_times.verdict(row, none)
-        assert row.time_verdict == flat_row(row).time_verdict == told == verdict(row.time, floor=row.time_floor)
+        assert row.time_verdict == flat_row(row)["time_verdict"] == told == verdict(row.time, floor=row.time_floor)
         assert (cells[row.case] == "too noisy to tell") == row.time.is_noisy
         assert (told == "too noisy to tell") <= row.time.is_noisy
 

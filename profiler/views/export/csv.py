@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from profiler.analysis.flat_row import COLUMNS, FlatRow, Samples, flat_row
+from profiler.analysis.flat_row import COLUMNS, Samples, flat_row
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
 from profiler.views.sanitize import plain
@@ -28,12 +26,12 @@ def table(rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(_cells(flat_row(row)) for row in rows)
+    writer.writerows(_cells(row) for row in rows)
     return text.getvalue()
 
 
-def _cells(row: FlatRow) -> list[Any]:
-    cells = list(msgspec.structs.astuple(row))
+def _cells(row: Row) -> list[Any]:
+    cells = list(flat_row(row).values())
     for place, written in WRITTEN:
         if cells[place] is not None:
             cells[place] = written(cells[place])

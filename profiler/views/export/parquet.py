@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -27,7 +26,7 @@ def render(run: Run) -> bytes:
 
 def table(rows: Iterable[Row]) -> pa.Table:
     """Returns a line for each case; null where nothing was measured. The types of the columns never change."""
-    lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
+    lines = [flat_row(row) for row in rows]
     columns = {name: [_cell(line[name]) for line in lines] for name in COLUMNS}
     return pa.table(columns, schema=pa.schema([(name, KINDS[kind]) for name, kind in COLUMNS.items()]))
 

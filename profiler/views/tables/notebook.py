@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
 import pandas as pd
 
 from profiler.analysis.flat_row import COLUMNS, flat_row
@@ -35,7 +34,7 @@ def _group(rows: Sequence[Row]) -> str:
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """One line a case; bytes and seconds, samples as tuples, NA where it was not measured."""
-    lines = [msgspec.structs.asdict(flat_row(row)) for row in rows]
+    lines = [flat_row(row) for row in rows]
     return pd.DataFrame(
         {name: pd.Series([line[name] for line in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}
     )
