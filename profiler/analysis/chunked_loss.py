@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from profiler.core.trace_data import Allocation, Trace
+from profiler.core.trace_data import Allocation, Life, Trace
 
 CHUNKS = 8
 SOFTMAX, SOFTMAX_BACKWARD = "aten._log_softmax", "aten._log_softmax_backward_data"
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 SHARED = ("saved", "recomputed", "temporaries")  # what is made of the logits, and can be made in parts
-
-Life = tuple[int, int, int]  # bytes, born, died
 
 
 def chunked(trace: Trace) -> Callable[[Allocation], Iterable[Life]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import accumulate
+from itertools import chain
 
 import msgspec
 
@@ -12,14 +12,13 @@ from profiler.analysis.chunked_loss import chunked
 from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
 from profiler.analysis.reasons import Reason, reason
-from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Trace, live
+from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Life, Trace, live, summed
 
 NUM_MODULES = 10  # the largest, that are named
 NUM_HOLDERS = 10
 LEAST_GAIN = 0.01  # of the peak: what gives less is not worth its line
 GROWING = ("inputs", "saved", "recomputed", "temporaries")  # with the batch, where the optimizer did not make them
 
-Life = tuple[int, int, int]  # bytes, born, died
 Change = Callable[[Allocation], Iterable[Life]]
 
 
@@ -144,12 +143,7 @@ def is_accumulated(trace: Trace) -> bool:
 
 def _changed_peak(trace: Trace, change: Change) -> int:
     """The peak with the lives that the change gives."""
-    differences = [0] * (len(trace.operators) + 2)
-    for storage in trace.allocations:
-        for nbytes, born, died in change(storage):
-            differences[born] += nbytes
-            differences[died + 1] -= nbytes
-    held = accumulate(differences[:-1])
+    held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
     hidden = (0, *(operator.hidden_bytes for operator in trace.operators))
     return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
 

@@ -10,7 +10,7 @@ from itertools import accumulate, count, groupby, pairwise
 import msgspec
 
 from profiler.analysis.live_bytes import OUTSIDE, stage_of
-from profiler.core.trace_data import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at
+from profiler.core.trace_data import BUCKETS, STATIC, WORKSPACES, Allocation, Trace, as_asked, held_at, summed
 
 THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
 
@@ -75,12 +75,12 @@ class _Needs:
 
     def bounds(self) -> list[int]:
         """The bytes that are needed while each operator runs."""
-        change = [0] * (len(self._trace.operators) + 2)
-        for storage in self._trace.allocations:
-            if not (storage.phase == "recompute" and storage.category == "temporaries"):
-                change[self._since(storage)] += storage.nbytes
-                change[storage.died + 1] -= storage.nbytes
-        held = list(accumulate(change[:-1]))
+        lives = (
+            (storage.nbytes, self._since(storage), storage.died)
+            for storage in self._trace.allocations
+            if not (storage.phase == "recompute" and storage.category == "temporaries")
+        )
+        held = summed(lives, len(self._trace.operators))
         for number, operator in enumerate(self._trace.operators, start=1):
             held[number] += operator.hidden_bytes
         return held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -13,6 +13,8 @@ WORKSPACES = "workspaces"  # what libraries keep for themselves
 BUCKETS = "communication buckets"  # what gradients are averaged in, where that is not the gradients themselves
 GATHERED = "gathered parameters"  # of other ranks, and whole on this one
 CATEGORIES = (*STATIC, WORKSPACES, BUCKETS, GATHERED, "saved", "recomputed", "temporaries")
+
+Life = tuple[int, int, int]  # bytes, and the operators with which they are born and die, both included
 
 
 class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -141,15 +143,21 @@ def recompute_ends(operators: Sequence[Operator]) -> list[int]:
 
 def live(trace: Trace) -> list[int]:
     """The bytes that are there while each operator runs, its hidden ones included; index 0 is before the step."""
-    change = [0] * (len(trace.operators) + 2)
-    for allocation in trace.allocations:
-        change[allocation.born] += allocation.nbytes
-        change[allocation.died + 1] -= allocation.nbytes
-    held = list(accumulate(change[:-1]))
+    lives = ((allocation.nbytes, allocation.born, allocation.died) for allocation in trace.allocations)
+    held = summed(lives, len(trace.operators))
     return [
         held[0],
         *(bytes_ + operator.hidden_bytes for bytes_, operator in zip(held[1:], trace.operators, strict=True)),
     ]
+
+
+def summed(lives: Iterable[Life], num_operators: int) -> list[int]:
+    """The bytes of all lives that are there while each operator runs; index 0 is before the step."""
+    change = [0] * (num_operators + 2)
+    for nbytes, born, died in lives:
+        change[born] += nbytes
+        change[died + 1] -= nbytes
+    return list(accumulate(change[:-1]))
 
 
 def resting(trace: Trace, after: int) -> int:
@@ -181,12 +189,10 @@ def held_at(trace: Trace, operator: int) -> list[Allocation]:
 
 def by_category(trace: Trace) -> dict[str, list[int]]:
     """The bytes of each category while each operator runs; what operators hide counts as temporaries."""
-    size = len(trace.operators) + 2
-    changes = {category: [0] * size for category in CATEGORIES}
+    lives: dict[str, list[Life]] = {category: [] for category in CATEGORIES}
     for allocation in trace.allocations:
-        changes[allocation.category][allocation.born] += allocation.nbytes
-        changes[allocation.category][allocation.died + 1] -= allocation.nbytes
-    held = {category: list(accumulate(change[:-1])) for category, change in changes.items()}
+        lives[allocation.category].append((allocation.nbytes, allocation.born, allocation.died))
+    held = {category: summed(of_category, len(trace.operators)) for category, of_category in lives.items()}
     for number, operator in enumerate(trace.operators, start=1):
         held["temporaries"][number] += operator.hidden_bytes
     return held
