@@ -11,6 +11,7 @@ import msgspec
 from profiler.analysis.live_bytes import Holder, Share, holders
 from profiler.core.allocator_history import ALLOCATED, GIVEN, TAKEN_BACK, line
 from profiler.core.errors import UserError
+from profiler.core.trace_data import summed
 
 GRANULE = 512  # bytes: the caching allocator rounds requests up to this
 NUM_HOLDERS = 10
@@ -35,7 +36,6 @@ class Entry(msgspec.Struct, frozen=True):
     size: int = 0
     addr: int = 0
     frames: Any = ()
-    device_free: int | None = None  # where a request failed
 
 
 class HeldBlock(msgspec.Struct, frozen=True):
@@ -44,7 +44,6 @@ class HeldBlock(msgspec.Struct, frozen=True):
     size: int
     state: str
     address: int = 0
-    requested_size: int = 0
     frames: Any = ()
 
 
@@ -91,12 +90,6 @@ class SnapshotExplanation(msgspec.Struct, frozen=True, kw_only=True):
         return self.reserved_bytes - self.end_bytes
 
 
-class _Held(msgspec.Struct, frozen=True):
-    nbytes: int
-    line: str
-    category: str
-
-
 def explain_snapshot(content: Any) -> SnapshotExplanation:
     """Explains the device that a snapshot has most of. Raises UserError for data that are no snapshot."""
     try:
@@ -123,20 +116,21 @@ def _explain(snapshot: Snapshot, device: int) -> SnapshotExplanation:
     entries = traces[device] if device < len(traces) else []
     at_end = {address: block for segment in segments for address, block in _placed(segment) if block.state == ALLOCATED}
     events = [entry for entry in entries if entry.action in (GIVEN, TAKEN_BACK)]
-    held = _before(events, at_end)
-    peak_event, peak_bytes = _peak(events, held, at_end)
-    at_peak = _at(events, held, at_end, peak_event)
+    lives = _lives(events, at_end)
+    live = summed(((life.nbytes, life.born, life.died) for life in lives), len(events))
+    peak = max(range(len(live)), key=live.__getitem__)
+    at_peak = [life for life in lives if life.born <= peak <= life.died]
     free = [block.size for segment in segments for block in segment.blocks if block.state != ALLOCATED]
     reserved = sum(segment.total_size for segment in segments)
     return SnapshotExplanation(
         device=device,
         num_events=len(events),
-        peak_bytes=peak_bytes,
-        peak_event=peak_event,
-        peak_line=line(events[peak_event].frames) if peak_event is not None else "",
+        peak_bytes=live[peak],
+        peak_event=peak - 1 if peak else None,
+        peak_line=line(events[peak - 1].frames) if peak else "",
         categories=_categories(at_peak),
-        holders=holders((one.nbytes, "", one.line, one.category) for one in at_peak)[:NUM_HOLDERS],
-        grown=_grown(events, at_end),
+        holders=_holders(at_peak),
+        grown=_grown(lives),
         end_bytes=sum(block.size for block in at_end.values()),
         reserved_bytes=reserved,
         num_segments=len(segments),
@@ -154,65 +148,44 @@ def _placed(segment: Segment) -> list[tuple[int, HeldBlock]]:
     return placed
 
 
-def _before(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> dict[int, _Held]:
-    """What was there when the recording began: what was freed or stayed, and was not given in it."""
-    before: dict[int, _Held] = {}
-    given: set[int] = set()
-    for entry in events:
+class _Life(msgspec.Struct, kw_only=True):
+    """A block while it is live. Events are numbered from 1; `born` is 0 where it was there before the recording."""
+
+    nbytes: int  # exact where it is there at the end
+    born: int
+    died: int  # the last event after which it is live
+    stayed: bool = False  # it is there at the end
+    frames: Any = ()
+
+    @property
+    def line(self) -> str:
+        return line(self.frames)
+
+    @property
+    def category(self) -> str:
+        return _category(self.frames) if self.born else BEFORE
+
+
+def _lives(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> list[_Life]:
+    """What was live in the recording: first what was there before it, which was freed or stayed and not given in it."""
+    before: list[_Life] = []
+    given: list[_Life] = []
+    unfreed: dict[int, _Life] = {}
+    for number, entry in enumerate(events, start=1):
         if entry.action == GIVEN:
-            given.add(entry.addr)
-        elif entry.addr not in given:
-            before[entry.addr] = _Held(_rounded(entry.size), "", BEFORE)
+            unfreed[entry.addr] = _Life(nbytes=_rounded(entry.size), born=number, died=len(events), frames=entry.frames)
+            given.append(unfreed[entry.addr])
+        elif entry.addr in unfreed:
+            unfreed.pop(entry.addr).died = number - 1
         else:
-            given.discard(entry.addr)
+            before.append(_Life(nbytes=_rounded(entry.size), born=0, died=number - 1))
     touched = {entry.addr for entry in events}
-    untouched = {address: block for address, block in at_end.items() if address not in touched}
-    return before | {a: _Held(block.size, line(block.frames), BEFORE) for a, block in untouched.items()}
-
-
-def _last_given(events: Sequence[Entry]) -> dict[int, int]:
-    """By address, the place of the last event that gave it."""
-    return {entry.addr: place for place, entry in enumerate(events) if entry.action == GIVEN}
-
-
-def _sized(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> list[int]:
-    """The bytes of each event's block: exact where it is there at the end."""
-    sizes = [_rounded(entry.size) for entry in events]
-    for address, place in _last_given(events).items():
-        if address in at_end:
-            sizes[place] = at_end[address].size
-    return sizes
-
-
-def _peak(
-    events: Sequence[Entry], before: Mapping[int, _Held], at_end: Mapping[int, HeldBlock]
-) -> tuple[int | None, int]:
-    """The first event at which most is live, and how much; None where that is before all of them."""
-    sizes, held = _sized(events, at_end), {address: one.nbytes for address, one in before.items()}
-    live = peak = sum(held.values())
-    at: int | None = None
-    for place, entry in enumerate(events):
-        if entry.action == GIVEN:
-            held[entry.addr] = sizes[place]
-            live += sizes[place]
-        else:
-            live -= held.pop(entry.addr, 0)
-        if live > peak:
-            at, peak = place, live
-    return at, peak
-
-
-def _at(
-    events: Sequence[Entry], before: Mapping[int, _Held], at_end: Mapping[int, HeldBlock], last: int | None
-) -> list[_Held]:
-    """What is live after an event."""
-    sizes, held = _sized(events, at_end), dict(before)
-    for place, entry in enumerate(events[: 0 if last is None else last + 1]):
-        if entry.action == GIVEN:
-            held[entry.addr] = _Held(sizes[place], line(entry.frames), _category(entry.frames))
-        else:
-            held.pop(entry.addr, None)
-    return list(held.values())
+    for address, block in at_end.items():
+        if address in unfreed:
+            unfreed[address].nbytes, unfreed[address].stayed = block.size, True
+        elif address not in touched:
+            before.append(_Life(nbytes=block.size, born=0, died=len(events), frames=block.frames))
+    return before + given
 
 
 def _category(frames: Any) -> str:
@@ -226,28 +199,33 @@ def _category(frames: Any) -> str:
     return next(named, "other")
 
 
-def _categories(held: Iterable[_Held]) -> tuple[Share, ...]:
+def _categories(lives: Iterable[_Life]) -> tuple[Share, ...]:
     sizes = Counter[str]()
-    for one in held:
-        sizes[one.category] += one.nbytes
+    for life in lives:
+        sizes[life.category] += life.nbytes
     return tuple(Share(name=name, nbytes=nbytes) for name, nbytes in sizes.most_common())
 
 
-def _grown(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> tuple[Holder, ...]:
+def _holders(lives: Iterable[_Life]) -> tuple[Holder, ...]:
+    return holders((life.nbytes, "", life.line, life.category) for life in lives)[:NUM_HOLDERS]
+
+
+def _grown(lives: Iterable[_Life]) -> tuple[Holder, ...]:
     """What was asked for at one line several times, with other lines in between, and stayed; no parameters."""
-    runs: dict[str, set[int]] = {}  # by line, the stretches of events in which it asked for what stayed
-    stayed, last = [], _last_given(events)
-    run, before = 0, ""
-    for place, entry in enumerate(events):
-        if entry.action != GIVEN:
+    stretches: dict[str, set[int]] = {}  # by line, those of the recording in which it asked for what stayed
+    stayed = []
+    stretch, before = 0, ""
+    for life in lives:
+        if not life.born:
             continue
-        at = line(entry.frames)
-        run, before = (run if at == before else run + 1), at
-        if at and last[entry.addr] == place and entry.addr in at_end:
-            runs.setdefault(at, set()).add(run)
-            stayed.append(_Held(at_end[entry.addr].size, at, _category(entry.frames)))
-    grown = [one for one in stayed if one.category != "parameters" and len(runs[one.line]) >= LEAST_GROWN]
-    return holders((one.nbytes, "", one.line, one.category) for one in grown)[:NUM_HOLDERS]
+        at = life.line
+        stretch, before = (stretch if at == before else stretch + 1), at
+        if at and life.stayed:
+            stretches.setdefault(at, set()).add(stretch)
+            stayed.append(life)
+    return _holders(
+        life for life in stayed if len(stretches[life.line]) >= LEAST_GROWN and life.category != "parameters"
+    )
 
 
 def _rounded(nbytes: int) -> int:
