@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from profiler.analysis.advice import MOST_POINTS, advise, budget_frontier, certainty
-from profiler.analysis.composition import categories
+from profiler.analysis.live_bytes import categories
 from profiler.analysis.row_times import is_apart
 from profiler.analysis.rows import Row, rows
 from profiler.core.record import Record

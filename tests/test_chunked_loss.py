@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler.analysis.chunked_loss import CHUNKS
-from profiler.analysis.explanation import remedies
+from profiler.analysis.explanation import CHUNKS, remedies
 from profiler.core.case import Choice
 from profiler.core.trace_data import live
 from profiler.predicting.traced_case import trace_case

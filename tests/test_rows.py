@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.analysis import progress
-from profiler.analysis.composition import peak_parts
+from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.rows import rows
 from profiler.core.case import Case, Trial
 from profiler.core.record import Equality, Readings

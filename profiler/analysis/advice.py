@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.composition import peak_parts
+from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.row_times import SURE, against, is_apart, slowness, verdict
 from profiler.analysis.rows import Row
 

@@ -8,7 +8,6 @@ from itertools import chain
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.chunked_loss import chunked
 from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
 from profiler.analysis.reasons import Reason, reason
@@ -18,6 +17,11 @@ NUM_MODULES = 10  # the largest, that are named
 NUM_HOLDERS = 10
 LEAST_GAIN = 0.01  # of the peak: what gives less is not worth its line
 GROWING = ("inputs", "saved", "recomputed", "temporaries")  # with the batch, where the optimizer did not make them
+
+CHUNKS = 8  # of the tokens, in a cross-entropy that is taken in chunks
+SOFTMAX, SOFTMAX_BACKWARD = "aten._log_softmax", "aten._log_softmax_backward_data"
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+SHARED = ("saved", "recomputed", "temporaries")  # what is made of the logits, and can be made in parts
 
 Change = Callable[[Allocation], Iterable[Life]]
 
@@ -192,3 +196,38 @@ def _offloaded(storage: Allocation) -> Iterable[Life]:
         yield storage.nbytes, storage.died, storage.died
     else:
         yield from _as_it_is(storage)
+
+
+def chunked(trace: Trace) -> Change | None:
+    """The lives of storages with a cross-entropy in chunks, each chunk's logits computed anew in its backward.
+
+    None where the forward has no cross-entropy of its own, or has several.
+
+    From the product that makes the logits to those of its backward, which make gradients of the input and the weights,
+    what is at least half as large as the log-probabilities is a `CHUNKS`th of it. The gradients of the head's weights
+    are there twice meanwhile: one chunk's is added to the sum.
+    """
+    names = [operator.name for operator in trace.operators]
+    if names.count(SOFTMAX) != 1 or names.count(SOFTMAX_BACKWARD) != 1:
+        return None
+    softmax, backward = names.index(SOFTMAX) + 1, names.index(SOFTMAX_BACKWARD) + 1
+    first = max((number for number in _products(names) if number < softmax), default=None)
+    lasts = [number for number in _products(names) if number > backward][:2]  # for the input and for the weights
+    sizes = [storage.nbytes for storage in trace.allocations if storage.born == softmax]
+    if first is None or not lasts or not sizes:
+        return None
+    head, last, least = trace.operators[first - 1].module, lasts[-1], max(sizes) / 2
+    made = {number for number in range(first, last + 1) if number == first or names[number - 1] not in PRODUCTS}
+
+    def change(storage: Allocation) -> Iterable[Life]:
+        is_shared = storage.born in made and storage.category in SHARED and storage.nbytes >= least
+        yield -(-storage.nbytes // CHUNKS) if is_shared else storage.nbytes, storage.born, storage.died
+        if first <= storage.born <= last and storage.category == "gradients" and storage.module == head:
+            yield storage.nbytes, storage.born, last
+
+    return change
+
+
+def _products(names: list[str]) -> list[int]:
+    """The numbers of the products of matrices."""
+    return [number for number, name in enumerate(names, start=1) if name in PRODUCTS]

@@ -1,4 +1,4 @@
-"""What a traced step holds: at its peak by category and by module, and over time."""
+"""What a step holds: of a trace, at its peak by category and by module, and over time; of readings, at their peak."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from profiler.core.record import Readings
 from profiler.core.stats import highest
-from profiler.core.trace_data import Allocation, Trace, by_category, held_at, live
+from profiler.core.trace_data import BUCKETS, GATHERED, Allocation, Trace, by_category, held_at, live
 
 OUTSIDE = ""  # of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the step
 HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as this
+
+LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)  # all of it is there as the step begins
+CATEGORIES = (*LASTING, "gradients", "static", "saved", "rest")  # of the peak in readings
 
 
 def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
@@ -153,3 +157,39 @@ def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
     return tuple(
         (first, last) for first, last in spans if any(operator.module for operator in operators[first - 1 : last])
     )
+
+
+class Composition(msgspec.Struct, frozen=True, kw_only=True):
+    """The peak as a sum of three, in bytes."""
+
+    static: int  # parameters, buffers, optimizer state, inputs, and the gradients that were there at the peak
+    saved: int  # what the forward keeps for the backward; all of it is counted as still held, as far as it fits
+    transient: int  # the rest: recomputed activations, gradients of activations, workspaces
+
+
+def peak_parts(readings: Readings) -> Composition | None:
+    """Split the peak so that static + saved + transient is the peak; None where a part was not measured."""
+    if readings.peak_bytes is None or readings.start_bytes is None or readings.saved_bytes is None:
+        return None
+    static = min(readings.peak_bytes, readings.start_bytes + (readings.peak_gradient_bytes or 0))
+    held = 0 if readings.peak_phase == "optimizer" else readings.saved_bytes
+    saved = min(held, readings.peak_bytes - static)
+    return Composition(static=static, saved=saved, transient=readings.peak_bytes - static - saved)
+
+
+def categories(readings: Readings) -> tuple[Share, ...]:
+    """The parts of the peak in the order of CATEGORIES, empty ones left out; nothing where they were not measured.
+
+    Gradients are those of this step that were there at the peak. Where the static categories were not read, or do not
+    fit into what was live before the step, all that is static is one part.
+    """
+    parts = peak_parts(readings)
+    if parts is None:
+        return ()
+    known = {name: (readings.static_bytes or {}).get(name, 0) for name in LASTING}
+    known["gradients"] = min(readings.peak_gradient_bytes or 0, parts.static)
+    rest = parts.static - sum(known.values())
+    if rest < 0 or not readings.static_bytes:
+        known, rest = {}, parts.static
+    sizes = {**known, "static": rest, "saved": parts.saved, "rest": parts.transient}
+    return tuple(Share(name=name, nbytes=sizes[name]) for name in CATEGORIES if sizes.get(name))

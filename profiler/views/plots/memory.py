@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.composition import peak_parts
+from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, scaled
 from profiler.views.plots.panels import alike

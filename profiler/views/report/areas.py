@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
-from profiler.analysis.composition import CATEGORIES
+from profiler.analysis.live_bytes import CATEGORIES
 from profiler.analysis.rows import Row
 from profiler.core.record import Timeline
 from profiler.core.units import bytes_text

@@ -10,7 +10,7 @@ from statistics import quantiles
 
 import msgspec
 
-from profiler.analysis.composition import CATEGORIES, categories
+from profiler.analysis.live_bytes import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.record import PHASES
 from profiler.core.strategy_label import strategy_label

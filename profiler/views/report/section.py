@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.advice import Advice, advise, budget_frontier
-from profiler.analysis.composition import peak_parts
+from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.rows import Row
 from profiler.core.record import Readings
 from profiler.core.units import MISSING, bytes_text

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.text import Text
 
-from profiler.analysis.chunked_loss import CHUNKS
-from profiler.analysis.explanation import Explanation
+from profiler.analysis.explanation import CHUNKS, Explanation
 from profiler.analysis.live_bytes import HIDDEN as TEMPORARIES
 from profiler.analysis.live_bytes import Peak
 from profiler.core.case import encode
