@@ -14,7 +14,6 @@ from profiler.analysis.reasons import Reason, reason
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Life, Trace, live, summed
 
 NUM_MODULES = 10  # the largest, that are named
-NUM_HOLDERS = 10
 LEAST_GAIN = 0.01  # of the peak: what gives less is not worth its line
 GROWING = ("inputs", "saved", "recomputed", "temporaries")  # with the batch, where the optimizer did not make them
 
@@ -33,8 +32,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     operator_bytes: int  # of the peak, what its operator takes besides its results
     categories: tuple[Share, ...]  # of what is live at the peak: all of it, the largest first
     modules: tuple[Share, ...]  # the same by block or module; an empty name is outside of all modules
-    num_others: int  # modules that are not named,
-    others_bytes: int  # and what they hold
+    num_others: int  # modules that are not named
+    others_bytes: int  # what those hold
     floor: Floor
     remedies: tuple[Remedy, ...]  # the strongest first
     choices: BlockChoices | None = None  # the blocks, and others that the model has; None where that is not known
@@ -66,7 +65,7 @@ def explain(
     modules = live_bytes.modules_at(trace, highest.number, blocks=blocks)
     others = modules[NUM_MODULES:]
     least = floor(baseline or trace, blocks=blocks)
-    has_lines = any(one.line for one in trace.allocations)
+    has_lines = any(storage.line for storage in trace.allocations)
     return Explanation(
         peak=highest,
         operator_bytes=trace.operators[highest.number - 1].hidden_bytes if highest.number else 0,
@@ -81,7 +80,7 @@ def explain(
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
         reason=reason(trace, baseline=baseline, blocks=blocks) if baseline else None,
-        holders=live_bytes.holders_at(trace, highest.number)[:NUM_HOLDERS] if has_lines else (),
+        holders=live_bytes.holders_at(trace, highest.number) if has_lines else (),
     )
 
 
@@ -201,11 +200,10 @@ def _offloaded(storage: Allocation) -> Iterable[Life]:
 def chunked(trace: Trace) -> Change | None:
     """The lives of storages with a cross-entropy in chunks, each chunk's logits computed anew in its backward.
 
-    None where the forward has no cross-entropy of its own, or has several.
-
-    From the product that makes the logits to those of its backward, which make gradients of the input and the weights,
-    what is at least half as large as the log-probabilities is a `CHUNKS`th of it. The gradients of the head's weights
-    are there twice meanwhile: one chunk's is added to the sum.
+    None where the forward has no cross-entropy of its own, or has several. From the product that makes the logits to
+    those of its backward, which make gradients of the input and the weights, what is at least half as large as the
+    log-probabilities is a `CHUNKS`th of it. The gradients of the head's weights are there twice meanwhile: one chunk's
+    is added to the sum.
     """
     names = [operator.name for operator in trace.operators]
     if names.count(SOFTMAX) != 1 or names.count(SOFTMAX_BACKWARD) != 1:

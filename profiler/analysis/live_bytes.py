@@ -13,6 +13,7 @@ from profiler.core.trace_data import BUCKETS, GATHERED, Allocation, Trace, by_ca
 OUTSIDE = ""  # of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the step
 HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as this
+NUM_HOLDERS = 10  # the largest, that are named
 
 LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)  # all of it is there as the step begins
 CATEGORIES = (*LASTING, "gradients", "static", "saved", "rest")  # of the peak in readings
@@ -87,20 +88,21 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holders_at(trace: Trace, operator: int) -> tuple[Holder, ...]:
-    """What is live while an operator runs, by operator, line and category, the largest first."""
-    return holders((one.nbytes, one.operator, one.line, one.category) for one in held_at(trace, operator))
+    """What holds most while an operator runs, by operator, line and category, the largest first."""
+    held = held_at(trace, operator)
+    return holders((storage.nbytes, storage.operator, storage.line, storage.category) for storage in held)
 
 
 def holders(held: Iterable[tuple[int, str, str, str]]) -> tuple[Holder, ...]:
-    """What is held by operator, line and category, the largest first; of each storage its bytes and these three."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """What holds most by operator, line and category, the largest first; of each storage its bytes and these three."""
+    by_holder: dict[tuple[str, str, str], list[int]] = {}
     for size, operator, line, category in held:
-        found.setdefault((operator, line, category), []).append(size)
+        by_holder.setdefault((operator, line, category), []).append(size)
     grouped = [
         Holder(nbytes=sum(sizes), count=len(sizes), operator=operator, line=line, category=category)
-        for (operator, line, category), sizes in found.items()
+        for (operator, line, category), sizes in by_holder.items()
     ]
-    return tuple(sorted(grouped, key=lambda holder: -holder.nbytes))
+    return tuple(sorted(grouped, key=lambda holder: -holder.nbytes)[:NUM_HOLDERS])
 
 
 def nbytes(allocations: Iterable[Allocation]) -> int:

@@ -14,7 +14,6 @@ from profiler.core.errors import UserError
 from profiler.core.trace_data import summed
 
 GRANULE = 512  # bytes: the caching allocator rounds requests up to this
-NUM_HOLDERS = 10
 BEFORE = "before the recording"
 LEAST_GROWN = 3  # times that a line asked for what stayed, to be called growth
 THREADS = "autograd's threads, and libraries"  # which have no Python: the backward's results, cuBLAS's workspaces
@@ -207,7 +206,7 @@ def _categories(lives: Iterable[_Life]) -> tuple[Share, ...]:
 
 
 def _holders(lives: Iterable[_Life]) -> tuple[Holder, ...]:
-    return holders((life.nbytes, "", life.line, life.category) for life in lives)[:NUM_HOLDERS]
+    return holders((life.nbytes, "", life.line, life.category) for life in lives)
 
 
 def _grown(lives: Iterable[_Life]) -> tuple[Holder, ...]:
