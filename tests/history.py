@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from profiler.core.allocator_history import GRANULE
 from profiler.predicting.trace.allocator import (
-    GRANULE,
     LARGE_REMAINDER,
     SMALL_REQUEST,
     CachingAllocator,

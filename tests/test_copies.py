@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from profiler.core import gpu_specs
-from profiler.predicting.trace.allocator import GRANULE
+from profiler.core.allocator_history import GRANULE
 from profiler.predicting.trace.convolutions import Machine, convolution_bytes, machine_of
 from profiler.predicting.trace.copies import copied_bytes
 from profiler.predicting.trace.cuda_semantics import cuda_like

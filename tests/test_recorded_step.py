@@ -11,11 +11,12 @@ import msgspec
 import torch
 from torch import nn
 
+from profiler.core.allocator_history import GRANULE
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import Allocation, Trace, as_asked
 from profiler.predicting.prediction import follow_case
 from profiler.predicting.trace import in_place
-from profiler.predicting.trace.allocator import GRANULE, CachingAllocator, MemoryBlock, Settings, round_up
+from profiler.predicting.trace.allocator import CachingAllocator, MemoryBlock, Settings, round_up
 from profiler.training import assemble
 from profiler.training.workload import Workload
 from tests import make

@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.live_bytes import Holder, Share, holders
-from profiler.core.allocator_history import ALLOCATED, GIVEN, TAKEN_BACK, line
+from profiler.core.allocator_history import ALLOCATED, GIVEN, GRANULE, TAKEN_BACK, line
 from profiler.core.errors import UserError
 from profiler.core.trace_data import summed
 
-GRANULE = 512  # bytes: the caching allocator rounds requests up to this
 BEFORE = "before the recording"
 LEAST_GROWN = 3  # times that a line asked for what stayed, to be called growth
 THREADS = "autograd's threads, and libraries"  # which have no Python: the backward's results, cuBLAS's workspaces

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from profiler.core.user_code import is_theirs
 
+GRANULE = 512  # bytes: the allocator rounds every request up to this
 ALLOCATED = "active_allocated"  # the state of a block that a tensor has
 GIVEN, TAKEN_BACK = "alloc", "free_requested"  # actions of the history
 

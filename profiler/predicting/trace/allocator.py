@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-GRANULE = 512  # bytes: the CUDA caching allocator rounds every request up to this
+from profiler.core.allocator_history import GRANULE
+
 SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves
 SMALL_PAGE = 2 * 2**20  # bytes: a segment of the small pool
 LARGE_PAGE = 20 * 2**20  # bytes: a segment that large requests below 10 MiB share

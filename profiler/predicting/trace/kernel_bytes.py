@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from profiler.predicting.trace.allocator import GRANULE, round_up
+from profiler.core.allocator_history import GRANULE
+from profiler.predicting.trace.allocator import round_up
 
 HALF = (torch.float16, torch.bfloat16)
 FLOAT = torch.float32.itemsize

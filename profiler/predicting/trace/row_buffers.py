@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from profiler.core.allocator_history import GRANULE
 from profiler.core.gpu_specs import Chip, Rates
-from profiler.predicting.trace.allocator import GRANULE, round_up
+from profiler.predicting.trace.allocator import round_up
 from profiler.predicting.trace.attention_buffers import attention_bytes
 from profiler.predicting.trace.copies import straightened
 from profiler.predicting.trace.kernel_bytes import FLOAT, WARP, ceil_div, request, tensor_request
