@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from profiler.core import gpu_specs
 from profiler.core.allocator_history import GRANULE
 from profiler.predicting.trace.convolutions import Machine, convolution_bytes, machine_of
-from profiler.predicting.trace.copies import copied_bytes
 from profiler.predicting.trace.cuda_semantics import cuda_like
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.kernel_bytes import parts_of
+from profiler.predicting.trace.temporaries import copied_bytes
 
 aten = torch.ops.aten
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]

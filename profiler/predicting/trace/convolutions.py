@@ -14,9 +14,9 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from profiler.core.gpu_specs import Chip, Rates
-from profiler.predicting.trace.copies import copied_bytes, straightened
 from profiler.predicting.trace.kernel_bytes import AMPERE, tensor_bytes
 from profiler.predicting.trace.reductions import buffer_bytes
+from profiler.predicting.trace.temporaries import copied_bytes, straightened
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten

@@ -20,10 +20,10 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils import checkpoint
 
 from profiler.predicting.trace.autocast import cast, cuda_autocast
-from profiler.predicting.trace.copies import is_cudnn_norm
 from profiler.predicting.trace.fake_tensors import FakeTensors
 from profiler.predicting.trace.in_place import adding_in_place
 from profiler.predicting.trace.kernel_bytes import AMPERE, HALF
+from profiler.predicting.trace.temporaries import is_cudnn_norm
 from profiler.training.strategies import offload
 
 aten = torch.ops.aten

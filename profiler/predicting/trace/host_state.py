@@ -1,22 +1,40 @@
-"""Tells apart what an optimizer keeps on the host, such as Adam's step count.
+"""Tells apart what is on the host: an optimizer's state, such as Adam's step count, and what is moved.
 
-All tensors of a prediction are on the CPU, also those that stand for a device's. The optimizer's state is the host's
-where it is made without a device or on "cpu" by name; the device's is made on the device of a parameter.
+All tensors of a prediction are on the CPU, also those that stand for a device's; a tensor of the host is marked. The
+optimizer's state is the host's where it is made without a device or on "cpu" by name; the device's is made on the
+device of a parameter. What makes or changes a tensor of the host runs without being followed; what takes a device's
+tensor to the host, or back, allocates on the device as CUDA's copies do (aten/src/ATen/native/cuda/Copy.cu).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from profiler.predicting.trace.tracer import on_host
+from profiler.training.workload import tensors
 
 SUPPORTED = "_get_capturable_supported_devices"
 FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, torch.ones, torch.empty, torch.full}
+
+TENSOR: Any = torch.Tensor
+DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
+NUM_OPTIONS = 2  # of `TENSOR.to` by place: non_blocking and copy
+ANSWERS = {  # what a tensor says of where it is, by whether that is the host
+    TENSOR.is_cuda.__get__: (True, False),
+    TENSOR.is_cpu.__get__: (False, True),
+    TENSOR.get_device: (0, -1),
+}
+
+OWN_DEVICE = FakeTensor.device
+IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default  # torch 2.9 has it under another name in Python
 
 
 @contextmanager
@@ -68,3 +86,114 @@ class HostMarking(TorchFunctionMode):
 def _as_cuda(*given: Any, **named: Any) -> list[str]:
     """The devices that `capturable` supports: the CPU, whose tensors stand for CUDA's here."""
     return ["cpu"]
+
+
+class HostMoves(TorchFunctionMode):
+    """Lets tensors be on the device, but for those that were made on the host or moved there while it was entered."""
+
+    def __enter__(self) -> Any:
+        FakeTensor.device = property(_said_device)  # type: ignore[method-assign,assignment]  # a property of its own, past all modes
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        FakeTensor.device = OWN_DEVICE  # type: ignore[method-assign]
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        named = dict(keywords or {})
+        if function in ANSWERS:
+            return ANSWERS[function][is_on_host(arguments[0])]
+        if function in (TENSOR.cpu, TENSOR.cuda):
+            non_blocking = named.get("non_blocking", False)
+            return _moved(arguments[0], to_host=function is TENSOR.cpu, non_blocking=non_blocking)
+        if function is TENSOR.to:
+            return _to(*arguments, **named)
+        if function is TENSOR.copy_:
+            return _copied(*arguments, **named)
+        if function is TENSOR.pin_memory:
+            return _run(TENSOR.clone, arguments[:1], {}, to_host=True)
+        named.pop("pin_memory", None)
+        given = tensors((arguments, named))
+        to_host = is_on_host(given[0]) if given else True  # where torch makes what has no device
+        if named.get("device") is not None:
+            to_host = _is_host(named["device"])
+            named["device"] = HOST
+        return _run(function, arguments, named, to_host=to_host)
+
+
+def _said_device(tensor: FakeTensor) -> torch.device:
+    """Where a tensor is to the code that is followed; within an operator, where the mode is off, its own."""
+    if not isinstance(_get_current_function_mode(), HostMoves):
+        own: torch.device = OWN_DEVICE.fget(tensor)  # type: ignore[attr-defined]
+        return own
+    return HOST if is_on_host(tensor) else DEVICE
+
+
+def _run(function: Any, arguments: Any, keywords: Any, *, to_host: bool) -> Any:
+    """The result, which is marked and not followed where it is the host's."""
+    with on_host() if to_host else nullcontext():
+        out = function(*arguments, **keywords)
+    for tensor in tensors(out) if to_host else ():
+        tensor.is_on_host = True  # type: ignore[attr-defined]
+    return out
+
+
+def _to(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+    """`TENSOR.to` in all its forms: of a device, a type, both, or another tensor."""
+    flags = [argument for argument in arguments if isinstance(argument, bool)]
+    non_blocking, copy = (*flags, *(False,) * NUM_OPTIONS)[:NUM_OPTIONS]
+    options = {
+        "non_blocking": non_blocking or named.get("non_blocking", False),
+        "copy": copy or named.get("copy", False),
+    }
+    other = named.get("other", arguments[0] if arguments else None)
+    if isinstance(other, torch.Tensor):
+        return _moved(tensor, to_host=is_on_host(other), dtype=other.dtype, **options)
+    named = {name: value for name, value in named.items() if name != "copy"}
+    device, dtype, _, _ = torch._C._nn._parse_to(*(one for one in arguments if not isinstance(one, bool)), **named)
+    to_host = is_on_host(tensor) if device is None else _is_host(device)
+    return _moved(tensor, to_host=to_host, dtype=dtype, **options)
+
+
+def _moved(
+    tensor: torch.Tensor,
+    *,
+    to_host: bool,
+    dtype: torch.dtype | None = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+) -> torch.Tensor:
+    wanted = dtype or tensor.dtype
+    if is_on_host(tensor) == to_host:
+        return (
+            tensor
+            if wanted == tensor.dtype and not copy
+            else _run(TENSOR.to, (tensor, wanted), {"copy": True}, to_host=to_host)
+        )
+    if to_host:
+        tensor = _straight(tensor.to(wanted) if non_blocking else tensor)
+    elif non_blocking and wanted != tensor.dtype:
+        tensor = tensor.clone()  # on the device in the host's type, and converted there
+    moved: torch.Tensor = _run(TENSOR.to, (tensor, wanted), {"copy": True}, to_host=to_host)
+    return moved
+
+
+def _straight(tensor: torch.Tensor) -> torch.Tensor:
+    """What is copied to the host at once: what does not lie dense is first copied on the device."""
+    return tensor if IS_DENSE(tensor) else tensor.contiguous()
+
+
+def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    to_host = is_on_host(target)
+    if is_on_host(source) != to_host:
+        if to_host:
+            source = source.to(target.dtype) if non_blocking else source
+            source = source if source.stride() == target.stride() else source.contiguous()
+        elif (non_blocking and source.dtype != target.dtype) or not IS_DENSE(target):
+            source = torch.empty_like(target, dtype=source.dtype)
+    _run(TENSOR.copy_, (target, source), {}, to_host=to_host)
+    return target
+
+
+def _is_host(device: Any) -> bool:
+    return torch.device(device if not isinstance(device, int) else f"cuda:{device}").type == HOST.type

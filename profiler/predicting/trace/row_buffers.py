@@ -15,9 +15,9 @@ from profiler.core.allocator_history import GRANULE
 from profiler.core.gpu_specs import Chip, Rates
 from profiler.predicting.trace.allocator import round_up
 from profiler.predicting.trace.attention_buffers import attention_bytes
-from profiler.predicting.trace.copies import straightened
 from profiler.predicting.trace.kernel_bytes import FLOAT, WARP, ceil_div, request, tensor_request
 from profiler.predicting.trace.reductions import buffer_bytes, reduction_bytes
+from profiler.predicting.trace.temporaries import straightened
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten

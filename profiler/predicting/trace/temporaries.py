@@ -1,20 +1,25 @@
-"""What operators take besides their results, where fake kernels know only the results.
+"""What operators take besides their results, where fake kernels know only the results: temporaries and copies.
 
 Losses write all elements before they reduce them: into temporaries, or into the result, whose storage stays as large
 when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are made
 like their input before they are resized (Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu beside them). Masks
 that index become places (aten/src/ATen/native/IndexingUtils.h).
+
+Kernels that read their arguments in one order copy those that lie otherwise (`Tensor::contiguous`), and hold the copies
+until they return. The files named by a copy's rule are in aten/src/ATen/native.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from math import prod
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
-from profiler.predicting.trace.kernel_bytes import tensor_bytes
+from profiler.predicting.trace.kernel_bytes import Requests, request, tensor_bytes, tensor_request
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1  # at::Reduction
@@ -86,3 +91,102 @@ def _is_reduced(func: Any, args: Any, kwargs: Any) -> bool:
     place = [argument.name for argument in func._schema.arguments].index("reduction")
     chosen = args[place] if len(args) > place else kwargs.get("reduction", MEAN)
     return bool(chosen != NONE)
+
+
+def copied_bytes(func: Any, args: Any, kwargs: Any) -> int:
+    """Returns the most bytes that an operator's copies take at once; 0 for operators without a rule here."""
+    count = COPIES.get(func._overloadpacket)
+    return count(*args, **(kwargs or {})) if count else 0
+
+
+def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """Returns the bytes of a copy in this format; 0 where the tensor has it already."""
+    if tensor is None or tensor.is_contiguous(memory_format=memory_format):
+        return 0
+    return tensor_request(tensor)
+
+
+def _pool(input: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu."""
+    return straightened(input, suggest_memory_format(input))
+
+
+def _pool_backward(gradient: torch.Tensor, input: torch.Tensor, *options: Any, **named: Any) -> int:
+    """The gradient, what was pooled and the places of the largest values; files as of `_pool`."""
+    memory_format = suggest_memory_format(input)
+    places = options[-1] if options and isinstance(options[-1], torch.Tensor) else named.get("indices")
+    return Requests(*(straightened(tensor, memory_format) for tensor in (gradient, input, places)))
+
+
+def _adaptive_pool(input: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/AdaptiveAveragePooling.cu."""
+    return straightened(input, suggest_memory_format(input))
+
+
+def _adaptive_pool_backward(gradient: torch.Tensor, input: torch.Tensor) -> int:
+    """The kernel for channels last reads a gradient as it lies; file as of `_adaptive_pool`."""
+    return 0 if suggest_memory_format(input) == torch.channels_last else straightened(gradient)
+
+
+def _layer_norm(input: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/layer_norm_kernel.cu, layer_norm_cuda."""
+    return straightened(input)
+
+
+def _layer_norm_backward(gradient: torch.Tensor, input: torch.Tensor, *options: Any, **named: Any) -> int:
+    """cuda/layer_norm_kernel.cu, layer_norm_backward_cuda."""
+    return straightened(gradient) + straightened(input)
+
+
+def _batch_norm_backward(gradient: torch.Tensor, input: torch.Tensor, weight: Any, *options: Any, **named: Any) -> int:
+    """cuDNN's takes the gradient in the order of what was normalised (tools/autograd/derivatives.yaml)."""
+    return straightened(gradient, suggest_memory_format(input)) if is_cudnn_norm(input, weight) else 0
+
+
+def is_cudnn_norm(input: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """Whether cuDNN normalises a batch: `_select_batch_norm_backend` in Normalization.cpp, when it is trained."""
+    if input.dim() < 3 or weight is None or torch.bfloat16 in (input.dtype, weight.dtype):
+        return False
+    return input.dtype != torch.float16 or weight.dtype == torch.float32
+
+
+def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
+    """The product of the gradient and the result, and what of both does not lie dense (cuda/SoftMax.cu)."""
+    product = torch.empty_like(gradient, device="meta")
+    return tensor_request(product) + straightened(product) + straightened(out)
+
+
+def _safe_softmax(input: torch.Tensor, *options: Any, **named: Any) -> int:
+    """Where what is taken is endless, which rows are so wholly, and a 0, written to those (SoftMax.cpp)."""
+    rows = input.numel() // max(input.shape[options[0]], 1)
+    return request(input.numel()) + request(rows) + request(input.itemsize)
+
+
+def _roll(input: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
+    """One after the other, each a result; of one, what is taken becomes dense (TensorTransformations.h, cuda/*.cu)."""
+    return tensor_request(input) * max(len(dims or ()) - 1, 0) or straightened(input)
+
+
+def _sum(input: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:
+    """Whole numbers and tests are first copied in the type of the sum (`make_reduction` in ReduceOpsUtils.h)."""
+    if input.is_floating_point() or input.is_complex():
+        return 0
+    kind = dtype or torch.int64
+    return 0 if input.dtype == kind else input.numel() * kind.itemsize
+
+
+COPIES: dict[Any, Callable[..., int]] = {
+    aten.max_pool2d_with_indices: _pool,
+    aten.max_pool2d_with_indices_backward: _pool_backward,
+    aten.avg_pool2d: _pool,
+    aten.avg_pool2d_backward: _pool_backward,
+    aten._adaptive_avg_pool2d: _adaptive_pool,
+    aten._adaptive_avg_pool2d_backward: _adaptive_pool_backward,
+    aten.native_layer_norm: _layer_norm,
+    aten.native_layer_norm_backward: _layer_norm_backward,
+    aten.native_batch_norm_backward: _batch_norm_backward,
+    aten._softmax_backward_data: _softmax_backward,
+    aten._safe_softmax: _safe_softmax,
+    aten.roll: _roll,
+    aten.sum: _sum,
+}

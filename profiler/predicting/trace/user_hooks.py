@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from profiler.core.errors import Unsupported
 from profiler.core.user_code import is_ours
 from profiler.predicting.trace.fake_tensors import without_guesses
-from profiler.predicting.trace.host_moves import HostMoves
+from profiler.predicting.trace.host_state import HostMoves
 
 OF_TORCH = ("torch.utils.checkpoint",)  # whose hooks are subclasses, and run the model's own code again
 ADDRESSED = (torch.Tensor, torch.UntypedStorage)  # what has a data_ptr, which is 0 of all that is fake
