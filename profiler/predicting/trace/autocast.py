@@ -66,8 +66,7 @@ def cuda_autocast() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.autocast, "__init__", init))
-        stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", on))
-        stack.enter_context(mock.patch.object(torch, "get_autocast_dtype", dtype_of))
+        stack.enter_context(mock.patch.multiple(torch, is_autocast_enabled=on, get_autocast_dtype=dtype_of))
         rules = stack.enter_context(library._scoped_library("aten", "IMPL"))
         for name, kernel in _kernels().items():
             rules.impl(name, kernel, KEY, allow_override=True)

@@ -23,13 +23,12 @@ EXCHANGED = {  # the operator: which of its arguments is made for it, and what t
     "c10d._reduce_scatter_base_": (1, BUCKETS),
 }
 
-
 LOOK = "_propagate_tensor_meta_non_cached"
 aten = torch.ops.aten
 FOREACH = "_foreach_"
 
 
-def parts() -> tuple[type, ...]:
+def sharded_types() -> tuple[type, ...]:
     """Returns the types of sharded tensors; none where nobody has imported DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
@@ -85,15 +84,15 @@ class Exchange:
 
 
 def on_parts(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-    """Within it, the optimizer's elementwise operators run on the parts of DTensors.
+    """Within it, the optimizer's elementwise operators run on the shards of DTensors.
 
     DTensors come to the same, but look for it: with hundreds of parameters, most of a trace was that.
     """
-    return entered_in_steps(optimizer, [_OnParts(kind) for kind in parts()])
+    return entered_in_steps(optimizer, [_OnShards(kind) for kind in sharded_types()])
 
 
-class _OnParts(TorchDispatchMode):
-    """`kind` is the type of a tensor of which each rank holds a part."""
+class _OnShards(TorchDispatchMode):
+    """`kind` is the type of a tensor of which each rank holds a shard."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,9 +115,9 @@ class _OnParts(TorchDispatchMode):
         return self._whole(out, args[0])
 
     def _whole(self, out: Any, like: Any) -> Any:
-        """Wraps results as parts of tensors as large as those they were made of."""
+        """Wraps results as shards of tensors as large as those they were made of."""
         if isinstance(out, (list, tuple)):
-            return [self._whole(part, source) for part, source in zip(out, like, strict=True)]
+            return [self._whole(shard, source) for shard, source in zip(out, like, strict=True)]
         if not isinstance(like, self._kind):
             return out
         return self._kind.from_local(

@@ -81,11 +81,8 @@ def _keep_inputs(trace: Trace, firsts: set[str]) -> Trace:
 def _writes_over(trace: Trace, call: Call) -> bool:
     """Whether the module itself gives back the storage that it was given, written to."""
     own = [operator for operator in trace.operators[call.before : call.last] if operator.module == call.module]
-    return any(place in call.outputs for place in call.inputs) and any(_is_in_place(operator) for operator in own)
-
-
-def _is_in_place(operator: Operator) -> bool:
-    return operator.name.split(".")[1].endswith("_")
+    is_in_place = any(operator.name.split(".")[1].endswith("_") for operator in own)
+    return is_in_place and any(place in call.outputs for place in call.inputs)
 
 
 def _kept_input(trace: Trace, index: int) -> Trace:

@@ -41,19 +41,14 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
 
     Which kernels there are goes by the device's compute capability.
     """
-
     token = _CAPABILITY.set(capability)
     with ExitStack() as stack:
         stack.callback(_CAPABILITY.reset, token)
-        stack.enter_context(mock.patch.object(F, "dropout", dropout))
-        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
+        stack.enter_context(mock.patch.multiple(F, dropout=dropout, scaled_dot_product_attention=attention))
+        stack.enter_context(mock.patch.multiple(F, linear=linear, batch_norm=batch_norm, rms_norm=rms_norm))
+        for module in (torch, torch._VF):  # nn.GRUCell calls the second
+            stack.enter_context(mock.patch.multiple(module, create=True, gru_cell=gru_cell, lstm_cell=lstm_cell))
         stack.enter_context(mock.patch.object(offload, "save_on_cpu", _pinned))
-        stack.enter_context(mock.patch.object(F, "linear", linear))
-        stack.enter_context(mock.patch.object(F, "batch_norm", batch_norm))
-        stack.enter_context(mock.patch.object(F, "rms_norm", rms_norm))
-        for name, cell in (("gru_cell", gru_cell), ("lstm_cell", lstm_cell)):
-            stack.enter_context(mock.patch.object(torch, name, cell))
-            stack.enter_context(mock.patch.object(torch._VF, name, cell, create=True))  # as nn.GRUCell calls it
         stack.enter_context(mock.patch.object(FakeTensors, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield

@@ -32,7 +32,7 @@ class SavedTensors:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._packets: list[_SavedTensor] = []
+        self._saved: list[_SavedTensor] = []
         self._calls: list[tuple[str, int, int, tuple[int, int], list[StorageLife], list[StorageLife]]] = []
         self._stand_ins: dict[Any, torch.Tensor] = {}  # for what is there before the step and after it
 
@@ -47,20 +47,20 @@ class SavedTensors:
         """Call it when the step has ended: storages get the lives that they have where autograd keeps them."""
         for life in self._tracer.lives:
             life.let_go = life.died
-        for times in self._packets:
-            kept = times.life
+        for saved in self._saved:
+            kept = saved.life
             if kept and kept.died is not None:
-                kept.died = None if times.released is None else max(kept.died, times.released)
+                kept.died = None if saved.released is None else max(kept.died, saved.released)
 
     def saves(self) -> tuple[Save, ...]:
         """Each tensor that was packed, with the numbers of operators after which it was packed, used and released."""
         places, last = self._places(), len(self._tracer.operators)
         saves = []
-        for times in self._packets:
-            released = last if times.released is None else times.released
-            place = None if times.life is None else places[times.life]
-            used = released if times.used is None else min(times.used, released)
-            saves.append(Save(place, times.packed, times.unpacked, used, released))
+        for saved in self._saved:
+            released = last if saved.released is None else saved.released
+            place = None if saved.life is None else places[saved.life]
+            used = released if saved.used is None else min(saved.used, released)
+            saves.append(Save(place, saved.packed, saved.unpacked, used, released))
         return tuple(saves)
 
     def calls(self) -> tuple[Call, ...]:
@@ -81,9 +81,9 @@ class SavedTensors:
             if tracer.phase != "forward" or name is None:
                 return call(module, *args, **kwargs)
             inputs = self._lives((args, kwargs))
-            before, first = len(tracer.operators), len(self._packets)
+            before, first = len(tracer.operators), len(self._saved)
             out = call(module, *args, **kwargs)
-            saves = first, len(self._packets)
+            saves = first, len(self._saved)
             self._calls.append((name, before, len(tracer.operators), saves, inputs, self._lives(out)))
             return out
 
@@ -93,19 +93,19 @@ class SavedTensors:
         return [life for tensor in tensors(tree) if (life := self._tracer.life(tensor))]
 
     def _pack(self, tensor: torch.Tensor) -> _Packet:
-        times = _SavedTensor(self._tracer.life(tensor), len(self._tracer.operators))
-        self._packets.append(times)
-        return _Packet(self._tracer, times, tensor)
+        saved = _SavedTensor(self._tracer.life(tensor), len(self._tracer.operators))
+        self._saved.append(saved)
+        return _Packet(self._tracer, saved, tensor)
 
     def _unpack(self, packet: _Packet) -> torch.Tensor:
-        times = packet.times
-        is_first, is_static = times.unpacked is None, times.life is None or not times.life.born
+        saved = packet.saved
+        is_first, is_static = saved.unpacked is None, saved.life is None or not saved.life.born
         if is_first:
-            times.unpacked = len(self._tracer.operators)
+            saved.unpacked = len(self._tracer.operators)
         if not is_static:
             unpacked = self._empty(packet.kind)
             if is_first:
-                times.watch = weakref.ref(unpacked.untyped_storage(), lambda _: self._use(times))
+                saved.watch = weakref.ref(unpacked.untyped_storage(), lambda _: self._use(saved))
             return unpacked
         if packet.kind not in self._stand_ins:
             self._stand_ins[packet.kind] = self._empty(packet.kind)
@@ -116,8 +116,8 @@ class SavedTensors:
         with self._tracer.paused():
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    def _use(self, times: _SavedTensor) -> None:
-        times.used = len(self._tracer.operators)
+    def _use(self, saved: _SavedTensor) -> None:
+        saved.used = len(self._tracer.operators)
 
 
 class _SavedTensor:
@@ -136,11 +136,11 @@ class _SavedTensor:
 class _Packet:
     """What autograd keeps instead of the tensor."""
 
-    __slots__ = ("_tracer", "kind", "times")
+    __slots__ = ("_tracer", "kind", "saved")
 
-    def __init__(self, tracer: Tracer, times: _SavedTensor, tensor: torch.Tensor) -> None:
-        self._tracer, self.times = tracer, times
+    def __init__(self, tracer: Tracer, saved: _SavedTensor, tensor: torch.Tensor) -> None:
+        self._tracer, self.saved = tracer, saved
         self.kind = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     def __del__(self) -> None:
-        self.times.released = len(self._tracer.operators)
+        self.saved.released = len(self._tracer.operators)

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
 from profiler.predicting.trace import products
-from profiler.predicting.trace.collectives import Exchange, parts
+from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
@@ -46,23 +46,25 @@ def follow(  # noqa: PLR0913
     `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
     each thread that multiplies matrices keeps for it. Bytes.
     """
-    make = partial(_Run, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls)
+    make = partial(
+        _FollowedStep, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls
+    )
     if buckets is not None:
         step(lambda phase: None)
-        run = make()
-        run.hold(buckets())
-        run.go(step)
-        return products.with_workspaces(run.trace(), kept_bytes)
+        followed = make()
+        followed.hold(buckets())
+        followed.go(step)
+        return products.with_workspaces(followed.trace(), kept_bytes)
     used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         _settle(workload, optimizer, used)
-        run = make()
-        run.go(step)
-        if run.arrived == used and not run.num_left():
+        followed = make()
+        followed.go(step)
+        if followed.arrived == used and not followed.num_left():
             break
-        used = run.arrived
-    refuse_cycles(run.num_left)
-    return products.with_workspaces(run.trace(), kept_bytes)
+        used = followed.arrived
+    refuse_cycles(followed.num_left)
+    return products.with_workspaces(followed.trace(), kept_bytes)
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
@@ -115,7 +117,7 @@ class Builder:
         )
 
 
-class _Run:
+class _FollowedStep:
     """One step that is followed."""
 
     def __init__(
@@ -133,7 +135,7 @@ class _Run:
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, device=device, hidden=hidden, parts=parts())
+        self._tracer = Tracer(workload.module, device=device, hidden=hidden, sharded=sharded_types())
         self._exchange = Exchange(self._tracer)
         self._tracer.seen = self._exchange.see
         self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,6 @@ from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
-
 
 DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 
@@ -64,12 +64,12 @@ class Tracer(TorchDispatchMode):
     """Records every operator and every storage of what runs under it.
 
     `device` is the kind whose allocator rounds bytes up; `hidden` tells what an operator takes while it runs; tensors
-    of the types `parts` take themselves apart before they are seen. A phase `backward` in which gradients are enabled
-    is a recompute: autograd itself disables them.
+    of the types `sharded` hand over their own shard before they are seen. A phase `backward` in which gradients are
+    enabled is a recompute: autograd itself disables them.
     """
 
     def __init__(
-        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, parts: tuple[type, ...] = ()
+        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, sharded: tuple[type, ...] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lives: list[StorageLife] = []
@@ -79,15 +79,13 @@ class Tracer(TorchDispatchMode):
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
-        self._parts = parts
+        self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
         self._called: list[CalledBlock] = []  # calls that are blocks, the innermost last
         self._is_paused = False
         self._there: dict[int, StorageLife] = {}  # by the address of the storage
-        self._streams = {
-            torch.cpu.current_stream(): 0
-        }  # the CPU's streams stand for CUDA's: FSDP2 enters the same ones
+        self._streams = {torch.cpu.current_stream(): 0}  # the CPU's stand for CUDA's: FSDP2 enters the same ones
         self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
@@ -96,8 +94,8 @@ class Tracer(TorchDispatchMode):
         return False  # as CachingFakeMode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._parts and any(part in types for part in self._parts):
-            return NotImplemented  # its own handler comes back with the part that this rank holds
+        if self._sharded and any(kind in types for kind in self._sharded):
+            return NotImplemented  # its own handler comes back with the shard that this rank holds
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kind = _kind(func)
@@ -244,13 +242,7 @@ class _Kind:
         self.order = ORDERS.get(self.name)
 
 
-_KINDS: dict[Any, _Kind] = {}
-
-
-def _kind(func: Any) -> _Kind:
-    if func not in _KINDS:
-        _KINDS[func] = _Kind(func)
-    return _KINDS[func]
+_kind = cache(_Kind)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:
