@@ -32,8 +32,7 @@ def install() -> None:
     compiler, source = module_from_spec(spec), ModuleType(SOURCE)
     vars(compiler).update(disable=_disable, graph_break=_graph_break, source=source)
     vars(source).update(dict.fromkeys(OTHER_SOURCES, _OtherSource), ConstantSource=_Source)
-    compiler.__class__ = LateModule
-    source.__class__ = LateSource
+    compiler.__class__ = source.__class__ = LateModule
     sys.modules |= {COMPILER: compiler, SOURCE: source}
     setattr(sys.modules["torch"], "_dynamo", compiler)  # noqa: B010  as the import does
     sys.meta_path.insert(0, _Submodules())
@@ -57,23 +56,14 @@ def import_now() -> None:
 
 
 class LateModule(ModuleType):
-    """The compiler as long as nothing but its stand-ins is asked for."""
+    """The compiler, or its module of sources, as long as nothing but its stand-ins is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        import_now()
-        return getattr(self, name)
-
-
-class LateSource(ModuleType):
-    """Its module of sources, likewise."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        import_now()
-        return getattr(import_module(SOURCE), name)
+        if is_late():
+            import_now()
+        return getattr(import_module(self.__name__), name)
 
 
 class _Submodules(MetaPathFinder):
