@@ -6,6 +6,7 @@ A quantity is one function of the rows that a figure is about and of all rows of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -25,6 +26,7 @@ UNITS = {
     "words": {"": 1.0},
 }
 GRADIENTS = {"bit-equal": "equal", "within noise": "equal but for rounding", "missing": "missing", "differ": "differ"}
+SAVED, PEAK = attrgetter("readings.saved_bytes"), attrgetter("readings.peak_bytes")
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ def against_none(read: Callable[[Row], int | None]) -> Read:
     """The change relative to the same case without checkpointing: -0.6 is 60 % less. None where either is not ok."""
 
     def change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
-        mine, none = (read(row) if row and row.outcome == "ok" else None for row in _pair(chosen, rows))
+        mine, none = _read_pair(read, chosen, rows)
         return None if mine is None or not none else mine / none - 1
 
     return change
@@ -57,11 +59,9 @@ def share_of_saving(read: Callable[[Row], int | None]) -> Read:
     """
 
     def share(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
-        (row, *_) = chosen
-        mine, none = (
-            read(pair_row) if pair_row and pair_row.outcome == "ok" else None for pair_row in _pair(chosen, rows)
-        )
-        peers = [read(peer) for peer in rows if peer.outcome == "ok" and _family(peer.case) == _family(row.case)]
+        mine, none = _read_pair(read, chosen, rows)
+        family = _family(chosen[0].case)
+        peers = [read(peer) for peer in rows if peer.outcome == "ok" and _family(peer.case) == family]
         smallest = min((value for value in peers if value is not None), default=None)
         if none is None or mine is None or smallest is None or none <= smallest:
             return None
@@ -90,22 +90,22 @@ def _pair(chosen: Sequence[Row], rows: Sequence[Row]) -> tuple[Row, Row | None]:
     return chosen[0], baseline(chosen[0], rows)
 
 
+def _read_pair(
+    read: Callable[[Row], int | None], chosen: Sequence[Row], rows: Sequence[Row]
+) -> tuple[int | None, int | None]:
+    """Of the row and of the same case without checkpointing; None of what is not ok."""
+    mine, none = (read(row) if row and row.outcome == "ok" else None for row in _pair(chosen, rows))
+    return mine, none
+
+
 def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
     options = tuple((key, value) for key, value in case.strategy.options.items() if key != "k")
     return case.baseline, case.strategy.name, options
 
 
-def _saved(row: Row) -> int | None:
-    return row.readings.saved_bytes
-
-
 def _saved_but_loss(row: Row) -> int | None:
     """Without the loss itself, a scalar that is live beside what is kept for the backward."""
     return None if row.readings.saved_bytes is None else row.readings.saved_bytes - FLOAT_BYTES
-
-
-def _peak(row: Row) -> int | None:
-    return row.readings.peak_bytes
 
 
 def _forward_peak(row: Row) -> int | None:
@@ -164,20 +164,20 @@ def activation_bytes(case: Case) -> int | None:
 
 
 TABLE = {
-    "saved_bytes": Quantity(about="saved", kind="bytes", read=of_one(_saved)),
+    "saved_bytes": Quantity(about="saved", kind="bytes", read=of_one(SAVED)),
     "saved_but_loss": Quantity(about="saved, without the loss itself", kind="bytes", read=of_one(_saved_but_loss)),
     "forward_peak_bytes": Quantity(about="forward peak", kind="bytes", read=of_one(_forward_peak)),
-    "peak_bytes": Quantity(about="step peak", kind="bytes", read=of_one(_peak)),
-    "saved_change": Quantity(about="saved, against none", kind="change", read=against_none(_saved)),
+    "peak_bytes": Quantity(about="step peak", kind="bytes", read=of_one(PEAK)),
+    "saved_change": Quantity(about="saved, against none", kind="change", read=against_none(SAVED)),
     "forward_peak_change": Quantity(
         about="forward peak, against none", kind="change", read=against_none(_forward_peak)
     ),
-    "peak_change": Quantity(about="step peak, against none", kind="change", read=against_none(_peak)),
-    "saved_share": Quantity(about="saved, share of the saving", kind="share", read=share_of_saving(_saved)),
+    "peak_change": Quantity(about="step peak, against none", kind="change", read=against_none(PEAK)),
+    "saved_share": Quantity(about="saved, share of the saving", kind="share", read=share_of_saving(SAVED)),
     "forward_peak_share": Quantity(
         about="forward peak, share of the saving", kind="share", read=share_of_saving(_forward_peak)
     ),
-    "peak_share": Quantity(about="step peak, share of the saving", kind="share", read=share_of_saving(_peak)),
+    "peak_share": Quantity(about="step peak, share of the saving", kind="share", read=share_of_saving(PEAK)),
     "static_bytes": Quantity(about="static", kind="bytes", read=of_one(lambda row: row.static_bytes)),
     "parameter_bytes": Quantity(about="parameters", kind="bytes", read=of_one(_static("parameters"))),
     "gradient_bytes": Quantity(about="gradients", kind="bytes", read=of_one(_static("gradients"))),
@@ -199,8 +199,8 @@ TABLE = {
         kind="number",
         read=of_one(lambda row: row.equality.precision_difference if row.equality else None),
     ),
-    "saved_growth": Quantity(about="saved ~ blocks to the power of", kind="number", read=growth(_saved)),
-    "peak_growth": Quantity(about="step peak ~ blocks to the power of", kind="number", read=growth(_peak)),
+    "saved_growth": Quantity(about="saved ~ blocks to the power of", kind="number", read=growth(SAVED)),
+    "peak_growth": Quantity(about="step peak ~ blocks to the power of", kind="number", read=growth(PEAK)),
     "time_growth": Quantity(
         about="step ~ blocks to the power of", kind="number", read=growth(lambda row: row.step_seconds)
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from math import cos, exp, floor, fsum, log, pi, sin, sqrt, tan
 from statistics import median
 from typing import Literal, NamedTuple
@@ -14,13 +15,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, verdict
-from profiler.core.stats import middle
+from profiler.core.stats import LEVEL, middle
 
 Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
 Verdict = TimeVerdict | Literal["better", "worse", "off"]  # of bytes; off: not the same, of two kinds of evidence
 
 UNTOLD: TimeVerdict = "cannot be told apart"
-CONFIDENCE = 0.95
 NUM_STRETCHES = 10  # into so many a single round is cut
 MOST_SAMPLES = 256  # of rows that are remembered
 HALVINGS = 60  # of a right angle: to the last digit of a float
@@ -30,7 +30,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """A value over the baseline's; less is better."""
 
     ratio: float | None  # None where the baseline is zero
-    low: float | None = None  # the interval of CONFIDENCE; None where there is none: exact, or a single sample
+    low: float | None = None  # the interval of LEVEL; None where there is none: exact, or a single sample
     high: float | None = None
     verdict: Verdict
 
@@ -99,9 +99,7 @@ def sample(rounds: Rounds) -> Sample:
     return Sample(middle(seconds), len(independent), fsum(logarithms) / len(logarithms), spread)
 
 
-@lru_cache(maxsize=MOST_SAMPLES)  # a row is held against many others
-def _remembered(rounds: tuple[tuple[float, ...], ...]) -> Sample:
-    return sample(rounds)
+_remembered = lru_cache(maxsize=MOST_SAMPLES)(sample)  # a row is held against many others
 
 
 def units(rounds: Rounds) -> Sequence[float]:
@@ -109,9 +107,9 @@ def units(rounds: Rounds) -> Sequence[float]:
 
     Of a single round, the medians of stretches of consecutive steps, since neighbours resemble each other.
     """
-    measured = [one for one in rounds if one]
+    measured = [seconds for seconds in rounds if seconds]
     if len(measured) > 1:
-        return [median(one) for one in measured]
+        return [median(seconds) for seconds in measured]
     samples = _joined(measured)
     if len(samples) <= NUM_STRETCHES:
         return samples
@@ -120,7 +118,7 @@ def units(rounds: Rounds) -> Sequence[float]:
 
 
 def _joined(rounds: Rounds) -> Sequence[float]:
-    return rounds[0] if len(rounds) == 1 else [second for one in rounds for second in one]
+    return rounds[0] if len(rounds) == 1 else list(chain.from_iterable(rounds))
 
 
 def _interval(before: Sample, after: Sample, *, ratio: float) -> tuple[float, float]:
@@ -130,7 +128,7 @@ def _interval(before: Sample, after: Sample, *, ratio: float) -> tuple[float, fl
     spread, centre = before.spread + after.spread, after.mean - before.mean
     if spread == 0:
         return min(ratio, exp(centre)), max(ratio, exp(centre))
-    half = t_quantile(CONFIDENCE, _freedom(before, after)) * sqrt(spread)
+    half = t_quantile(LEVEL, _freedom(before, after)) * sqrt(spread)
     return min(ratio, exp(centre - half)), max(ratio, exp(centre + half))
 
 

@@ -109,10 +109,7 @@ def _reason(chosen: Sequence[Row]) -> str | None:
     """What the first row that is not ok says of itself."""
     if not chosen:
         return "not in this run"
-    wrong = next((row for row in chosen if row.outcome != "ok"), None)
-    if wrong is None:
-        return None
-    return _outcome(wrong)
+    return next((_outcome(row) for row in chosen if row.outcome != "ok"), None)
 
 
 def _reason_of_baseline(chosen: Sequence[Row], rows: Sequence[Row]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that is known of one case, its rounds pooled. None where a number was not measured."""
 
     case: Case
-    baseline: Case  # the same point without checkpointing: of all rows that may be compared with this one
+    baseline: Case  # the same point without checkpointing, which rows must share to be compared with each other
     outcome: str
     detail: str | None
     built: Built | None
@@ -98,11 +99,6 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({(record.case, record.round): record for record in records}.values())
 
 
-def group(row: Row) -> Case:
-    """What rows must share to be compared: everything but the strategy."""
-    return row.baseline
-
-
 def static(readings: Readings) -> int | None:
     """All static bytes: there in every step, whatever one checkpoints."""
     return None if readings.static_bytes is None else sum(readings.static_bytes.values())
@@ -116,14 +112,12 @@ def _pool(records: list[Record]) -> Record:
     first = records[0]
     worst = next((record for record in records if record.outcome != "ok"), first)
     names = ("warmup_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
-    samples = {name: _joined([getattr(record.readings, name) for record in records]) for name in names}
+    samples = {
+        name: tuple(chain.from_iterable(getattr(record.readings, name) or () for record in records)) or None
+        for name in names
+    }
     readings = msgspec.structs.replace(first.readings, **samples)
     return msgspec.structs.replace(first, readings=readings, outcome=worst.outcome, detail=worst.detail)
-
-
-def _joined(samples: list[tuple[float, ...] | None]) -> tuple[float, ...] | None:
-    measured = [series for series in samples if series]
-    return tuple(second for series in measured for second in series) or None
 
 
 class _Baseline(NamedTuple):

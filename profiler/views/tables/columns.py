@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from profiler.analysis.rows import Row, group, is_all_out_of_memory, smallest_request
+from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.record import Environment
 from profiler.core.strategy_label import files_of_labels, strategy_label, strategy_labels
@@ -80,7 +80,7 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
     """Groups the rows that may be compared with each other."""
     by_group: dict[Case, list[Row]] = {}
     for row in rows:
-        by_group.setdefault(group(row), []).append(row)
+        by_group.setdefault(row.baseline, []).append(row)
     return list(by_group.values())
 
 
