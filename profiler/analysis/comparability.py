@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -35,8 +36,11 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
     A side with several values, as two precisions, has them all in one text.
     """
     readers: dict[str, Callable[[Row], str]] = {"how": lambda row: row.evidence, "rehearsed on": _sized_gpu}
-    readers |= {name: _of_environment(name) for name in Environment.__struct_fields__ if name not in UNTOLD}
-    readers |= {name: _of_case(name) for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy")}
+    readers |= {
+        name: partial(_of_environment, name=name) for name in Environment.__struct_fields__ if name not in UNTOLD
+    }
+    settings = (name for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy"))
+    readers |= {name: partial(value, name=name) for name in settings}
     differences = [
         Difference(what=WORDS.get(name, name.replace("_", " ")), values=tuple(_values(side, read) for side in sides))
         for name, read in readers.items()
@@ -71,12 +75,11 @@ def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequen
 
 
 def idle(sides: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
-    """What was allowed to differ, and does not in any rows that stand beside each other."""
+    """A remark on what was allowed to differ, and does not in any rows that stand beside each other."""
     baseline, *others = sides
     shared = {side.label: [key for key in baseline.points if key in side.points] for side in others}
-    return tuple(
-        name for name in allowed if not any(_unequal(baseline, side, shared[side.label], name) for side in others)
-    )
+    names = [name for name in allowed if not any(_unequal(baseline, side, shared[side.label], name) for side in others)]
+    return (f"--allow-different {','.join(names)} has no effect: it does not differ",) if names else ()
 
 
 def _unequal(baseline: Side, side: Side, shared: Sequence[tuple[str, ...]], name: str) -> tuple[str, str] | None:
@@ -118,16 +121,6 @@ def _sized_gpu(row: Row) -> str:
     return row.case.device if row.case.is_rehearsed and Choice(row.case.device).name != row.case.device else ""
 
 
-def _of_environment(name: str) -> Callable[[Row], str]:
-    def read(row: Row) -> str:
-        field = getattr(row.environment, name) if row.environment else None
-        return "" if field is None else bytes_text(field) if name.endswith("_bytes") else str(field)
-
-    return read
-
-
-def _of_case(name: str) -> Callable[[Row], str]:
-    def read(row: Row) -> str:
-        return value(row, name)
-
-    return read
+def _of_environment(row: Row, name: str) -> str:
+    field = getattr(row.environment, name) if row.environment else None
+    return "" if field is None else bytes_text(field) if name.endswith("_bytes") else str(field)

@@ -83,7 +83,7 @@ def compare_runs(
         matches=tuple(_match(key, compared, align) for key in keys),
         orders=orders(compared, align=align),
         advice=advise_sides(compared, align=align),
-        remarks=(*_remarks(compared), *_idle(compared, allowed)),
+        remarks=(*_remarks(compared), *idle(compared, allowed)),
     )
 
 
@@ -126,11 +126,6 @@ def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
         kinds = f"{baseline.label} is {baseline.evidence}, {' and '.join(apart)}"
         remarks.append(f"{kinds}: a peak of one kind is off that of another, and neither is better or worse")
     return tuple(remarks)
-
-
-def _idle(compared: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
-    names = idle(compared, allowed)
-    return (f"--allow-different {','.join(names)} has no effect: it does not differ",) if names else ()
 
 
 def _is_of_one_round(side: Side) -> bool:

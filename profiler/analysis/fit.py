@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -11,6 +10,7 @@ from profiler.analysis.advice import budget_frontier
 from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
+from profiler.core.gpu_specs import Rates
 from profiler.core.record import needed_bytes
 
 MOST_TRIED = 2**24
@@ -18,20 +18,14 @@ FARTHEST = 8  # how many times the last number that fitted is tried next
 PATIENCE = 2  # guesses in turn that may narrow it down by less than half: a line crawls along a bend
 
 
-class Holder(Protocol):
-    """What a step may have to fit: a GPU, or a memory by itself."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-
-
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """A memory of this size, of whatever device."""
 
     name: str
     memory_bytes: int
+
+
+Holder = Rates | Memory  # what a step may have to fit
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,24 +49,23 @@ def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
     return [_fit(device, case, of_case) for case, of_case in by_case.items() for device in ordered]
 
 
-def needed(row: Row) -> int:
-    """What a process takes of the device at its peak: what the allocator reserves, and CUDA itself. Bytes."""
-    return needed_bytes(row.readings)
-
-
 def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
-    held = [row for row in rows if needed(row) <= device.memory_bytes]
-    least = min(held, key=lambda row: (_flops(row), row.case != case, needed(row)), default=None)  # many cost no FLOPs
-    chosen = least or min(rows, key=needed)
+    held = [row for row in rows if _needed(row) <= device.memory_bytes]
+    least = min(held, key=lambda row: (_flops(row), row.case != case, _needed(row)), default=None)  # many cost no FLOPs
+    chosen = least or min(rows, key=_needed)
     none = next((row for row in rows if row.case == case), None)
     return Fit(
         device=device.name,
         memory_bytes=device.memory_bytes,
         case=case,
         strategy=str(chosen.case.strategy) if held else None,
-        needed_bytes=needed(chosen),
+        needed_bytes=_needed(chosen),
         extra_flops=_flops(chosen) / _flops(none) - 1 if none and held and _flops(none) else None,
     )
+
+
+def _needed(row: Row) -> int:
+    return needed_bytes(row.readings)
 
 
 def _flops(row: Row) -> int:
@@ -98,7 +91,7 @@ def holds(row: Row) -> bool | None:
     limit = row.environment.device_bytes if row.environment else None
     if limit is None or row.readings.peak_bytes is None:
         return None
-    return (row.readings.peak_bytes if row.case.twin.device == "cpu" else needed(row)) <= limit
+    return (row.readings.peak_bytes if row.case.twin.device == "cpu" else _needed(row)) <= limit
 
 
 def device_memory(rows: Sequence[Row]) -> int | None:
@@ -151,7 +144,7 @@ def taken(row: Row) -> int | None:
     """Bytes that the step takes of its device's memory: on a GPU what is reserved, with CUDA's own context."""
     if row.outcome != "ok" or row.readings.peak_bytes is None:
         return None
-    return row.readings.peak_bytes if row.case.device == "cpu" else needed(row)
+    return row.readings.peak_bytes if row.case.device == "cpu" else _needed(row)
 
 
 def _side_advice(group: tuple[str, ...], label: str, of_group: Sequence[Row]) -> SideAdvice:
