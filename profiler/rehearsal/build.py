@@ -32,14 +32,14 @@ print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_g
 """
 
 
-def libraries(folder: Path | None = None) -> Path:
+def libraries() -> Path:
     """Returns the folder of the libraries for the installed torch, which are built if they are not there, whole.
 
     They are kept in the user's cache folder under a digest of torch's version and of the sources. Raises UserError with
     exit code 3 where the system is another, where torch is absent or has no CUDA, a tool is missing, a source does not
     compile or others can write where the libraries are kept, and with 74 where the folder cannot be written.
     """
-    kept = place(folder)
+    kept = place()
     try:
         if not cache.is_whole(kept):
             _build_into(kept, _torch())
@@ -53,10 +53,10 @@ def libraries(folder: Path | None = None) -> Path:
     return kept
 
 
-def place(folder: Path | None = None) -> Path:
+def place() -> Path:
     """Returns the folder for the installed torch's libraries, built or not. Raises UserError where none can be."""
     _refuse_other_systems()
-    return (folder or cache.folder()).resolve() / _digest(_torch())
+    return cache.folder().resolve() / _digest(_torch())
 
 
 def _refuse_other_systems() -> None:

@@ -61,18 +61,13 @@ def prepare_if_asked() -> None:
 
 
 def open_if_asked() -> None:
-    """Open the device that the environment asks for, if it asks for one."""
-    if text := os.environ.get(ASKED):
-        open_hollow(parse(text))
-
-
-def open_hollow(devices: RehearsedGpu) -> None:
-    """Make torch see hollow devices instead of real ones, in this process and its children.
+    """Make torch see the hollow devices that the environment asks for, if any, in this process and its children.
 
     Raises UserError where the libraries cannot be built, or where torch is imported already.
     """
-    choose_devices(devices)
-    load()
+    if text := os.environ.get(ASKED):
+        choose_devices(parse(text))
+        load()
 
 
 def load(folder: Path | None = None) -> None:

@@ -104,8 +104,8 @@ def run(folder: Path) -> Verdict:
     if done.returncode:
         last = next((line for line in reversed(lines) if line and not line.startswith("hollow:")), "it said nothing")
         raise _ended(f"ended with exit code {done.returncode}: {last}{_named(unsupported)}")
-    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Verdict)
-    return msgspec.structs.replace(found, not_supported=unsupported)
+    verdict = msgspec.json.decode(done.stdout.splitlines()[-1], type=Verdict)
+    return msgspec.structs.replace(verdict, not_supported=unsupported)
 
 
 def refusal(verdict: Verdict) -> str:
