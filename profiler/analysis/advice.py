@@ -171,5 +171,5 @@ def certainty(row: Row, *, baseline: Row | None) -> str:
     ratio = against(row, baseline) if baseline else None
     if baseline is None or ratio is None or ratio.interval is None:
         return "single"
-    told = verdict(row, baseline)
-    return "noisy" if told == "too noisy to tell" else "sure" if told in SURE else "same"
+    time_verdict = verdict(row, baseline)
+    return "noisy" if time_verdict == "too noisy to tell" else "sure" if time_verdict in SURE else "same"

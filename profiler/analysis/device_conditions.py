@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from statistics import fmean, median
 
@@ -12,18 +12,16 @@ from profiler.core.units import bytes_text, change_text, in_unit_text
 SLOWED = 0.95  # of the highest clock: a clock that is held no lower is let pass, and so is one that falls no further
 SHARE = 0.1  # of all cores
 LEAST_SECONDS = 0.5  # the system counts in hundredths; of less one cannot tell a share
+APART = 0.05  # a smaller difference of the clocks is let pass
 
 Series = Sequence[Sequence[Conditions]]  # of each round, in order of time
-APART = 0.05  # a smaller difference of the clocks is let pass
 
 
 def clock_held(series: Series) -> str | None:
     """Whether the clock was held down, or fell, while steps were timed; by what, and how hot and busy it was."""
     moments = [moment for round_ in series for moment in round_]
     clocks = [moment.clock_hertz for moment in moments if moment.clock_hertz is not None]
-    highest = max(
-        (moment.highest_clock_hertz for moment in moments if moment.highest_clock_hertz is not None), default=None
-    )
+    highest = _most(moment.highest_clock_hertz for moment in moments)
     reasons = list(dict.fromkeys(reason for moment in moments for reason in moment.held_by))
     is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
     if not is_held and not any(_falls(round_) for round_ in series):
@@ -65,12 +63,18 @@ def _clock(clocks: Sequence[float], highest: float | None) -> list[str]:
 
 
 def _heat(moments: Sequence[Conditions]) -> list[str]:
-    celsius = max((moment.celsius for moment in moments if moment.celsius is not None), default=None)
-    watts = max((moment.watts for moment in moments if moment.watts is not None), default=None)
-    limit = max((moment.limit_watts for moment in moments if moment.limit_watts is not None), default=None)
-    power = [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}"]
-    power = [f"{text} of {in_unit_text(round(limit), 'W')}" for text in power] if limit is not None else power
-    return [*([] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]), *power]
+    celsius = _most(moment.celsius for moment in moments)
+    watts = _most(moment.watts for moment in moments)
+    limit = _most(moment.limit_watts for moment in moments)
+    heat = [] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]
+    if watts is not None:
+        of_limit = "" if limit is None else f" of {in_unit_text(round(limit), 'W')}"
+        heat.append(f"up to {in_unit_text(round(watts), 'W')}{of_limit}")
+    return heat
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _megahertz(hertz: float) -> str:

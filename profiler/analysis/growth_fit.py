@@ -38,20 +38,21 @@ def nearest_growth(sizes: Sequence[float], values: Sequence[float]) -> Growth | 
 
     None for fewer than three points above zero, and where the sizes are all the same.
     """
-    points = [(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
-    if len(points) < FEWEST or len({size for size, _ in points}) < 2:
-        return None
-    return min(
-        (_power(points), _line(points, 1.0), _line(points, -1.0)), key=lambda growth: round(growth.largest_error, 6)
-    )
+    points = _points(sizes, values)
+    growths = (_power(points), _line(points, 1.0), _line(points, -1.0)) if points else ()
+    return min(growths, key=lambda growth: round(growth.largest_error, 6), default=None)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
     """That of the nearest power, by least squares on logarithms; None where `nearest_growth` has none."""
+    points = _points(sizes, values)
+    return _power(points).exponent if points else None
+
+
+def _points(sizes: Sequence[float], values: Sequence[float]) -> Sequence[tuple[float, float]]:
+    """Those above zero; none where they are too few to fit anything to."""
     points = [(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
-    if len(points) < FEWEST or len({size for size, _ in points}) < 2:
-        return None
-    return _power(points).exponent
+    return points if len(points) >= FEWEST and len({size for size, _ in points}) > 1 else []
 
 
 def _number(value: float) -> str:
@@ -67,8 +68,8 @@ def _line(points: Sequence[tuple[float, float]], exponent: float) -> Growth:
     """By least squares of the relative errors: constant / value + scale * size^exponent / value - 1."""
     inverse = [1 / value for _, value in points]
     shares = [size**exponent / value for size, value in points]
-    ii, ss = sum(one * one for one in inverse), sum(one * one for one in shares)
-    si = sum(one * other for one, other in zip(inverse, shares, strict=True))
+    ii, ss = sum(value * value for value in inverse), sum(share * share for share in shares)
+    si = sum(value * share for value, share in zip(inverse, shares, strict=True))
     i, s = sum(inverse), sum(shares)
     determinant = ii * ss - si * si
     if determinant <= 1e-12 * ii * ss:  # the sizes hardly differ

@@ -117,7 +117,7 @@ def _is_baseline(record: Record) -> bool:
 
 
 def status(plan: Iterable[Trial], records: Iterable[Record]) -> str:
-    """ "complete", or "partial" where trials are owed."""
+    """Returns "complete", or "partial" where trials are owed."""
     return "partial" if owed(plan, records) else "complete"
 
 

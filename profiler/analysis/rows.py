@@ -238,9 +238,9 @@ def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
     timed = Timed(row)
     if baseline is None or row.time is None:
         return timed
-    told = timed.verdict(baseline)
-    force_setattr(row, "time_verdict", told)
-    if told == "faster" and trust.computes_more(row.readings, baseline.row.readings):
+    time_verdict = timed.verdict(baseline)
+    force_setattr(row, "time_verdict", time_verdict)
+    if time_verdict == "faster" and trust.computes_more(row.readings, baseline.row.readings):
         note = trust.faster_with_more_work(row.readings, baseline.row.readings, row.time.ratio)
         force_setattr(row, "notes", (*row.notes, note))
     return timed

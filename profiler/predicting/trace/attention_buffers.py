@@ -142,7 +142,7 @@ def _flash_splits(num_blocks: int, num_units: int, num_key_blocks: int) -> int:
         if count == 1 or ceil_div(num_key_blocks, count) != ceil_div(num_key_blocks, count - 1)
     ]
     waves = [num_blocks * count / num_units for count in tried]
-    efficiencies = [count / ceil(count) for count in waves]
+    efficiencies = [wave / ceil(wave) for wave in waves]
     best = max(efficiencies, default=0.0)
     return next((count for count, efficiency in zip(tried, efficiencies, strict=True) if efficiency >= 0.85 * best), 1)
 

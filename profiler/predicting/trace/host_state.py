@@ -150,7 +150,9 @@ def _to(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
     if isinstance(other, torch.Tensor):
         return _moved(tensor, to_host=is_on_host(other), dtype=other.dtype, **options)
     named = {name: value for name, value in named.items() if name != "copy"}
-    device, dtype, _, _ = torch._C._nn._parse_to(*(one for one in arguments if not isinstance(one, bool)), **named)
+    device, dtype, _, _ = torch._C._nn._parse_to(
+        *(argument for argument in arguments if not isinstance(argument, bool)), **named
+    )
     to_host = is_on_host(tensor) if device is None else _is_host(device)
     return _moved(tensor, to_host=to_host, dtype=dtype, **options)
 

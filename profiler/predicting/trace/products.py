@@ -84,8 +84,8 @@ def with_workspaces(trace: Trace, nbytes: int) -> Trace:
     last = len(trace.operators)
     kept = list[Allocation]()
     for phases in ({"forward", "optimizer"}, {"backward", "recompute"}):
-        products = [one for one in trace.operators if one.phase in phases and one.name in NAMES]
-        lt_bytes = {part for one in products for part in one.requests if isinstance(part, _KeptByLt)}
+        products = [operator for operator in trace.operators if operator.phase in phases and operator.name in NAMES]
+        lt_bytes = {part for product in products for part in product.requests if isinstance(part, _KeptByLt)}
         for size in (nbytes, *lt_bytes) if products else ():
             kept.append(Allocation(size, 0, last, "cuBLAS", "", "before", WORKSPACES))
     operators = tuple(_without_mark(operator) for operator in trace.operators)
