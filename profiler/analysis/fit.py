@@ -105,17 +105,14 @@ def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
 
     What the device has no memory for is none of them.
     """
-    fitting = [row for row in rows if row.outcome == "ok" and holds(row) is not False and _point(row) is not None]
-    best: list[Row] = []
-    for row in sorted(fitting, key=lambda row: (row.readings.peak_bytes or 0, -(samples_per_second(row) or 0.0))):
-        if not best or (samples_per_second(row) or 0.0) > (samples_per_second(best[-1]) or 0.0):
-            best.append(row)
-    return best
-
-
-def _point(row: Row) -> tuple[int, float] | None:
-    peak, rate = row.readings.peak_bytes, samples_per_second(row)
-    return None if peak is None or rate is None else (peak, rate)
+    fitting = [row for row in rows if row.outcome == "ok" and holds(row) is not False]
+    points = [(row.readings.peak_bytes, samples_per_second(row), row) for row in fitting]
+    known = [(peak, rate, row) for peak, rate, row in points if peak is not None and rate is not None]
+    best: list[tuple[float, Row]] = []
+    for _, rate, row in sorted(known, key=lambda point: (point[0], -point[1])):
+        if not best or rate > best[-1][0]:
+            best.append((rate, row))
+    return [row for _, row in best]
 
 
 class SideAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +137,7 @@ def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAd
     )
 
 
-def taken(row: Row) -> int | None:
+def _taken(row: Row) -> int | None:
     """Bytes that the step takes of its device's memory: on a GPU what is reserved, with CUDA's own context."""
     if row.outcome != "ok" or row.readings.peak_bytes is None:
         return None
@@ -148,7 +145,7 @@ def taken(row: Row) -> int | None:
 
 
 def _side_advice(group: tuple[str, ...], label: str, of_group: Sequence[Row]) -> SideAdvice:
-    needs = [(row, nbytes) for row in of_group if (nbytes := taken(row)) is not None]
+    needs = [(row, nbytes) for row in of_group if (nbytes := _taken(row)) is not None]
     memory = next((row.environment.device_bytes for row in of_group if row.environment), None)
     advice = SideAdvice(group=group, label=label, memory_bytes=memory)
     if not needs:
@@ -163,7 +160,7 @@ def _side_advice(group: tuple[str, ...], label: str, of_group: Sequence[Row]) ->
         return msgspec.structs.replace(advice, reason="no times")
     best = budget_frontier([row for _, _, row in fitting])[-1].best
     return msgspec.structs.replace(
-        advice, strategy=str(best.case.strategy), needed_bytes=taken(best), step_seconds=best.step_seconds
+        advice, strategy=str(best.case.strategy), needed_bytes=_taken(best), step_seconds=best.step_seconds
     )
 
 
