@@ -92,10 +92,10 @@ def test_with_a_limit_both_steps_of_a_pair_must_have_room():
 
 
 def test_sampling_ends_with_a_sure_ratio_within_its_seconds():
-    found = read(Switched(), samples=5, sampling=Sampling(max_seconds=99))
+    found = read(Switched(), samples=4, sampling=Sampling(max_seconds=99))
 
     assert (len(found["step_seconds"]), found["stopped"]) == (2, "target")
-    slow = read(Switched(drift=0.1), samples=5, sampling=Sampling(precision_target=1e-9))
+    slow = read(Switched(drift=0.1), samples=4, sampling=Sampling(precision_target=1e-9))
     assert (len(slow["step_seconds"]), slow["stopped"]) == (2, "seconds")
 
 

@@ -115,7 +115,7 @@ def test_without_words_the_ratio_is_sampled_to_three_percent():
     none = planned(device="cpu")[0]
 
     assert none.sampling == Sampling(precision_target=0.03, max_samples=100, max_seconds=2.0)
-    assert none.samples == 5
+    assert none.samples == 4
 
 
 def test_samples_are_a_fixed_number():

@@ -147,7 +147,7 @@ def test_what_is_sure_enough_leaves_the_cycles():
 
     device = Noisy()
 
-    sure, unsure = together(device, 2, samples=5, sampling=Sampling(max_seconds=60, max_samples=16))
+    sure, unsure = together(device, 2, samples=4, sampling=Sampling(max_seconds=60, max_samples=16))
 
     assert (sure["stopped"], len(sure["step_seconds"])) == ("target", 2)
     assert (unsure["stopped"], len(unsure["step_seconds"])) == ("samples", 8)

@@ -117,7 +117,7 @@ def _num_paired(case: Case, seconds: float | None, per_sample: int) -> Bounds:
     """Samples with the strategy and without it, as `core.paired_steps` takes them."""
     if not case.sampling:
         return Bounds(2 * case.samples, 2 * case.samples)
-    limit, few = case.sampling.max_samples, 2 * LEAST_PAIRS
+    limit, few = case.sampling.max_samples, 2 * max(LEAST_PAIRS, ceil(case.samples / 2))
     in_time = limit if seconds is None else 2 * ceil(case.sampling.max_seconds / (seconds * per_sample * 2))
     return Bounds(min(few, limit), min(max(in_time, 2 * few), limit + limit % 2))
 

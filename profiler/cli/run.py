@@ -81,7 +81,7 @@ def run(
     ] = None,
     max_samples: Annotated[int | None, typer.Option(help="Timed steps a round at most. [default: 100]")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Seconds of timed steps a round, after 5 of them. [default: 2]")
+        float | None, typer.Option(help="Seconds of timed steps a round, after 4 of them. [default: 2]")
     ] = None,
     warmup: Annotated[
         int | None, typer.Option(help="Steps before the timed ones, after a first one. [default: 1]")

@@ -16,7 +16,7 @@ from statistics import median
 from profiler.core.stats import LEVEL, Sampling, centre, is_look, num_warmup
 
 WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
-LEAST_PAIRS = 2  # in a round: three rounds then have six, the least that have an interval
+LEAST_PAIRS = 2  # in a round
 LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
 MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
 
@@ -53,18 +53,20 @@ def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
     return max(num_warmup(with_it), num_warmup(without))
 
 
-def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sampling) -> str | None:
+def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
     """Why sampling ends here: "target" or the limit, "samples" or "seconds"; None to go on.
 
-    The limits are of all steps together, with and without. What is looked at is the ratio.
+    The limits are of all steps together, with and without, and so are the `least` ones that there are in any case. What
+    is looked at is the ratio.
     """
-    has_all = len(with_it) + len(without) >= sampling.max_samples
+    count = len(with_it) + len(without)
+    has_all = count >= sampling.max_samples
     is_over = has_all or sum(with_it) + sum(without) >= sampling.max_seconds
     if not (is_over or is_look(len(with_it), first=LEAST_PAIRS)):
         return None
     settled = num_warmup_pairs(with_it, without)
     ratios = pair_ratios(with_it[settled:], without[settled:])
-    if len(ratios) < LEAST_PAIRS and not has_all:
+    if not has_all and (count - 2 * settled < least or len(ratios) < LEAST_PAIRS):
         return None
     if _is_sure(ratios, sampling.precision_target):
         return "target"

@@ -14,6 +14,7 @@ from profiler.core.stats import Sampling
 from profiler.core.units import parse_percent
 
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
+LEAST_STEPS = 4  # timed in a round in any case: two pairs; three rounds then have six, the least that have an interval
 FEWEST, MOST = 6, 10_000  # samples a round: with fewer than six no median is sure
 LONGEST = 100_000  # seconds of sampling a round
 

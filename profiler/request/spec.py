@@ -127,6 +127,8 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     model_choice.check_data(request.data, chosen_models)
     devices = _devices(request, choose_device, remarks)
     until = sampling.of_words(msgspec.structs.asdict(request), devices[0])
+    if until:
+        fields["samples"] = sampling.LEAST_STEPS
     if devices == ["cpu"]:
         chosen_models = list(dict.fromkeys(model_choice.smaller(model, remarks) for model in model_words))
     points = product(devices, chosen_models, optimized, sizes, micro_batches, precisions, ways, chosen)

@@ -24,7 +24,7 @@ from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 
 ROUNDS = 1  # of times; more tell what processes differ by
-SAMPLES = 16  # steps at least, half of them without the plan: two pairs more than have an interval
+SAMPLES = 12  # steps at least, half of them without the plan: six pairs, the least that have an interval
 EXACT_PASSES = ("equality", "memory")  # of the first round; times are those of the next, in which all ways alternate
 UNFIT = 1  # the exit code where no way was measured to fit
 

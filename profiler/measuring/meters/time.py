@@ -77,7 +77,7 @@ class _Series:
         if not sampling:
             return "samples" if len(own) >= least else None
         if plain:
-            return paired_steps.stop_reason(own, plain, sampling)
+            return paired_steps.stop_reason(own, plain, sampling, least=least)
         return stop_reason(own, sampling, least=least)
 
     def readings(self, device: Device, times: int, *, finds_warmup: bool) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def read(
 ) -> dict[str, Any]:
     """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
 
-    `how` is as of `read_together`; without a switch there are at least `samples`. With a `switch`, each sample has a
+    `how` is as of `read_together`. With a `switch`, each sample has a
     neighbour without the strategy, unless that has no room. The ranks of a group begin each sample together, take that
     of the slowest, and end when the first of them says so.
     """
@@ -123,10 +123,10 @@ def read(
 def read_together(device: Device, step: Step, switches: Sequence[Switch], **how: Any) -> list[dict[str, Any]]:
     """As `read`, of several strategies of one model, all switched off; they share the steps without a strategy.
 
-    Takes exactly `samples` of each; where there is a `sampling` until it says to stop, and marks those that it finds to
-    be warm-up. Before them are a settling step and `warmup` more, the first of which is without
-    a strategy. A step too fast for the device's clock is run several times a sample. No step begins that would not end
-    before the `clock` says `until`, but for the first of the samples. `round_number` draws the order.
+    Takes exactly `samples` of each; where there is a `sampling` at least so many steps of both kinds, until it says to
+    stop, and marks those that it finds to be warm-up. Before them are a settling step and `warmup` more, the first of
+    which is without a strategy. A step too fast for the device's clock is run several times a sample. No step begins
+    that would not end before the `clock` says `until`, but the first of the samples. `round_number` draws the order.
     Raises what the step does, also where the one without a strategy has no room, and Unsupported where steps take too
     long for all of them to be timed by then.
     """
