@@ -18,31 +18,23 @@ import typer.main
 from profiler.cli.added_options import with_color, with_model_flag, with_switches
 from profiler.cli.blocks import blocks
 from profiler.cli.compare import compare
-from profiler.cli.completion import VARIABLE
 from profiler.cli.doctor import doctor
 from profiler.cli.explain import explain
-from profiler.cli.export import export
 from profiler.cli.help import Command, Group, about, examples
-from profiler.cli.list import list_runs
+from profiler.cli.keep import list_runs, merge, rm, tag, validate
 from profiler.cli.max_batch import max_batch
-from profiler.cli.merge import merge
-from profiler.cli.models import models
+from profiler.cli.names import models, strategies
+from profiler.cli.options import VARIABLE
 from profiler.cli.output import COMMAND
 from profiler.cli.plan import plan
-from profiler.cli.plot import plot
-from profiler.cli.predict import predict
+from profiler.cli.predict import predict, rehearse
 from profiler.cli.process import drop_unwritable, open_standard
-from profiler.cli.rehearse import rehearse
-from profiler.cli.report import report
 from profiler.cli.reproduce import reproduce
-from profiler.cli.rm import rm
 from profiler.cli.run import run
 from profiler.cli.show import show
 from profiler.cli.stages import stages
-from profiler.cli.strategies import strategies
-from profiler.cli.tag import tag
 from profiler.cli.timeline import timeline
-from profiler.cli.validate import validate
+from profiler.cli.written import export, plot, report
 from profiler.core.errors import UserError
 
 FULL = (  # what a place that takes no more says

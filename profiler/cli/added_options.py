@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from profiler.cli import completion
+from profiler.cli import options
 from profiler.cli.help import MODEL
 from profiler.cli.output import COLOR, one_of
 from profiler.core.errors import UserError
@@ -68,7 +68,7 @@ def with_model_flag(command: Callable[..., Any], name: str) -> Callable[..., Any
 
 
 def _model_flag() -> inspect.Parameter:
-    option = typer.Option("--model", help="The same as the first word.", autocompletion=completion.models)
+    option = typer.Option("--model", help="The same as the first word.", autocompletion=options.propose_models)
     return inspect.Parameter(
         "model_flag", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )

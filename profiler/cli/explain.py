@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.added_options import Switches
 from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, width
 
@@ -22,7 +22,7 @@ def explain(
         str | None,
         typer.Option(
             help="The strategy to explain; `gcprof strategies` lists them. [default: none]",
-            autocompletion=completion.strategies,
+            autocompletion=options.propose_strategies,
         ),
     ] = None,
     strategy: Annotated[str | None, typer.Option(hidden=True)] = None,  # what --strategies was called

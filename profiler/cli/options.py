@@ -1,13 +1,71 @@
-"""The arguments and options that several commands share, each with its one help."""
+"""The arguments and options that several commands share, each with its one help, and what a shell proposes for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from profiler.cli import completion
+VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script where it asks for proposals
+
+
+def propose_runs(incomplete: str) -> list[str]:
+    """`last`, and the names below results/, the newest first; a path is left to the shell."""
+    from profiler.runs import RESULTS, find
+
+    names = [path.name for path in reversed(find.runs(RESULTS))]
+    return [name for name in ["last", *names] if name.startswith(incomplete)]
+
+
+def propose_runs_or_models(incomplete: str) -> list[tuple[str, str]]:
+    """Where a command takes either."""
+    return [*((name, "") for name in propose_runs(incomplete)), *propose_models(incomplete)]
+
+
+def propose_models(incomplete: str) -> list[tuple[str, str]]:
+    """The models of the table, each with what it is about; in a list, the last one is completed."""
+    from profiler.training.models import TABLE
+
+    return list(_listed(TABLE, incomplete))
+
+
+def propose_strategies(incomplete: str) -> list[tuple[str, str]]:
+    """The strategies of the table, as the models."""
+    from profiler.training.strategies import TABLE
+
+    return list(_listed(TABLE, incomplete))
+
+
+def propose_exports(incomplete: str) -> list[str]:
+    """What a run can be exported to."""
+    from profiler import views
+    from profiler.integrations import trackers
+
+    return _matching([*views.EXPORTS, *trackers.TRACKERS], incomplete)
+
+
+def propose_plots(incomplete: str) -> list[str]:
+    """What can be drawn of a run."""
+    from profiler import views
+
+    return _matching(views.PLOTS, incomplete)
+
+
+def _listed(table: dict[str, str], incomplete: str) -> Iterator[tuple[str, str]]:
+    from profiler.core import catalogue
+
+    before, comma, word = incomplete.rpartition(",")
+    for entry in catalogue.entries(table):
+        name = entry.name.removesuffix("NAME")  # of a family, the user types the member
+        if name.startswith(word) and "/" not in name:
+            yield f"{before}{comma}{name}", entry.about
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
 
 MODEL_HELP = "A model, as NAME:option=value,...; `gcprof models` lists them."
 MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
@@ -15,20 +73,20 @@ RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:N
 
 # which model, which run
 
-Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
-ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=completion.models)]
-Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=completion.models)]
-_target = typer.Argument(help="A model as for `gcprof run`, or a run folder.", autocompletion=completion.runs_or_models)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, autocompletion=propose_models)]
+ModelOrNone = Annotated[str | None, typer.Argument(help=MODEL_HELP, autocompletion=propose_models)]
+Models = Annotated[str | None, typer.Argument(help=MODELS_HELP, autocompletion=propose_models)]
+_target = typer.Argument(help="A model as for `gcprof run`, or a run folder.", autocompletion=propose_runs_or_models)
 Target = Annotated[str, _target]
 OptionalTarget = Annotated[str | None, _target]
-RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=completion.runs)]
+RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=propose_runs)]
 
 # a case
 
 Segments = Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")]
 Strategies = Annotated[
     str | None,
-    typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=completion.strategies),
+    typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=propose_strategies),
 ]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")]
 BatchSize = Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")]

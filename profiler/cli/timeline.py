@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import completion, options
+from profiler.cli import options
 from profiler.cli.added_options import Switches
 from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def timeline(
     target: options.Target,
     strategies: Annotated[
-        str, typer.Option(help="One panel each; `gcprof strategies` lists them.", autocompletion=completion.strategies)
+        str,
+        typer.Option(help="One panel each; `gcprof strategies` lists them.", autocompletion=options.propose_strategies),
     ] = "none",
     segments: options.Segments = None,
     optimizer: options.Optimizer = None,

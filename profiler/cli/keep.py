@@ -1,0 +1,194 @@
+"""gcprof list, tag, rm, merge and validate: what keeps run folders in order."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli import options
+from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
+from profiler.core.errors import UserError
+from profiler.runs import RESULTS
+
+if TYPE_CHECKING:
+    from profiler.runs.validate import Report
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Option("--folder", help="Where the run folders are.")] = RESULTS,
+    ref: Annotated[bool, typer.Option("--ref", help="The runs that come with gcprof, to compare with.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """List the runs, the newest last.
+
+    Example: gcprof list
+    """
+    from profiler.core.case import encode
+    from profiler.core.errors import UserError
+    from profiler.views.tables.listing import overviews, references, run_list
+
+    if not os.path.isdir(folder) and folder != RESULTS:
+        raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
+    if ref and folder != RESULTS:
+        raise UserError("--folder has no effect with --ref", hint="leave one of them out")
+    listed = references() if ref else overviews(folder)
+    if json:
+        say_bytes(encode(listed) + b"\n")
+    elif listed:
+        say(run_list(listed, width=width(), encoding=encoding()))
+        next_command("gcprof", "show", listed[-1].name if ref else str(folder / listed[-1].name))
+    else:
+        aside(f"no runs in {folder}/ yet")
+        next_command("gcprof", "run")
+
+
+def tag(
+    run: options.RunName,
+    words: Annotated[list[str], typer.Argument(metavar="word", help="Words to find it by in `gcprof list`.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Take these words off the run.")] = False,
+) -> None:
+    """Give a run words of your own.
+
+    They stand in tags.json of the run folder, and change nothing that was measured.
+
+    Example: gcprof tag last baseline
+    """
+    from profiler.runs.find import change_tags, own_folder
+
+    folder = own_folder(run)
+    kept = change_tags(folder, words, remove=remove)
+    aside(f"{folder.name}: {', '.join(kept) or 'no tags'}")
+    next_command("gcprof", "list")
+
+
+def rm(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="run",
+            help="Run folders below results/, or any part of a name.",
+            autocompletion=options.propose_runs,
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs, after asking.
+
+    Only folders below results/ are removed, never one that is being written to, and no link is followed.
+
+    Example: gcprof rm 20261120T174900Z-mlp-3fa9c1
+    """
+    from profiler.runs import writer
+    from profiler.runs.find import own_folder
+
+    folders = list(dict.fromkeys(map(own_folder, runs)))
+    for folder in folders:
+        writer.refuse_removal(folder)
+    for folder in folders:
+        if not yes and not _is_sure(folder):
+            raise UserError(f"'{folder}' is kept", hint="--yes removes without asking")
+        writer.remove(folder)
+        aside(f"removed {folder}")
+
+
+def _is_sure(folder: Path) -> bool:
+    """Whether the user says yes; where nobody answers, no."""
+    from profiler.core.units import bytes_text
+    from profiler.runs.find import read_tags
+    from profiler.runs.writer import size_bytes
+    from profiler.views.sanitize import plain
+
+    words = f", tagged {', '.join(read_tags(folder))}" if read_tags(folder) else ""
+    question = f"remove {folder} ({bytes_text(size_bytes(folder))}{words})? [y/N]"
+    print(plain(question), end=" ", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline() if sys.stdin else ""
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)
+    return answer.strip().lower() in ("y", "yes")
+
+
+def merge(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="run", help=options.RUN_HELP, autocompletion=options.propose_runs)
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
+) -> None:
+    """Make one run of several: all plans, and every record once. The order of the runs makes no difference.
+
+    If two records of one trial differ, the one that began later is kept, with a note. Runs of other versions, or of
+    another device by the same name, are refused.
+
+    Example: gcprof merge shard-1 shard-2 -o results/whole
+    """
+    from profiler.core.record import evidence
+    from profiler.core.units import count_text
+    from profiler.runs import store
+    from profiler.runs.find import run_folder
+    from profiler.runs.merge import merge as merged
+    from profiler.runs.merge import write
+    from profiler.views.tables.evidence import counted
+
+    whole = merged([run_folder(word) for word in runs])
+    folder = output or store.new_folder(RESULTS, [str(trial.case.model) for trial in whole.manifest.plan])
+    write(whole, folder)
+    for warning in whole.warnings:
+        aside(f"warning: {warning}")
+    for conflict in whole.conflicts:
+        trial = f"{conflict.case.strategy}, round {conflict.round}"
+        aside(f"note: {trial}: the results differ; kept the later one, of '{conflict.kept}'")
+    if whole.num_needless:
+        needless = count_text(whole.num_needless, "record")
+        aside(f"note: left out {needless} of later rounds, of cases whose first round is not ok: one run measures none")
+    repeated = f", {count_text(whole.num_same, 'record')} in more than one" if whole.num_same else ""
+    kinds = counted(Counter(evidence(record.case, record.environment) for record in whole.records))
+    records = f"{count_text(len(whole.records), 'record')} of {count_text(len(runs), 'run')}"
+    aside(f"wrote {records} to {folder}{repeated}{kinds}")
+    next_command("gcprof", "show", str(folder))
+
+
+def validate(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="run", help=options.RUN_HELP, autocompletion=options.propose_runs)
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Check every line of run folders. It finds unreadable lines, impossible numbers, repeats and what does not belong.
+
+    Ends with 4 if a run is damaged; what is merely worth knowing is a note.
+
+    Example: gcprof validate last
+    """
+    from profiler.core.case import encode
+    from profiler.runs.find import run_folder
+    from profiler.runs.validate import validate as look
+    from profiler.views.tables.terminal import paragraph
+
+    reports = [look(run_folder(word)) for word in runs or ["last"]]
+    if json:
+        say_bytes(encode(reports) + b"\n")
+    else:
+        for text in _lines(reports):
+            say(paragraph(text, width=width(), encoding=encoding()))
+    if any(report.is_damaged for report in reports):
+        raise typer.Exit(4)
+    next_command("gcprof", "show", reports[-1].run)
+
+
+def _lines(reports: Iterable[Report]) -> Iterator[str]:
+    """One line for each finding, and one for each run."""
+    from profiler.core.units import count_text
+    from profiler.views.tables.evidence import counted
+
+    for report in reports:
+        for finding in report.findings:
+            yield f"{finding.where}: {'' if finding.is_damage else 'note: '}{finding.text}"
+        damage = sum(finding.is_damage for finding in report.findings)
+        verdict = f"damaged in {count_text(damage, 'place')}" if damage else "fine"
+        records = count_text(report.num_records, "record")
+        yield f"{report.run}: {records}{counted(report.evidence)}, {verdict}"

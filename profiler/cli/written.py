@@ -1,0 +1,193 @@
+"""gcprof plot, export and report: a run as pictures, as files for other programs, and as a page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiler.cli import options
+from profiler.cli.output import aside, next_command, one_of, say_bytes
+
+if TYPE_CHECKING:
+    from profiler.runs.store import Run
+
+
+def plot(
+    run: options.RunName = "last",
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            help="frontier, memory, time, samples; over axes: heat, growth, throughput.",
+            autocompletion=options.propose_plots,
+        ),
+    ] = "frontier",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A png, svg or pdf. [default: KIND.png, for a paper .pdf]")
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option(help="Axes of heat (two) or growth (one): batch_size,depth. [default: chosen]")
+    ] = None,
+    style: Annotated[str, typer.Option(help="default, slides (16:9, larger type) or paper (one column).")] = "default",
+    force: options.ForceIfThere = False,
+) -> None:
+    """Draw a run.
+
+    frontier: peak memory against step time. memory: what the peak is made of. time: what the step takes.
+    samples: every time sample. heat: the peak over two axes. growth: how it grows along one.
+    throughput: samples a second at equal memory.
+
+    Example: gcprof plot last --kind memory -o memory.png
+    """
+    from profiler import views
+    from profiler.analysis.rows import rows
+    from profiler.core import optional_deps
+    from profiler.runs.find import run_folder
+    from profiler.runs.store import load
+
+    one_of(kind, views.PLOTS, flag="--kind")
+    loaded = load(run_folder(run))
+    for warning in loaded.warnings:
+        aside(f"warning: {warning}")
+
+    # only once there is something to draw
+    draw = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
+
+    from profiler.views.plots.style import STYLES
+
+    chosen = STYLES[one_of(style, STYLES, flag="--style")]
+    path = draw(
+        rows(loaded.records),
+        kind=kind,
+        path=output or Path(f"{kind}.{chosen.suffix}"),
+        force=force,
+        style=chosen,
+        over=over.split(",") if over else (),
+    )
+    aside(f"wrote {path}")
+    next_command("gcprof", "export", run, "--to", "csv", "-o", "table.csv")
+
+
+def export(
+    run: options.RunName = "last",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="csv, parquet, json, md, latex; or tensorboard, wandb, mlflow.",
+            autocompletion=options.propose_exports,
+        ),
+    ] = "csv",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write, or a tracker's folder. [default: stdout]")
+    ] = None,
+    force: options.ForceIfThere = False,
+) -> None:
+    """Export a run to a file or a tracker. Files: csv, parquet, json, md, latex. Trackers: tensorboard, wandb, mlflow.
+
+    W&B stays offline unless WANDB_MODE says otherwise; MLflow writes to a local folder or to MLFLOW_TRACKING_URI.
+
+    Example: gcprof export last --to csv -o table.csv
+    """
+    from profiler import views
+    from profiler.core.errors import UserError
+    from profiler.integrations import trackers
+    from profiler.runs.find import REFERENCE, run_folder
+    from profiler.runs.store import load
+
+    kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
+    if force and (output is None or kind in trackers.TRACKERS):
+        where = "stdout" if kind in views.EXPORTS else f"--to {kind}"
+        raise UserError(f"--force has no effect on {where}", hint="name a file with -o")
+    if kind == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
+    if kind in trackers.TRACKERS and output is None and run.startswith(REFERENCE):
+        raise UserError(f"'{run}' comes with gcprof and is not written to", hint="name a folder with -o")
+    loaded = load(run_folder(run))
+    for warning in loaded.warnings:
+        aside(f"warning: {warning}")
+    if kind in trackers.TRACKERS:
+        _log(loaded, kind, output)
+    else:
+        _write(loaded, kind, output, force=force, run=run)
+
+
+def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
+    from profiler import views
+    from profiler.core.optional_deps import load_function
+    from profiler.views.export.files import write_whole
+
+    text: bytes = load_function(views.EXPORTS[kind])(loaded)
+    if output is None:
+        say_bytes(text)
+        return
+    aside(f"wrote {write_whole(output, text, force=force)}")
+    next_command("gcprof", "plot", run, "--kind", "frontier", "-o", "frontier.png")
+
+
+def _log(loaded: Run, kind: str, folder: Path | None) -> None:
+    from profiler.core.errors import UserError
+    from profiler.core.optional_deps import load_function
+    from profiler.core.units import count_text
+    from profiler.integrations import trackers
+    from profiler.runs.store import refuse_link
+
+    if folder is None:
+        for path in (loaded.folder / "derived", loaded.folder / "derived" / kind):
+            refuse_link(path)
+    try:
+        written = load_function(trackers.TRACKERS[kind])(loaded, folder)
+    except OSError as error:
+        message = f"cannot write to '{folder or loaded.folder}': {error.strerror or error}"
+        raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error
+    already = f"; {count_text(written.num_known, 'row')} there already" if written.num_known else ""
+    aside(f"wrote {count_text(written.num_rows, 'row')} to {written.place}{already}")
+    if written.next:
+        next_command(*written.next)
+
+
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(help=f"{options.RUN_HELP} [default: last]", metavar="run")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    redact: Annotated[
+        str, typer.Option(help="default hides folders and device numbers; all also names, options and commands; none.")
+    ] = "default",
+    force: options.ForceIfThere = False,
+) -> None:
+    """Write runs as one page for a browser. It needs no network, and shows what to do, the frontier and every number.
+
+    Example: gcprof report last -o report.html --open
+    """
+    from profiler.core import optional_deps
+    from profiler.runs.find import run_folder
+    from profiler.runs.store import load
+    from profiler.views.export.files import refuse_existing_file, write_whole
+
+    render = optional_deps.load("profiler.views.report", needs="jinja2").render
+
+    from profiler.views.redaction import LEVELS
+
+    words = runs or ["last"]
+    level = one_of(redact, LEVELS, flag="--redact")
+    refuse_existing_file(output, force=force)
+    loaded = [load(run_folder(word)) for word in words]
+    for warning in (warning for run in loaded for warning in run.warnings):
+        aside(f"warning: {warning}")
+    aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
+    if open_it:
+        _open(output)
+    if len(words) > 1:
+        next_command("gcprof", "compare", *words)
+    else:
+        next_command("gcprof", "export", words[0], "--to", "csv", "-o", "table.csv")
+
+
+def _open(path: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(path.resolve().as_uri()):
+        aside(f"note: there is no browser to open it with; open {path} yourself")
