@@ -11,7 +11,7 @@ from typing import Any
 
 import typer.main
 
-from profiler.cli import COMMANDS, application
+from profiler.cli import COMMANDS, application, command
 from profiler.cli.help import examples
 from profiler.core import case, record, schedule, stats
 from profiler.runs import store
@@ -48,7 +48,8 @@ def pages() -> dict[Path, str]:
 
 def _commands() -> Iterator[str]:
     yield "# Commands\n\n`gcprof COMMAND --help` shows the same."
-    for name, function in COMMANDS.items():
+    for name in COMMANDS:
+        function = command(name)
         group: Any = typer.main.get_command(application([name]))
         about = (inspect.getdoc(function) or "").partition("\n\n")[0]
         yield f"\n## gcprof {name}\n\n{' '.join(about.split())}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from profiler.cli import COMMANDS
+from profiler.cli import COMMANDS, command
 from profiler.cli.help import examples
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def lines_of(text: str) -> list[str]:
 
 def pages() -> dict[str, list[str]]:
     """The command lines of every page that has some, and of the help of all commands."""
-    help_lines = [line.strip() for name, command in COMMANDS.items() for line in examples(name, command.__doc__)]
+    help_lines = [line.strip() for name in COMMANDS for line in examples(name, command(name).__doc__)]
     shown = {name: lines_of(text) for name, text in sources().items() if name != "docs/commands.md"}
     return {name: lines for name, lines in {**shown, HELP: help_lines}.items() if lines}
 

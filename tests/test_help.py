@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from profiler.cli import COMMANDS, answer, application
+from profiler.cli import COMMANDS, answer, application, command
 from profiler.cli import help as layout
 from tests.commands import modules_after
 
@@ -62,14 +62,14 @@ def test_where_there_are_many_options_each_has_a_panel_of_its_kind(name: str):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_three_examples_a_command_that_it_takes(name: str, monkeypatch: Any, capsys: Any):
-    lines = layout.examples(name, COMMANDS[name].__doc__)
+    lines = layout.examples(name, command(name).__doc__)
     out = shown([name, "--help"], 60, monkeypatch, capsys)
 
     assert len(set(lines)) == 3
     group: Any = typer.main.get_command(application([name]))
     for line in lines:
-        program, command, *words = shlex.split(line)
-        assert (program, command) == ("gcprof", name)
+        program, first, *words = shlex.split(line)
+        assert (program, first) == ("gcprof", name)
         group.commands[name].make_context(name, words)  # raises for an option that it does not have
         assert f"\n  {line}\n" in out  # in one piece, to be pasted
 

@@ -15,27 +15,13 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from profiler.cli.added_options import with_color, with_model_flag, with_switches
-from profiler.cli.blocks import blocks
-from profiler.cli.compare import compare
-from profiler.cli.doctor import doctor
-from profiler.cli.explain import explain
+from profiler.cli.added_options import with_added
 from profiler.cli.help import Command, Group, about, examples
-from profiler.cli.keep import list_runs, merge, rm, tag, validate
-from profiler.cli.max_batch import max_batch
-from profiler.cli.names import models, strategies
 from profiler.cli.options import VARIABLE
 from profiler.cli.output import COMMAND
-from profiler.cli.plan import plan
-from profiler.cli.predict import predict, rehearse
 from profiler.cli.process import drop_unwritable, open_standard
-from profiler.cli.reproduce import reproduce
-from profiler.cli.run import run
-from profiler.cli.show import show
-from profiler.cli.stages import stages
-from profiler.cli.timeline import timeline
-from profiler.cli.written import export, plot, report
 from profiler.core.errors import UserError
+from profiler.core.optional_deps import load_function
 
 FULL = (  # what a place that takes no more says
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY,
@@ -47,31 +33,37 @@ UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
 TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch")  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "run": run,
-    "rehearse": rehearse,
-    "predict": predict,
-    "explain": explain,
-    "timeline": timeline,
-    "plan": plan,
-    "stages": stages,
-    "max-batch": max_batch,
-    "show": show,
-    "compare": compare,
-    "plot": plot,
-    "export": export,
-    "report": report,
-    "list": list_runs,
-    "tag": tag,
-    "rm": rm,
-    "merge": merge,
-    "validate": validate,
-    "models": models,
-    "strategies": strategies,
-    "blocks": blocks,
-    "reproduce": reproduce,
-    "doctor": doctor,
+COMMANDS = {  # only the one that is asked for is imported
+    "run": "profiler.cli.run:run",
+    "rehearse": "profiler.cli.predict:rehearse",
+    "predict": "profiler.cli.predict:predict",
+    "explain": "profiler.cli.explain:explain",
+    "timeline": "profiler.cli.timeline:timeline",
+    "plan": "profiler.cli.plan:plan",
+    "stages": "profiler.cli.stages:stages",
+    "max-batch": "profiler.cli.max_batch:max_batch",
+    "show": "profiler.cli.show:show",
+    "compare": "profiler.cli.compare:compare",
+    "plot": "profiler.cli.written:plot",
+    "export": "profiler.cli.written:export",
+    "report": "profiler.cli.written:report",
+    "list": "profiler.cli.keep:list_runs",
+    "tag": "profiler.cli.keep:tag",
+    "rm": "profiler.cli.keep:rm",
+    "merge": "profiler.cli.keep:merge",
+    "validate": "profiler.cli.keep:validate",
+    "models": "profiler.cli.names:models",
+    "strategies": "profiler.cli.names:strategies",
+    "blocks": "profiler.cli.blocks:blocks",
+    "reproduce": "profiler.cli.reproduce:reproduce",
+    "doctor": "profiler.cli.doctor:doctor",
 }
+
+
+def command(name: str) -> Callable[..., Any]:
+    """The function of a command, which is imported now."""
+    function: Callable[..., Any] = load_function(COMMANDS[name])
+    return function
 
 
 def _print_version(asked: bool) -> None:
@@ -107,10 +99,11 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
     )
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
-    for name, command in COMMANDS.items():
-        is_asked = is_whole or name == asked
-        app.command(name, cls=Command, help=about(command.__doc__), epilog="\n".join(examples(name, command.__doc__)))(
-            with_color(with_model_flag(with_switches(command), name)) if is_asked else lambda: None
+    for name in COMMANDS:
+        function = command(name) if is_whole or name == asked else None
+        text = function and function.__doc__
+        app.command(name, cls=Command, help=about(text), epilog="\n".join(examples(name, text)))(
+            with_added(function, name) if function else lambda: None
         )
     return app
 
@@ -149,10 +142,10 @@ def answer(words: Sequence[str]) -> int:
 
 
 def _invoke(words: list[str]) -> int:
-    command = typer.main.get_command(application(words))
+    group = typer.main.get_command(application(words))
     try:
-        with command.make_context("gcprof", words) as context:
-            result: Any = command.invoke(context)
+        with group.make_context("gcprof", words) as context:
+            result: Any = group.invoke(context)
     except typer.Exit as end:
         return end.exit_code
     return result if isinstance(result, int) else 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
@@ -14,97 +15,72 @@ from profiler.cli.output import COLOR, one_of
 from profiler.core.errors import UserError
 
 CHOICES = ("auto", "always", "never")
-
-
-def with_color(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with an option --color, which holds for all that it prints. Raises UserError for another word."""
-    parameters = inspect.signature(command, eval_str=True).parameters
-
-    def with_option(*, color: str, **words: Any) -> Any:
-        COLOR.set(one_of(color, CHOICES, flag="--color"))
-        return command(**words)
-
-    others = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
-    with_option.__signature__ = inspect.Signature([*others, _color_option()])  # type: ignore[attr-defined]
-    with_option.__doc__ = command.__doc__
-    return with_option
-
-
-def _color_option() -> inspect.Parameter:
-    option = typer.Option("--color", metavar="<str>", help="auto (a terminal without NO_COLOR), always, never.")
-    return inspect.Parameter("color", inspect.Parameter.KEYWORD_ONLY, default="auto", annotation=Annotated[str, option])
-
-
 NAMES = ("model", "target")  # of the parameter that is the first word
-
-
-def with_model_flag(command: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The command with an option --model beside its argument; of a command that takes no model, itself.
-
-    Both at once are refused, and none where the command has no model of its own.
-    """
-    parameters = inspect.signature(command, eval_str=True).parameters
-    word = next((key for key in NAMES if key in parameters), None)
-    if word is None:
-        return command
-    is_needed = parameters[word].default is inspect.Parameter.empty
-
-    def with_flag(*, model_flag: str | None, **words: Any) -> Any:
-        if words[word] is not None and model_flag is not None:
-            message = f"the model is given twice: '{words[word]}' and --model '{model_flag}'"
-            raise UserError(message, hint="leave one of them out")
-        words[word] = model_flag if words[word] is None else words[word]
-        if is_needed and words[word] is None:
-            raise UserError(f"{name} needs a model", hint=f"gcprof {name} mlp; `gcprof models` lists them")
-        return command(**words)
-
-    optional = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None if key == word else parameter.default)
-        for key, parameter in parameters.items()
-    ]
-    with_flag.__signature__ = inspect.Signature([*optional, _model_flag()])  # type: ignore[attr-defined]
-    with_flag.__doc__ = command.__doc__
-    return with_flag
-
-
-def _model_flag() -> inspect.Parameter:
-    option = typer.Option("--model", help="The same as the first word.", autocompletion=options.propose_models)
-    return inspect.Parameter(
-        "model_flag", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
-
-
 Switches = dict[str, Any]  # the words for the switches of a case that a command has, by their keys in a Request
 
 
-def with_switches(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with a flag for each switch of a case in place of its parameter `switches`, which is given them.
+def with_added(command: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The command with the options that it does not declare. All its parameters are then keywords.
 
-    A switch that the command has as a parameter of its own is not among them, nor is one without a help.
+    --color holds for all that it prints. --model stands beside the first word, where that is a model: both at once are
+    refused, and none where the command has no model of its own. A flag for each switch of a case stands in place of the
+    parameter `switches`, which is given them.
     """
-    parameters = inspect.signature(command, eval_str=True).parameters
-    if "switches" not in parameters:
-        return command
+    own = inspect.signature(command, eval_str=True).parameters
+    word = next((key for key in NAMES if key in own), None)
+    needed_by = name if word and own[word].default is Parameter.empty else None
+    flags = _switches(own)
+
+    def with_options(*, color: str, model_flag: str | None = None, **words: Any) -> Any:
+        COLOR.set(one_of(color, CHOICES, flag="--color"))
+        if word:
+            words[word] = _model(words[word], model_flag, needed_by)
+        if "switches" in own:
+            words["switches"] = {flag.name: words.pop(flag.name) for flag in flags}
+        return command(**words)
+
+    parameters: list[Parameter] = []
+    for key, parameter in own.items():
+        default = None if key == word else parameter.default
+        parameters += flags if key == "switches" else [parameter.replace(kind=Parameter.KEYWORD_ONLY, default=default)]
+    parameters += [MODEL_FLAG, COLOR_OPTION] if word else [COLOR_OPTION]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__doc__ = command.__doc__
+    return with_options
+
+
+def _option(name: str, kind: Any, default: str | None, *words: str, **settings: Any) -> Parameter:
+    option = typer.Option(*words, **settings)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+COLOR_OPTION = _option(
+    "color", str, "auto", "--color", metavar="<str>", help="auto (a terminal without NO_COLOR), always, never."
+)
+MODEL_FLAG = _option(
+    "model_flag", str | None, None, "--model", help="The same as the first word.", autocompletion=options.propose_models
+)
+
+
+def _model(typed: str | None, flag: str | None, needed_by: str | None) -> str | None:
+    """The model as the first word or by --model. Raises UserError for both, and for none where a command needs it."""
+    if typed is not None and flag is not None:
+        message = f"the model is given twice: '{typed}' and --model '{flag}'"
+        raise UserError(message, hint="leave one of them out")
+    if needed_by and typed is None and flag is None:
+        raise UserError(f"{needed_by} needs a model", hint=f"gcprof {needed_by} mlp; `gcprof models` lists them")
+    return flag if typed is None else typed
+
+
+def _switches(own: Mapping[str, Parameter]) -> list[Parameter]:
+    """A flag for each switch of a case that has a help, but for those that the command has as parameters of its own."""
+    if "switches" not in own:
+        return []
     from profiler.core.case import SWITCHES
 
-    keys = {switch.key or field: switch for field, switch in SWITCHES.items() if switch.help}
-    flags = [_switch(key, switch.help) for key, switch in keys.items() if key not in parameters]
-
-    def with_flags(**words: Any) -> Any:
-        switches = {flag.name: words.pop(flag.name) for flag in flags}
-        return command(**words, switches=switches)
-
-    parts = [
-        flags if parameter.name == "switches" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        for parameter in parameters.values()
+    keys = {switch.key or field: switch.help for field, switch in SWITCHES.items() if switch.help}
+    return [
+        _option(key, bool | None, None, f"--{key.replace('_', '-')}", help=about, rich_help_panel=MODEL)
+        for key, about in keys.items()
+        if key not in own
     ]
-    with_flags.__signature__ = inspect.Signature([parameter for some in parts for parameter in some])  # type: ignore[attr-defined]
-    with_flags.__doc__ = command.__doc__
-    return with_flags
-
-
-def _switch(key: str, about: str) -> inspect.Parameter:
-    option = typer.Option(f"--{key.replace('_', '-')}", help=about, rich_help_panel=MODEL)
-    return inspect.Parameter(
-        key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import warnings
 from pathlib import Path
 
@@ -251,8 +250,7 @@ def test_fault_46_devices_of_one_name_have_letters_of_their_own():
 
 def test_twin_46_by_the_folders_name_alone_nobody_could_tell_which_is_which(here, capsys, monkeypatch):
     words = [save(here / "a100" / "run"), save(here / "h100" / "run")]
-    command = sys.modules["profiler.cli.compare"]  # the package has the function under this name
-    monkeypatch.setattr(command, "_named_apart", lambda parts, every: parts[-1])
+    monkeypatch.setattr("profiler.cli.compare._named_apart", lambda parts, every: parts[-1])
 
     answer(["compare", *words])
 

@@ -177,7 +177,7 @@ def test_twin_55_a_terminal_asked_for_what_it_cannot_write_would_end_the_command
 ):
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)
-    monkeypatch.setattr(sys.modules["profiler.cli.show"], "encoding", lambda: "utf-8")
+    monkeypatch.setattr("profiler.cli.show.encoding", lambda: "utf-8")
 
     assert answer(["show"]) == 70  # UnicodeEncodeError
 
