@@ -8,6 +8,8 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import Terminal, encoding, next_command, say, say_bytes, width
+from profiler.core.errors import UserError
+from profiler.core.units import batch_text
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
@@ -34,7 +36,6 @@ def blocks(
     """
     from profiler import engines
     from profiler.core.case import encode
-    from profiler.core.units import batch_text
     from profiler.views.tables.listing import blocks as table
     from profiler.views.tables.listing import document
     from profiler.workflows.stages import better_blocks_text
@@ -59,7 +60,6 @@ def blocks(
 def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
     from profiler.core import catalogue
     from profiler.core.case import Case, Choice
-    from profiler.core.errors import UserError
     from profiler.training.models import TABLE
 
     chosen = catalogue.resolve(Choice(model), TABLE, what="model")

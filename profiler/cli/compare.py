@@ -11,6 +11,8 @@ import typer
 from profiler.cli import options
 from profiler.cli.options import RUN_HELP
 from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, width
+from profiler.core.errors import UserError
+from profiler.core.units import change_range_text, change_text
 
 if TYPE_CHECKING:
     from profiler.analysis.comparison import Comparison
@@ -43,7 +45,6 @@ def compare(
     from profiler.analysis import gates
     from profiler.analysis.comparison import compare_runs
     from profiler.analysis.pairing import ALLOWED, MEANING
-    from profiler.core.errors import UserError
 
     one_of(format, FORMATS, flag="--format")
     if columns and format != "table":
@@ -121,8 +122,6 @@ def _tell(judgement: Judgement) -> None:
 
 
 def _named(result: RuleResult) -> str:
-    from profiler.core.units import change_range_text, change_text
-
     contrast = result.contrast
     if contrast is None:
         finding = result.reason

@@ -8,6 +8,8 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import say_bytes
+from profiler.core.errors import UserError
+from profiler.core.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from profiler.core.record import Environment
@@ -25,7 +27,6 @@ def doctor(
     Example: gcprof doctor
     """
     from profiler import engines
-    from profiler.core.errors import UserError
     from profiler.engines.local import rehearsal
 
     if json and paste:
@@ -48,7 +49,6 @@ def doctor(
 
 def _wrong(engine: Engine, device: str) -> str | None:
     """What the device computes wrongly, or how it fails at it."""
-    from profiler.core.errors import UserError
     from profiler.engines import DEVICES
 
     try:
@@ -108,8 +108,6 @@ def _print_block(findings: dict[str, Any]) -> None:
 
 
 def _lines(findings: dict[str, Any]) -> list[str]:
-    from profiler.core.units import bytes_text, seconds_text
-
     lines = [f"{name:14} {version or 'not installed'}" for name, version in findings["versions"].items()]
     for name, facts in findings["devices"].items():
         driver = f", driver {facts['driver']}" if facts["driver"] else ""

@@ -10,6 +10,8 @@ import typer
 from profiler.cli import options
 from profiler.cli.added_options import Switches
 from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, width
+from profiler.core.errors import UserError
+from profiler.core.units import bytes_text, error_text
 
 if TYPE_CHECKING:
     from profiler.core.case import Case
@@ -47,7 +49,6 @@ def explain(
 
     Example: gcprof explain transformer --strategies all --optimizer adamw
     """
-    from profiler.core.errors import UserError
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.explain import StepRequest, prediction
@@ -81,7 +82,6 @@ def explain(
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     """Print what a recording of the allocator says. Raises UserError for words that have no effect on it."""
-    from profiler.core.errors import UserError
     from profiler.views.tables import snapshot as views
     from profiler.workflows.explain import recorded
 
@@ -108,7 +108,6 @@ def traced_heading(case: Case, *, with_strategy: bool = False) -> str:
 def _foreseen_bytes(explained: Explained) -> int | None:
     """The peak that the trace predicts of a rehearsed step; None where there is none."""
     from profiler.analysis.live_bytes import peak
-    from profiler.core.errors import UserError
 
     beside = explained.beside
     return None if beside is None or isinstance(beside, UserError) else peak(beside.followed.trace).nbytes
@@ -116,9 +115,6 @@ def _foreseen_bytes(explained: Explained) -> int | None:
 
 def _beside(explained: Explained) -> list[str]:
     """What the trace predicts of a rehearsed step, and how far it is from it; or why it cannot be traced."""
-    from profiler.core.errors import UserError
-    from profiler.core.units import bytes_text, error_text
-
     if isinstance(explained.beside, UserError):
         return [f"the same step cannot be traced: {explained.beside.message}"]
     foreseen = _foreseen_bytes(explained)
@@ -131,7 +127,6 @@ def _beside(explained: Explained) -> list[str]:
 def _on_record(step: FollowedStep, peak_bytes: int) -> list[str]:
     """What a run measured or rehearsed of the same step, and how far this peak is from it."""
     from profiler.core.record import evidence
-    from profiler.core.units import bytes_text, error_text
 
     known = step.record.readings.peak_bytes if step.record else None
     if step.record is None or known is None:

@@ -14,6 +14,7 @@ import typer
 from profiler.cli import options
 from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
 from profiler.core.errors import UserError
+from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def list_runs(
     Example: gcprof list
     """
     from profiler.core.case import encode
-    from profiler.core.errors import UserError
     from profiler.views.tables.listing import overviews, references, run_list
 
     if not os.path.isdir(folder) and folder != RESULTS:
@@ -99,7 +99,6 @@ def rm(
 
 def _is_sure(folder: Path) -> bool:
     """Whether the user says yes; where nobody answers, no."""
-    from profiler.core.units import bytes_text
     from profiler.runs.find import read_tags
     from profiler.runs.writer import size_bytes
     from profiler.views.sanitize import plain
@@ -127,7 +126,6 @@ def merge(
     Example: gcprof merge shard-1 shard-2 -o results/whole
     """
     from profiler.core.record import evidence
-    from profiler.core.units import count_text
     from profiler.runs import store
     from profiler.runs.find import run_folder
     from profiler.runs.merge import merge as merged
@@ -182,7 +180,6 @@ def validate(
 
 def _lines(reports: Iterable[Report]) -> Iterator[str]:
     """One line for each finding, and one for each run."""
-    from profiler.core.units import count_text
     from profiler.views.tables.evidence import counted
 
     for report in reports:

@@ -21,6 +21,7 @@ from profiler.cli.output import (
 )
 from profiler.cli.process import heeded
 from profiler.core.errors import UserError
+from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
 from profiler.workflows import Interrupted
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ def max_batch(
 
     Example: gcprof max-batch transformer --memory 4GiB
     """
-    from profiler.core.units import bytes_word, parse_bytes, parse_memory
     from profiler.request.device_choice import planned, to_rehearse
     from profiler.request.spec import Request, strategies_of
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
@@ -94,7 +94,6 @@ def max_batch(
 
 
 def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
-    from profiler.core.units import bytes_text
     from profiler.views.tables.max_batch import why_none
 
     need = predicted.one_sample
@@ -107,7 +106,6 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 
 
 def _print(largest: LargestBatches, *, json: bool) -> None:
-    from profiler.core.units import bytes_text
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
     from profiler.workflows.batch_search import bytes_needed

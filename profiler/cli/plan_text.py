@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from profiler.cli.output import aside, next_command
+from profiler.core.units import bytes_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +28,6 @@ def title(planned: Planned, *, costs: bool = False) -> str:
 
 def budget_text(planned: Planned, budget: int) -> str:
     """A budget in bytes, and in percent of the peak without checkpointing."""
-    from profiler.core.units import bytes_text
-
     peak = planned.none.cost.peak_bytes
     percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
     return f"{bytes_text(budget)}{percent}"
@@ -50,7 +49,6 @@ def shown(planned: Planned) -> list[Shown]:
 
 def say_infeasible(planned: Planned, budget: int) -> None:
     """Says that no plan fits, which stage sets the smallest peak, and what else would fit."""
-    from profiler.core.units import bytes_text
     from profiler.planning.candidates import largest_stage
 
     chain = planned.chain
@@ -77,7 +75,6 @@ def say_infeasible(planned: Planned, budget: int) -> None:
 
 def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     """What the user should know of the plan besides its line."""
-    from profiler.core.units import bytes_text
     from profiler.planning.candidates import largest_stage
 
     frontier = planned.frontier

@@ -11,6 +11,7 @@ from profiler.cli.added_options import Switches
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
 from profiler.core.errors import UserError
+from profiler.core.units import parse_bytes, parse_memory
 
 if TYPE_CHECKING:
     from profiler.analysis.fit import Holder
@@ -78,7 +79,6 @@ def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
     from profiler.analysis.fit import Memory
     from profiler.core import gpu_specs
     from profiler.core.case import FAKE
-    from profiler.core.units import parse_memory
 
     gpus: list[Holder] = [gpu_specs.find(name) for name in gpu_specs.names()] if fit else []
     if memory is None:
@@ -127,7 +127,6 @@ def rehearse(
 
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
-    from profiler.core.units import parse_bytes, parse_memory
     from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import Request
     from profiler.workflows.measured_sizes import calibrated

@@ -26,6 +26,7 @@ from profiler.cli.output import (
     width,
 )
 from profiler.core.errors import UserError
+from profiler.core.units import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +233,6 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
 def _print_refused(run: Run, code: int, *, json: bool) -> int:
     """Say that there is no table, since no model came through its step without checkpointing; why was said before."""
     from profiler.analysis import progress
-    from profiler.core.units import count_text
     from profiler.views.export.json import document
 
     if json:
@@ -261,7 +261,6 @@ def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
 
 def _say_next(ran: Ran, run: Run) -> None:
     from profiler.analysis import progress, rows
-    from profiler.core.units import count_text
     from profiler.views.plots.panels import has_plane
     from profiler.workflows.typed_words import resume_words
 

@@ -10,6 +10,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, shard_text, width
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.analysis.rows import Row
@@ -81,8 +82,6 @@ def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
 
 
 def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:
-    from profiler.core.errors import UserError
-
     asked = {
         "--format": form != "table",
         "--samples": samples,

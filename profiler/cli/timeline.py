@@ -11,11 +11,11 @@ from profiler.cli import options
 from profiler.cli.added_options import Switches
 from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
+from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from profiler.core.errors import UserError
     from profiler.core.trace_data import Trace
     from profiler.workflows.explain import FollowedStep
 
@@ -45,7 +45,6 @@ def timeline(
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
-    from profiler.core.errors import UserError
     from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
     from profiler.workflows.typed_words import setting_words
 
@@ -70,7 +69,6 @@ def timeline(
 
 def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:
     """The traces by what is written over them; each rehearsed one before its prediction."""
-    from profiler.core.errors import UserError
     from profiler.core.record import evidence
     from profiler.core.strategy_label import strategy_label
 
@@ -82,7 +80,5 @@ def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserE
 
 def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
     """The heading of the first step; with both kinds of evidence where both are drawn."""
-    from profiler.core.errors import UserError
-
     has_both = any(not isinstance(one, UserError) for one in beside)
     return traced_heading(steps[0].case) + (" and predicted" if has_both else "")

@@ -10,6 +10,8 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import aside, next_command, one_of, say_bytes
+from profiler.core.errors import UserError
+from profiler.core.units import count_text
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run
@@ -93,7 +95,6 @@ def export(
     Example: gcprof export last --to csv -o table.csv
     """
     from profiler import views
-    from profiler.core.errors import UserError
     from profiler.integrations import trackers
     from profiler.runs.find import REFERENCE, run_folder
     from profiler.runs.store import load
@@ -129,9 +130,7 @@ def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str
 
 
 def _log(loaded: Run, kind: str, folder: Path | None) -> None:
-    from profiler.core.errors import UserError
     from profiler.core.optional_deps import load_function
-    from profiler.core.units import count_text
     from profiler.integrations import trackers
     from profiler.runs.store import refuse_link
 
