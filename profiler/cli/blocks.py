@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import Terminal, encoding, next_command, say, say_json, width
 from profiler.core.errors import UserError
 from profiler.core.units import batch_text
 
@@ -36,8 +36,8 @@ def blocks(
     """
     from profiler import engines
     from profiler.core.case import encode
+    from profiler.core.record import ModelSummary
     from profiler.views.tables.listing import blocks as table
-    from profiler.views.tables.listing import document
     from profiler.workflows.stages import better_blocks_text
 
     case = _case(model, pattern, batch_size)
@@ -45,14 +45,15 @@ def blocks(
         answer = engine.ask(
             f"{engines.TRACING}:outline", encode(case).decode(), failing=f"'{case.model}' ended without an answer"
         )
-        outline = _outline(answer)
+        hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
+        summary = engines.read_answer(answer, "outline", ModelSummary, hint=hint)
         step = _step(model, pattern, batch_size)
         better = None if json else better_blocks_text(engine, step)
     if json:
-        say_bytes(document(outline))
+        say_json(summary)
         return
     note = f"predicted for CUDA, {batch_text(step.batch_size)}: {better}" if better else None
-    say(table(outline, better=note, width=width(), encoding=encoding()))
+    say(table(summary, better=note, width=width(), encoding=encoding()))
     chosen = ["--blocks", pattern] if pattern else []
     next_command("gcprof", "run", str(case.model), *chosen, "--strategies", "all")
 
@@ -85,12 +86,3 @@ def _step(model: str, pattern: str | None, batch_size: int | None) -> Case:
     size = None if batch_size is None else str(batch_size)
     words = prediction(strategies="none", device=None, model=model, blocks=pattern, batch_size=size)
     return spec.check(words, device_choice.any_device).trials[0].case
-
-
-def _outline(answer: dict[str, Any]) -> Any:
-    """The worker's answer as an Outline. Raises UserError with its reason where it is none."""
-    from profiler.core.record import ModelSummary
-    from profiler.engines import read_answer
-
-    hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
-    return read_answer(answer, "outline", ModelSummary, hint=hint)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import say_bytes
+from profiler.cli.output import say_json
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from profiler.core.record import Environment
     from profiler.engines import Engine
+
+
+FACTS = ("device_name", "device_bytes", "driver", "cuda", "num_threads")  # of each device
 
 
 def doctor(
@@ -35,15 +38,23 @@ def doctor(
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([_trial(name)])) for name in devices}
         wrong = {name: _wrong(engine, name) for name in devices}
-    findings = {
+    findings: dict[str, Any] = {
         "versions": _versions(),
-        "devices": {name: _facts(environment) for name, environment in devices.items()},
+        "devices": {name: {fact: getattr(devices[name], fact) for fact in FACTS} for name in devices},
         "trials": {name: record.detail or record.outcome for name, record in trials.items()},
         "arithmetic": {name: text or "right" for name, text in wrong.items()},
         "start_seconds": {name: record.stage_seconds.get("start") for name, record in trials.items()},
         "rehearsal": rehearsal(),
     }
-    _print_json(findings) if json else _print_block(findings) if paste else print("\n".join(_lines(findings)))
+    if json:
+        say_json(findings)
+    elif paste:
+        from profiler.views.export.markdown import fenced
+        from profiler.views.redaction import hidden
+
+        print(fenced(hidden(line) for line in _lines(findings)))  # for an issue: no host, no user, no folder
+    else:
+        print("\n".join(_lines(findings)))
     raise typer.Exit(int(any(wrong.values()) or any(record.outcome != "ok" for record in trials.values())))
 
 
@@ -86,25 +97,6 @@ def _versions() -> dict[str, str | None]:
         "system": system,
         **{p: of(p) for p in packages},
     }
-
-
-def _facts(environment: Environment) -> dict[str, Any]:
-    names = ("device_name", "device_bytes", "driver", "cuda", "num_threads")
-    return {name: getattr(environment, name) for name in names}
-
-
-def _print_json(findings: dict[str, Any]) -> None:
-    from profiler.core.case import encode
-
-    say_bytes(encode(findings) + b"\n")
-
-
-def _print_block(findings: dict[str, Any]) -> None:
-    """For an issue: no host, no user, no folder."""
-    from profiler.views.export.markdown import fenced
-    from profiler.views.redaction import hidden
-
-    print(fenced(hidden(line) for line in _lines(findings)))
 
 
 def _lines(findings: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import aside, encoding, next_command, say, say_json, width
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
@@ -30,7 +30,6 @@ def list_runs(
 
     Example: gcprof list
     """
-    from profiler.core.case import encode
     from profiler.views.tables.listing import overviews, references, run_list
 
     if not os.path.isdir(folder) and folder != RESULTS:
@@ -39,7 +38,7 @@ def list_runs(
         raise UserError("--folder has no effect with --ref", hint="leave one of them out")
     listed = references() if ref else overviews(folder)
     if json:
-        say_bytes(encode(listed) + b"\n")
+        say_json(listed)
     elif listed:
         say(run_list(listed, width=width(), encoding=encoding()))
         next_command("gcprof", "show", listed[-1].name if ref else str(folder / listed[-1].name))
@@ -162,14 +161,13 @@ def validate(
 
     Example: gcprof validate last
     """
-    from profiler.core.case import encode
     from profiler.runs.find import run_folder
     from profiler.runs.validate import validate as look
     from profiler.views.tables.terminal import paragraph
 
     reports = [look(run_folder(word)) for word in runs or ["last"]]
     if json:
-        say_bytes(encode(reports) + b"\n")
+        say_json(reports)
     else:
         for text in _lines(reports):
             say(paragraph(text, width=width(), encoding=encoding()))

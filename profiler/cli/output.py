@@ -84,6 +84,13 @@ def say_bytes(text: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def say_json(value: Any) -> None:
+    """Print a value as one JSON document."""
+    from profiler.core.case import encode
+
+    say_bytes(encode(value) + b"\n")
+
+
 def say_failure(code: int) -> None:
     """With --json, stdout holds one document also where nothing could be run."""
     from profiler.views.export.json import document

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from profiler.analysis import progress
 from profiler.analysis.rows import Row, rows
-from profiler.core.case import encode
 from profiler.core.catalogue import KINDS, Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
@@ -81,11 +80,6 @@ def blocks(
     below = [f"note: {text}" for text in (remark, better) if text]
     body = fitted(columns, width=width, encoding=encoding)
     return titled(", ".join([*head, *batch]), body, below, width=width, encoding=encoding)
-
-
-def document(outline: ModelSummary) -> bytes:
-    """The outline as one JSON document."""
-    return encode(outline) + b"\n"
 
 
 def _remark(outline: ModelSummary) -> str | None:
