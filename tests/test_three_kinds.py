@@ -20,7 +20,8 @@ from profiler import views
 from profiler.analysis.comparison import compare_runs
 from profiler.analysis.rows import Row, rows
 from profiler.cli import answer
-from profiler.core.case import Trial
+from profiler.cli.max_batch import shown_batch
+from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Note, Record
 from profiler.integrations.trackers.entries import entries
@@ -32,6 +33,7 @@ from profiler.views import redaction
 from profiler.views.plots.plot import draw
 from profiler.views.tables import comparison, evidence, max_batch, plans
 from profiler.views.tables.progress import trial_line
+from profiler.workflows.batch_search import Largest
 from profiler.workflows.run import opening
 from tests import examples, three_kinds
 from tests.make import MIB
@@ -309,7 +311,8 @@ def test_a_hollow_gpu_and_a_real_one_of_the_same_name_are_never_one_run(tmp_path
 def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(device: str):
     record = three_kinds.rehearsed(device=device)
     (row,) = rows([record])
-    line = max_batch.line("none", 8, 96 * MIB, record, record, None, needed=lambda record: record.readings.peak_bytes)
+    found = Largest(strategy=Choice("none"), batch_size=8, predicted_bytes=96 * MIB, measured=(record,), beyond=record)
+    line = shown_batch(found, "cpu", 0)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
     largest = max_batch.table([line], title="mine", limit=100 * MIB).plain
     planned = plans.table([plans.Shown(way=way, measured=row)], title="mine", none=way).plain

@@ -7,26 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import (
-    COMMAND,
-    NOTHING_KEPT,
-    Terminal,
-    aside,
-    encoding,
-    next_command,
-    say,
-    say_bytes,
-    say_failure,
-    width,
-)
-from profiler.cli.process import heeded
+from profiler.cli.output import COMMAND, Terminal, aside, encoding, end_with, next_command, say, say_bytes, width
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
-from profiler.workflows import Interrupted
 
 if TYPE_CHECKING:
+    from profiler.views.tables.max_batch import LargestBatch
     from profiler.workflows.batch_search import Largest
-    from profiler.workflows.max_batch import LargestBatches
+    from profiler.workflows.max_batch import LargestBatches, MaxBatchRequest
 
 
 def max_batch(
@@ -74,23 +62,10 @@ def max_batch(
         words=words, strategies=tuple(strategies_of(Request(strategies=strategies), [])), limit=limit,
         context_bytes=context_bytes, measure=measure, rounds=rounds or ROUNDS, typed=COMMAND.get(),
     )  # fmt: skip
-    try:
-        with heeded():
-            largest = work(request, Terminal(is_quiet=quiet), show=_say_predicted)
-    except Interrupted as interrupted:
-        aside(NOTHING_KEPT)
-        if json:
-            say_failure(interrupted.exit_code)
-        raise typer.Exit(interrupted.exit_code) from None
-    _print(largest, json=json)
-    room = largest.limit - largest.context_bytes
-    budget = bytes_word(room) if isinstance(limit, float) or largest.context_bytes else memory
-    last = largest.batches[-1]
-    if last.batch_size and last.strategy.name == "plan":
-        next_command("gcprof", "plan", *largest.words, "--batch-size", str(last.batch_size), "--budget", budget)
-    else:
-        next_command("gcprof", "explain", *largest.words, "--batch-size", str(last.batch_size or 1))
-    raise typer.Exit(largest.exit_code)
+    end_with(
+        lambda: _print(work(request, Terminal(is_quiet=quiet), show=_say_predicted), request, memory, json=json),
+        json=json,
+    )
 
 
 def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
@@ -105,31 +80,53 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
         aside(why_none(strategy, need.nbytes, need.static_bytes, need.context_bytes))
 
 
-def _print(largest: LargestBatches, *, json: bool) -> None:
+def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, json: bool) -> int:
+    """Print what was found within this memory, and name the next command; the exit code."""
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
-    from profiler.workflows.batch_search import bytes_needed
 
     case, context_bytes, limit = largest.case, largest.context_bytes, largest.limit
-    lines = [
-        view.line(
-            "plan" if batch.strategy.name == "plan" else str(batch.strategy),
-            batch.batch_size,
-            batch.predicted_bytes,
-            batch.measured[0] if batch.measured else None,
-            batch.beyond,
-            batch.samples_per_second,
-            needed=lambda record: bytes_needed(record.readings, case.device, context_bytes),
-            sample_bytes=batch.one_sample.nbytes if batch.one_sample else None,
-            static_bytes=batch.one_sample.static_bytes if batch.one_sample else None,
-        )
-        for batch in largest.batches
-    ]
+    lines = [shown_batch(batch, case.device, context_bytes) for batch in largest.batches]
     if json:
         say_bytes(view.document(lines, model=str(case.model), limit=limit, context_bytes=context_bytes))
-        return
-    setting = f"{case.model}, {case.optimizer}, {case.precision}, {device_word(case.device)}"
-    title = f"{setting}: the largest batch that fits {bytes_text(limit)}"
-    if largest.context_source:
-        title += f"; {view.context_text(context_bytes, largest.context_source)}"
-    say(view.table(lines, title=title, limit=limit, context_bytes=context_bytes, width=width(), encoding=encoding()))
+    else:
+        setting = f"{case.model}, {case.optimizer}, {case.precision}, {device_word(case.device)}"
+        title = f"{setting}: the largest batch that fits {bytes_text(limit)}"
+        if largest.context_source:
+            title += f"; {view.context_text(context_bytes, largest.context_source)}"
+        say(
+            view.table(lines, title=title, limit=limit, context_bytes=context_bytes, width=width(), encoding=encoding())
+        )
+    last = largest.batches[-1]
+    if last.batch_size and last.strategy.name == "plan":
+        is_as_typed = isinstance(request.limit, int) and not context_bytes
+        budget = memory if is_as_typed else bytes_word(limit - context_bytes)
+        next_command("gcprof", "plan", *largest.words, "--batch-size", str(last.batch_size), "--budget", budget)
+    else:
+        next_command("gcprof", "explain", *largest.words, "--batch-size", str(last.batch_size or 1))
+    return largest.exit_code
+
+
+def shown_batch(batch: Largest, device: str, context_bytes: int) -> LargestBatch:
+    """A strategy's largest batch as it is shown, with its first record and that of one sample more."""
+    from profiler.core.record import evidence
+    from profiler.views.tables.max_batch import LargestBatch
+    from profiler.workflows.batch_search import bytes_needed
+
+    measured, beyond, one_sample = batch.measured[0] if batch.measured else None, batch.beyond, batch.one_sample
+    kind = evidence(measured.case, measured.environment) if measured else None
+    nbytes = bytes_needed(measured.readings, device, context_bytes) if measured else None
+    return LargestBatch(
+        strategy="plan" if batch.strategy.name == "plan" else str(batch.strategy),
+        batch_size=batch.batch_size,
+        predicted_bytes=batch.predicted_bytes,
+        measured_bytes=nbytes if kind == "measured" else None,
+        rehearsed_bytes=nbytes if kind == "rehearsed" else None,
+        evidence=kind,
+        outcome=measured.outcome if measured else None,
+        beyond_bytes=needed(beyond.readings, device, context_bytes) if beyond else None,
+        beyond_outcome=beyond.outcome if beyond else None,
+        samples_per_second=batch.samples_per_second,
+        sample_bytes=one_sample.nbytes if one_sample else None,
+        static_bytes=one_sample.static_bytes if one_sample else None,
+    )

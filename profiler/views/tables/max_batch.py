@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from rich.text import Text
 
 from profiler.analysis.fit import Fit
 from profiler.core.case import encode_indented
-from profiler.core.record import Evidence, Record, evidence
+from profiler.core.record import Evidence
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.tables.columns import batch, telling
 from profiler.views.tables.grid import Column, numbers, words
@@ -36,30 +36,6 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence | None = None  # of the outcomes
     sample_bytes: int | None = None  # where none fits: what one sample needs,
     static_bytes: int | None = None  # and what of it is there whatever the batch and the strategy
-
-
-def line(  # noqa: PLR0913
-    strategy: str, batch_size: int, predicted: int | None, measured: Record | None, beyond: Record | None,
-    samples_per_second: float | None, *, needed: Callable[[Record], int | None], sample_bytes: int | None = None,
-    static_bytes: int | None = None,
-) -> LargestBatch:  # fmt: skip
-    """Returns a strategy's largest batch, with its record and that of one sample more."""
-    kind = evidence(measured.case, measured.environment) if measured else None
-    nbytes = needed(measured) if measured else None
-    return LargestBatch(
-        strategy=strategy,
-        batch_size=batch_size,
-        predicted_bytes=predicted,
-        measured_bytes=nbytes if kind == "measured" else None,
-        rehearsed_bytes=nbytes if kind == "rehearsed" else None,
-        evidence=kind,
-        outcome=measured.outcome if measured else None,
-        beyond_bytes=needed(beyond) if beyond else None,
-        beyond_outcome=beyond.outcome if beyond else None,
-        samples_per_second=samples_per_second,
-        sample_bytes=sample_bytes,
-        static_bytes=static_bytes,
-    )
 
 
 def context_text(context_bytes: int, source: str) -> str:
