@@ -8,6 +8,7 @@ import msgspec
 
 from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.views.tables import comparison, terminal
+from profiler.views.tables.terminal import Paper
 from tests import examples, make
 
 
@@ -28,5 +29,5 @@ def before_and_after() -> Comparison:
 
 def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    terminal.write(comparison.table(found, width=width, encoding=encoding), file=file)
+    terminal.write(comparison.table(found, paper=Paper(width, encoding)), file=file)
     return file.getvalue()

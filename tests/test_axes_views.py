@@ -20,6 +20,7 @@ from profiler.views.geometry import without_overlap
 from profiler.views.plots.labels import Label, place_at_line_ends
 from profiler.views.plots.plot import draw
 from profiler.views.tables import pivot, terminal
+from profiler.views.tables.terminal import Paper
 from tests import examples, golden_files, make
 
 CASES = {
@@ -41,7 +42,7 @@ WIDTHS = (80, 40, 200)
 def printed(name: str, **how) -> str:
     records, over = CASES[name]
     file = io.StringIO()
-    terminal.write(pivot.table(examples.table(records), over=over, **how), file=file)
+    terminal.write(pivot.table(examples.table(records), over=over, paper=Paper(**how)), file=file)
     return file.getvalue()
 
 
@@ -70,8 +71,8 @@ def test_the_tables_look_as_they_did(name: str, width: int):
 def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
     columns = []
     fitted, strips = terminal.fitted, terminal.strips
-    monkeypatch.setattr(pivot, "fitted", lambda found, **how: columns.extend(found) or fitted(found, **how))
-    monkeypatch.setattr(pivot, "strips", lambda found, **how: columns.extend(found) or strips(found, **how))
+    monkeypatch.setattr(pivot, "fitted", lambda found, paper: columns.extend(found) or fitted(found, paper))
+    monkeypatch.setattr(pivot, "strips", lambda found, paper: columns.extend(found) or strips(found, paper))
 
     for width in range(40, 201, 10):
         text = printed(name, width=width)
@@ -380,7 +381,7 @@ def test_a_hundred_columns_are_strips_with_the_names_before_each():
         for name in ("none", "all")
     ]
 
-    lines = pivot.table(examples.table(records), over=("batch_size", "strategy"), width=80).plain.splitlines()
+    lines = pivot.table(examples.table(records), over=("batch_size", "strategy"), paper=Paper(80)).plain.splitlines()
 
     peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]
     assert max(map(len, lines)) <= 80

@@ -9,6 +9,7 @@ import pytest
 
 from profiler.cli import answer
 from profiler.views.tables import terminal
+from profiler.views.tables.terminal import Paper
 from tests import examples, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
@@ -25,7 +26,7 @@ def printed(color: str, *, width: int | None = None) -> str:
         ]
     )
     file = io.StringIO()
-    terminal.write(terminal.table(rows, width=width), file=file, color=color)
+    terminal.write(terminal.table(rows, paper=Paper(width)), file=file, color=color)
     return file.getvalue()
 
 

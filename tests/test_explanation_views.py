@@ -6,19 +6,20 @@ import msgspec
 
 from profiler.analysis.explanation import explain
 from profiler.views.tables.explanation import document, explanation
+from profiler.views.tables.terminal import Paper
 from tests.long_explanation import longest
 from tests.traced import SMALL, by_hand, traced
 
 
 def test_the_longest_explanation_fits_a_small_screen():
-    text = explanation(longest(), title="a title that is far too long " * 8, width=80).plain
+    text = explanation(longest(), title="a title that is far too long " * 8, paper=Paper(80)).plain
 
     assert len(text.splitlines()) <= 25
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
-    text = explanation(longest(), title="t" * 200, width=80, encoding="ascii").plain
+    text = explanation(longest(), title="t" * 200, paper=Paper(80, "ascii")).plain
 
     assert text.isascii()
     assert len(text.splitlines()) <= 25
@@ -51,7 +52,7 @@ def test_what_the_operator_at_the_peak_takes_for_itself_is_said():
 def test_numbers_stand_below_their_unit():
     found = explain(traced(SMALL, batch_size=64)[0], blocks=())
 
-    lines = explanation(found, title="mine", width=80).plain.splitlines()
+    lines = explanation(found, title="mine", paper=Paper(80)).plain.splitlines()
     head = next(line for line in lines if line.startswith("live at the peak"))
     first = lines[lines.index(head) + 2]
 

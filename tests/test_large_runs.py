@@ -25,6 +25,7 @@ from profiler.views.tables import grid as grids
 from profiler.views.tables import samples, terminal
 from profiler.views.tables.columns import UNSHOWN
 from profiler.views.tables.grid import words
+from profiler.views.tables.terminal import WIDE, Paper
 from tests import examples, fuzz_mutations, make
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +111,7 @@ def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
 
 def tables(run: store.Run) -> list[str]:
     table = rows(run.records)
-    shown = [terminal.table(table, width=width) for width in (None, 80)]
+    shown = [terminal.table(table, paper=Paper(width)) for width in (None, 80)]
     return [text.plain for text in (*shown, samples.ranks(table) or Text())]
 
 
@@ -167,7 +168,7 @@ def test_rich_would_find_nothing_in_what_it_is_not_asked_to_look_through(first, 
     rows = min(len(first), len(second))
     columns = [words("a", "", first[:rows]), words("b", "", second[:rows])]
 
-    text = terminal.fitted(columns, width=None, encoding="utf-8").plain if rows else ""
+    text = terminal.fitted(columns, WIDE).plain if rows else ""
 
     assert Text(text).plain == text
 

@@ -24,6 +24,7 @@ from profiler.views.plots import plan_curves
 from profiler.views.tables import max_batch, plans, terminal
 from profiler.views.tables.max_batch import LargestBatch
 from profiler.views.tables.plans import Shown
+from profiler.views.tables.terminal import Paper
 from tests import golden_files, make
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER
@@ -89,7 +90,7 @@ TABLES = {
 
 def printed(name: str, **how) -> str:
     file = io.StringIO()
-    terminal.write(TABLES[name](**how), file=file)
+    terminal.write(TABLES[name](paper=Paper(**how)), file=file)
     return file.getvalue()
 
 
@@ -127,8 +128,12 @@ def test_the_tables_look_as_they_did(name: str, width: int):
 def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
     columns = []
     fitted = terminal.fitted
-    monkeypatch.setattr(plans, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
-    monkeypatch.setattr(max_batch, "fitted", lambda found, **how: columns.append(found) or fitted(found, **how))
+    monkeypatch.setattr(
+        plans, "fitted", lambda found, paper, **how: columns.append(found) or fitted(found, paper, **how)
+    )
+    monkeypatch.setattr(
+        max_batch, "fitted", lambda found, paper, **how: columns.append(found) or fitted(found, paper, **how)
+    )
 
     for width in (40, 60, 80, 100, 200):
         text = printed(name, width=width)
@@ -175,10 +180,10 @@ def test_hostile_names_are_harmless(tmp_path):
     title = f"{HOSTILE} $x^{{$ a_b"
 
     texts = [
-        plans.table(lines, title=title, none=none(chain), below=[plans.legend(chain)], width=80),
-        plans.frontier(points, none(chain), title=title, width=80),
-        plans.stages(chain, title=title, width=80),
-        max_batch.table([msgspec.structs.replace(LINES[0], strategy=HOSTILE)], title=title, limit=1, width=80),
+        plans.table(lines, title=title, none=none(chain), below=[plans.legend(chain)], paper=Paper(80)),
+        plans.frontier(points, none(chain), title=title, paper=Paper(80)),
+        plans.stages(chain, title=title, paper=Paper(80)),
+        max_batch.table([msgspec.structs.replace(LINES[0], strategy=HOSTILE)], title=title, limit=1, paper=Paper(80)),
     ]
 
     for text in texts:
@@ -244,7 +249,7 @@ def test_the_table_says_how_far_the_prediction_is_off_and_what_found_no_room():
 
 
 def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand_beside_it():
-    lines = TABLES["plan"](width=200).plain.splitlines()
+    lines = TABLES["plan"](paper=Paper(200)).plain.splitlines()
 
     chosen = next(line for line in lines if "uniform(7)" in line)
     reference, way = NONE.cost.step_seconds, shown()[1].way

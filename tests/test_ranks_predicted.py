@@ -18,6 +18,7 @@ from profiler.core.trace_data import BUCKETS, GATHERED, by_category
 from profiler.predicting.prediction import predict
 from profiler.predicting.traced_case import trace_case
 from profiler.views.tables import max_batch
+from profiler.views.tables.terminal import Paper
 from tests import examples, make
 
 TINY = "llama:size=tiny,sequence=16"
@@ -136,7 +137,7 @@ def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
     found = fits(rows(records), [gpu_specs.find("t4")])
 
     assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
-    assert "one of 8 ranks, fsdp2" in max_batch.fit_table(found, width=120).plain
+    assert "one of 8 ranks, fsdp2" in max_batch.fit_table(found, paper=Paper(120)).plain
 
 
 def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsys):

@@ -33,6 +33,7 @@ from profiler.views import redaction
 from profiler.views.plots.plot import draw
 from profiler.views.tables import comparison, evidence, max_batch, plans
 from profiler.views.tables.progress import trial_line
+from profiler.views.tables.terminal import Paper
 from profiler.workflows.batch_search import Largest
 from profiler.workflows.run import opening
 from tests import examples, three_kinds
@@ -197,7 +198,7 @@ def labels(found: list[Row] | tuple[Row, ...]) -> str:
 def test_a_comparison_of_two_kinds_names_both_and_calls_no_peak_better(first: str, second: str, device: str):
     sides = [(kind, [record for record in of_every_kind(device) if kind_of(record) == kind]) for kind in KINDS]
     found = compare_runs([next(side for side in sides if side[0] == kind) for kind in (first, second)])
-    text = comparison.table(found, width=200).plain
+    text = comparison.table(found, paper=Paper(200)).plain
     peaks = text[text.index("\npeak") : text.index("order of the strategies")].partition("\nstep")[0]
 
     is_mixed = first != second

@@ -15,6 +15,7 @@ from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
 from profiler.views.tables.columns import columns, remarks
 from profiler.views.tables.samples import samples
+from profiler.views.tables.terminal import Paper
 from tests import examples, golden_files, make
 from tests.make import MIB
 
@@ -28,7 +29,7 @@ CASES = {
 
 def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    terminal.write(terminal.table(rows, width=width, encoding=encoding), file=file)
+    terminal.write(terminal.table(rows, paper=Paper(width, encoding)), file=file)
     return file.getvalue()
 
 
@@ -264,7 +265,7 @@ def test_a_fixed_number_of_samples_was_asked_for():
 def test_samples_break_between_numbers():
     row = make.record("none", seconds=tuple(0.1 + index / 1000 for index in range(30)))
 
-    text = samples(examples.table([row]), width=60).plain
+    text = samples(examples.table([row]), paper=Paper(60)).plain
 
     assert max(map(len, text.splitlines())) <= 60
     assert {f"{100 + index:.1f}" for index in range(30)} <= set(text.split())

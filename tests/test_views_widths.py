@@ -19,6 +19,7 @@ from profiler.core.record import BlockSummary, ModelSummary
 from profiler.core.stats import Sampling
 from profiler.training import models, strategies
 from profiler.views.tables import explanation, listing, max_batch, reproduction, samples, terminal
+from profiler.views.tables.terminal import Paper
 from tests import examples, golden_files, make
 from tests.long_explanation import longest
 from tests.make import MIB
@@ -122,7 +123,7 @@ VIEWS: dict[str, Callable[..., Text]] = {
 @pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_view_looks_as_it_did(name: str, width: int):
-    golden_files.compare_at(width, name, VIEWS[name](width=width).plain)
+    golden_files.compare_at(width, name, VIEWS[name](paper=Paper(width)).plain)
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -130,7 +131,7 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
     whole = numbers(VIEWS[name]().plain)
 
     for width in range(40, 201, 5):
-        text = VIEWS[name](width=width).plain
+        text = VIEWS[name](paper=Paper(width)).plain
         assert not whole - numbers(text), f"at width {width}"
         assert not [line for line in text.splitlines() if len(line) > width and len(line.split()) > 2], (
             f"at width {width}"
@@ -138,7 +139,7 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
 
 
 def test_a_cut_number_would_be_seen():
-    text = _fits(width=80).plain
+    text = _fits(paper=Paper(80)).plain
 
     assert numbers(text) - numbers(text.replace("79.0", "79.…"))
 
@@ -147,7 +148,7 @@ def test_a_cut_number_would_be_seen():
 def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
     found = explain(traced(SMALL, batch_size=64)[0], blocks=())
 
-    text = explanation.explanation(found, title="mine", width=width).plain
+    text = explanation.explanation(found, title="mine", paper=Paper(width)).plain
     shown = [float(size) for size in re.findall(r" {2,}<?(\d+\.\d)(?=$| {2})", text, re.MULTILINE)]
 
     assert len(shown) > 10

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, encoding, next_command, say, say_json, width
+from profiler.cli.output import Terminal, next_command, paper, say, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import batch_text
 
@@ -53,7 +53,7 @@ def blocks(
         say_json(summary)
         return
     note = f"predicted for CUDA, {batch_text(step.batch_size)}: {better}" if better else None
-    say(table(summary, better=note, width=width(), encoding=encoding()))
+    say(table(summary, better=note, paper=paper()))
     chosen = ["--blocks", pattern] if pattern else []
     next_command("gcprof", "run", str(case.model), *chosen, "--strategies", "all")
 

@@ -10,7 +10,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.options import RUN_HELP
-from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, width
+from profiler.cli.output import aside, next_command, one_of, paper, say, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import change_range_text, change_text
 
@@ -103,7 +103,7 @@ def _print(compared: Comparison, judgement: Judgement | None, *, code: int, form
     from profiler.views.tables import comparison
 
     if format == "table":
-        say(comparison.table(compared, width=width(columns), encoding=encoding()))
+        say(comparison.table(compared, paper=paper(columns)))
     elif format == "md":
         say_bytes(comparison.markdown(compared).encode())
     elif format == "csv":

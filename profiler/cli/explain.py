@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.added_options import Switches
-from profiler.cli.output import COMMAND, Terminal, aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import COMMAND, Terminal, aside, next_command, paper, say, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
 
@@ -73,7 +73,7 @@ def explain(
         say_bytes(document(why, evidence=evidence(step.case, None), predicted_bytes=_foreseen_bytes(explained)))
         return
     title = traced_heading(step.case, with_strategy=True)
-    say(explanation(why, title=title, width=width(), encoding=encoding()))
+    say(explanation(why, title=title, paper=paper()))
     for remark in (*_beside(explained), *_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     typed = setting_words(words, device=device)
@@ -92,7 +92,7 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     if json:
         say_bytes(views.document(found))
         return
-    say(views.snapshot(found, title=f"{path.name}, cuda:{found.device}: recorded", width=width(), encoding=encoding()))
+    say(views.snapshot(found, title=f"{path.name}, cuda:{found.device}: recorded", paper=paper()))
 
 
 def traced_heading(case: Case, *, with_strategy: bool = False) -> str:

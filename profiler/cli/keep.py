@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, encoding, next_command, say, say_json, width
+from profiler.cli.output import aside, next_command, paper, say, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
@@ -40,7 +40,7 @@ def list_runs(
     if json:
         say_json(listed)
     elif listed:
-        say(run_list(listed, width=width(), encoding=encoding()))
+        say(run_list(listed, paper=paper()))
         next_command("gcprof", "show", listed[-1].name if ref else str(folder / listed[-1].name))
     else:
         aside(f"no runs in {folder}/ yet")
@@ -170,7 +170,7 @@ def validate(
         say_json(reports)
     else:
         for text in _lines(reports):
-            say(paragraph(text, width=width(), encoding=encoding()))
+            say(paragraph(text, paper=paper()))
     if any(report.is_damaged for report in reports):
         raise typer.Exit(4)
     next_command("gcprof", "show", reports[-1].run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COMMAND, Terminal, aside, encoding, end_with, next_command, say, say_bytes, width
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
 
@@ -94,9 +94,7 @@ def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, js
         title = f"{setting}: the largest batch that fits {bytes_text(limit)}"
         if largest.context_source:
             title += f"; {view.context_text(context_bytes, largest.context_source)}"
-        say(
-            view.table(lines, title=title, limit=limit, context_bytes=context_bytes, width=width(), encoding=encoding())
-        )
+        say(view.table(lines, title=title, limit=limit, context_bytes=context_bytes, paper=paper()))
     last = largest.batches[-1]
     if last.batch_size and last.strategy.name == "plan":
         is_as_typed = isinstance(request.limit, int) and not context_bytes

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import encoding, next_command, say, width
+from profiler.cli.output import next_command, paper, say
 
 
 def models(
@@ -28,14 +28,14 @@ def models(
 
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
-        say(details(catalogue.read(name, table, what=kind), width=width(), encoding=encoding()))
+        say(details(catalogue.read(name, table, what=kind), paper=paper()))
         next_command("gcprof", "run", *([name] if kind == "model" else ["--optimizer", name]))
         return
     shown = {
         kind: catalogue.entries(table, hidden=everything)
         for kind, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
     }
-    say(listings(shown, width=width(), encoding=encoding()))
+    say(listings(shown, paper=paper()))
     next_command("gcprof", "models", next(iter(TABLE)))
 
 
@@ -56,11 +56,11 @@ def strategies(
 
     if name is not None:
         entry = catalogue.read(name, TABLE, what="strategy")
-        say(details(entry, width=width(), encoding=encoding()))
+        say(details(entry, paper=paper()))
         needed = {
             option.name: option.words[0] if option.words else "4" for option in entry.options if not option.default
         }
         next_command("gcprof", "run", "--strategies", Choice.of(name, needed))
         return
-    say(listing(catalogue.entries(TABLE, hidden=everything), width=width(), encoding=encoding()))
+    say(listing(catalogue.entries(TABLE, hidden=everything), paper=paper()))
     next_command("gcprof", "strategies", "segments" if "segments" in TABLE else next(iter(TABLE)))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profiler.core.case import Case
     from profiler.core.record import Record
     from profiler.runs.store import Run
-    from profiler.views.tables.terminal import Printed
+    from profiler.views.tables.terminal import Paper, Printed
     from profiler.workflows import Show
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
@@ -61,11 +61,14 @@ def usage(error: Any) -> tuple[str, str | None]:
     return message, near or f"{context.command_path} --help"
 
 
-def width(asked: int | None = None) -> int | None:
-    """The width to print at: as asked, the terminal's, or None (as wide as it takes) into a pipe or a file."""
+def paper(asked: int | None = None) -> Paper:
+    """What results are printed on: as wide as asked, as the terminal, or as they take (a pipe, a file)."""
     import shutil
 
-    return asked or (shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    from profiler.views.tables.terminal import Paper
+
+    width = asked or (shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    return Paper(width=width, encoding=sys.stdout.encoding or "utf-8")
 
 
 def say(text: Printed) -> None:
@@ -96,10 +99,6 @@ def say_failure(code: int) -> None:
     from profiler.views.export.json import document
 
     say_bytes(document(None, [], status="failed", exit_code=code))
-
-
-def encoding() -> str:
-    return sys.stdout.encoding or "utf-8"
 
 
 def aside(text: str) -> None:

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from profiler.cli import options, plan_text
-from profiler.cli.output import (
-    COMMAND,
-    Terminal,
-    aside,
-    encoding,
-    end_with,
-    next_command,
-    one_of,
-    say,
-    say_bytes,
-    width,
-)
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, one_of, paper, say, say_bytes
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -218,7 +207,7 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
     else:
         count = f"{len(points)} plans, none of which another beats"
         title = f"{plan_text.title(planned, costs=True)}: {count}; by the costs of the stages"
-        say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
+        say(plans.frontier(points, planned.none, title=title, paper=paper()))
         for line in (*plans.reading(point.plan for point in points), plans.legend(planned.chain)):
             aside(line)
     _write(planned, points, asked)
@@ -234,7 +223,7 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
     else:
         if asked.frontier:
             title = plan_text.title(planned, costs=True)
-            say(plans.frontier(points, planned.none, title=title, width=width(), encoding=encoding()))
+            say(plans.frontier(points, planned.none, title=title, paper=paper()))
             print()
         title = f"{plan_text.title(planned)}: at most {plan_text.budget_text(planned, budget)}"
         lines = plan_text.shown(planned)
@@ -242,7 +231,7 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
         below += [plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
-        say(plans.table(lines, title=title, none=planned.none, below=below, width=width(), encoding=encoding()))
+        say(plans.table(lines, title=title, none=planned.none, below=below, paper=paper()))
     for line in (*plan_text.facts(planned, fitted), *plan_text.remarks(planned)):
         aside(line)
     _write(planned, points, asked)

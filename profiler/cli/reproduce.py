@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import (
-    COMMAND,
-    Terminal,
-    aside,
-    encoding,
-    end_with,
-    next_command,
-    say,
-    say_bytes,
-    width,
-)
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +70,7 @@ def _list() -> None:
         Column(head=("name", ""), cells=tuple(system.name for system in systems)),
         Column(head=("what is published", ""), cells=tuple(system.title for system in systems)),
     )
-    say(fitted(columns, width=width(), encoding=encoding()))
+    say(fitted(columns, paper=paper()))
     next_command("gcprof", "reproduce", systems[0].name)
 
 
@@ -108,4 +98,4 @@ def _print(reproduced: Reproduced, *, json: bool) -> None:
     if json:
         say_bytes(reproduction.document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code))
     else:
-        say(reproduction.table(figures, width=width(), encoding=encoding()))
+        say(reproduction.table(figures, paper=paper()))

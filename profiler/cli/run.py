@@ -15,15 +15,14 @@ from profiler.cli.output import (
     COMMAND,
     Terminal,
     aside,
-    encoding,
     end_with,
     folded,
     next_command,
     one_of,
+    paper,
     say,
     say_bytes,
     shard_text,
-    width,
 )
 from profiler.core.errors import UserError
 from profiler.core.units import count_text
@@ -187,6 +186,7 @@ def _print_trials(checked: CheckedRequest) -> None:
     from profiler.views.tables.progress import settings, varying
 
     more = [field for field in varying([trial.case for trial in checked.trials]) if field not in TOLD]
+    encoding = paper().encoding
     for trial in checked.trials:
         case = trial.case
         device = f"{'rehearsed on ' if case.is_rehearsed else ''}{device_word(case.device)}"
@@ -195,7 +195,7 @@ def _print_trials(checked: CheckedRequest) -> None:
             str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
             *(["only where the model calls checkpoints itself"] if trial.if_own else []),
         ]  # fmt: skip
-        print(folded("  ".join(plain(word, encoding=encoding()) for word in words), file=sys.stdout))
+        print(folded("  ".join(plain(word, encoding=encoding) for word in words), file=sys.stdout))
 
 
 def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
@@ -217,7 +217,7 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     if status == "complete" and all(progress.is_refusal(record) for record in run.records):
         return _print_refused(run, ran.exit_code, json=json)
     if not json:
-        say(terminal.table(rows.rows(run.records), width=width(), encoding=encoding()))
+        say(terminal.table(rows.rows(run.records), paper=paper()))
     derived = derive(run)
     code = derived.exit_code or ran.exit_code
     if json:
@@ -254,7 +254,7 @@ def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
     from profiler.workflows.planner import GATE
 
     fits = fit.fits(rows.rows(run.records), holders)
-    say(max_batch.fit_table(fits, width=width(), encoding=encoding()))
+    say(max_batch.fit_table(fits, paper=paper()))
     asked = {holder.name for holder in holders if isinstance(holder, fit.Memory)}
     return GATE if any(one.device in asked and one.strategy is None for one in fits) else 0
 

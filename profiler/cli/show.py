@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, encoding, next_command, one_of, say, say_bytes, shard_text, width
+from profiler.cli.output import aside, next_command, one_of, paper, say, say_bytes, shard_text
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def show(
         return
     table = rows(loaded.records, largest=MOST_STYLED if is_table else None)
     if table:
-        say(_view(samples, over)(table, width=width(columns), encoding=encoding()))
+        say(_view(samples, over)(table, paper=paper(columns)))
         _say_ranks(table, columns)
     if owed:
         aside(f"partial: {owed} of {len(loaded.manifest.plan)} trials are not there yet")
@@ -75,7 +75,7 @@ def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
     from profiler.views.tables.samples import ranks
 
     for group in cells.groups(table):
-        rank_table = ranks(group, width=width(columns), encoding=encoding())
+        rank_table = ranks(group, paper=paper(columns))
         if rank_table:
             print()
             say(rank_table)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, aside, encoding, next_command, say, say_bytes, width
+from profiler.cli.output import Terminal, aside, next_command, paper, say, say_bytes
 
 
 def stages(
@@ -54,7 +54,7 @@ def stages(
         say_bytes(encode_indented(chain))
     else:
         foreseen = f": {SAID['predicted']}" if asked.evidence != "measured" else ""
-        say(plans.stages(chain, title=f"{asked.heading}{foreseen}", width=width(), encoding=encoding()))
+        say(plans.stages(chain, title=f"{asked.heading}{foreseen}", paper=paper()))
     if output is not None:
         next_command("gcprof", "plan", "--stages", str(output), "--frontier")
     else:

@@ -23,6 +23,7 @@ from profiler.views.plots.theme import LONGEST_NAME, shortened
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
 from profiler.views.tables.notebook import frame
+from profiler.views.tables.terminal import Paper
 from tests import examples, make
 from tests.conftest import run_folder
 from tests.faults.names import NAMES, records
@@ -61,7 +62,7 @@ def test_fault_56_pandas_has_it_as_it_is(text: str):
 def test_fault_56_a_terminal_is_sent_nothing_but_text(text: str):
     file = io.StringIO()
 
-    terminal.write(terminal.table(examples.table(records(text)), width=100), file=file)
+    terminal.write(terminal.table(examples.table(records(text)), paper=Paper(100)), file=file)
 
     shown = file.getvalue()
     assert {unicodedata.category(one) for one in shown.replace("\n", "")} & {"Cc", "Cf", "Cs"} == set()
@@ -71,7 +72,7 @@ def test_fault_56_a_terminal_is_sent_nothing_but_text(text: str):
 def test_twin_56_unescaped_a_terminal_would_be_told_what_to_do(monkeypatch):
     monkeypatch.setattr(terminal, "plain", lambda text, encoding: text)
 
-    shown = terminal.table(examples.table(records(NAMES["escape"])), width=None).plain
+    shown = terminal.table(examples.table(records(NAMES["escape"]))).plain
 
     assert "\x1b]0;title" in shown
 

@@ -17,6 +17,7 @@ import pytest
 
 from profiler.cli import COMMANDS, answer
 from profiler.core.record import Environment
+from profiler.views.tables.terminal import WIDE
 from tests import examples, machines, make
 
 FOREIGN = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Gerät π")
@@ -177,7 +178,7 @@ def test_twin_55_a_terminal_asked_for_what_it_cannot_write_would_end_the_command
 ):
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)
-    monkeypatch.setattr("profiler.cli.show.encoding", lambda: "utf-8")
+    monkeypatch.setattr("profiler.cli.show.paper", lambda asked: WIDE)
 
     assert answer(["show"]) == 70  # UnicodeEncodeError
 

@@ -16,13 +16,7 @@ from profiler.core.strategy_label import strategy_label
 from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.columns import (
-    batch,
-    environment_of,
-    model,
-    one_strategy,
-    setting,
-)
+from profiler.views.tables.columns import batch, environment_of, model, one_strategy, setting
 from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import broken
 

@@ -16,14 +16,14 @@ from profiler.views.export.csv import safe
 from profiler.views.export.markdown import escaped, table_lines
 from profiler.views.tables.comparison_parts import ComparisonPart, parts
 from profiler.views.tables.grid import grid
-from profiler.views.tables.terminal import clean, fitted, paragraph, styled
+from profiler.views.tables.terminal import WIDE, Paper, clean, fitted, paragraph, styled
 
 SCHEMA = 1
 
 
-def table(comparison: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def table(comparison: Comparison, *, paper: Paper = WIDE) -> Text:
     """What differs, then every row's peak and time, then orders, advice and remarks."""
-    return Text("\n\n").join([_drawn(part, width=width, encoding=encoding) for part in parts(comparison)])
+    return Text("\n\n").join([_drawn(part, paper) for part in parts(comparison)])
 
 
 def markdown(comparison: Comparison) -> str:
@@ -31,26 +31,26 @@ def markdown(comparison: Comparison) -> str:
     return "\n\n".join(_written(part) for part in parts(comparison)) + "\n"
 
 
-def _drawn(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
-    lines = [paragraph(part.heading, width=width, encoding=encoding, style="bold")] if part.heading else []
-    lines += [paragraph(line, width=width, encoding=encoding) for line in part.above]
+def _drawn(part: ComparisonPart, paper: Paper) -> Text:
+    lines = [paragraph(part.heading, paper, style="bold")] if part.heading else []
+    lines += [paragraph(line, paper) for line in part.above]
     if part.columns:
         lines += [Text()] if lines else []
-        lines.append(_laid_out(part, width=width, encoding=encoding))
+        lines.append(_laid_out(part, paper))
     lines += [Text()] if part.columns and part.lines else []
-    lines += [paragraph(line, width=width, encoding=encoding) for line in part.lines]
+    lines += [paragraph(line, paper) for line in part.lines]
     return Text("\n").join(lines)
 
 
-def _laid_out(part: ComparisonPart, *, width: int | None, encoding: str) -> Text:
+def _laid_out(part: ComparisonPart, paper: Paper) -> Text:
     """One table; or the values and the changes; or the changes of each side alone; or a block for each row."""
-    name, values, *changes = ([clean(column, encoding=encoding) for column in piece] for piece in part.pieces)
+    name, values, *changes = ([clean(column, paper) for column in piece] for piece in part.pieces)
     together = [column for piece in changes for column in piece]
     for cut in ([values + together], [values, together], [values, *changes]):
-        grids = [grid(name + piece, width=width) for piece in cut if piece]
+        grids = [grid(name + piece, width=paper.width) for piece in cut if piece]
         if all(grids):
             return Text("\n\n").join([styled(lines or []) for lines in grids])
-    return fitted(name + values + together, width=width, encoding=encoding)
+    return fitted(name + values + together, paper)
 
 
 def _written(part: ComparisonPart) -> str:

@@ -16,7 +16,7 @@ from profiler.core.trace_data import BlockChoice, BlockChoices
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, grid, numbers, words
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph
 
 OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
@@ -37,18 +37,18 @@ REMEDIES = {  # with what each costs
 }
 
 
-def explanation(explained: Explanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> Text:
     """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns.
 
     Of a step with lines of code, also what those have allocated, in so many lines more.
     """
-    said = [paragraph(line, width=width, encoding=encoding) for line in sentences(explained)]
-    head = paragraph(shortened(title, LONGEST_TITLE), width=width, encoding=encoding, style="bold")
-    parts = [head, *said, Text(), _live(explained, width=width, encoding=encoding)]
+    said = [paragraph(line, paper) for line in sentences(explained)]
+    head = paragraph(shortened(title, LONGEST_TITLE), paper, style="bold")
+    parts = [head, *said, Text(), _live(explained, paper)]
     if explained.holders:
-        parts += [Text(), _holders(explained, width=width, encoding=encoding), Text()]
+        parts += [Text(), _holders(explained, paper), Text()]
     if explained.remedies:
-        parts.append(paragraph(remedies_text(explained), width=width, encoding=encoding))
+        parts.append(paragraph(remedies_text(explained), paper))
     return Text("\n").join(parts)
 
 
@@ -103,7 +103,7 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
     return f"{text}, and the peak of `all` {bytes_text(better.all_bytes)}{instead}"
 
 
-def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
+def _live(explained: Explanation, paper: Paper) -> Text:
     """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
     below = live_tables(explained)
     most = max(len(columns[0].cells) for columns in below)
@@ -112,9 +112,9 @@ def _live(explained: Explanation, *, width: int | None, encoding: str) -> Text:
         for columns in below
         for one in columns
     ]
-    if grid(padded, width=width):
-        return fitted(padded, width=width, encoding=encoding)
-    return Text("\n\n").join([fitted(columns, width=width, encoding=encoding) for columns in below])
+    if grid(padded, width=paper.width):
+        return fitted(padded, paper)
+    return Text("\n\n").join([fitted(columns, paper) for columns in below])
 
 
 def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
@@ -137,7 +137,7 @@ def _category(name: str, explained: Explanation) -> str:
     return CATEGORIES.get(name, name)
 
 
-def _holders(found: Explanation, *, width: int | None, encoding: str) -> Text:
+def _holders(found: Explanation, paper: Paper) -> Text:
     """What was allocated by one operator for one line of code, the largest first."""
     size, unit = byte_unit(holder.nbytes for holder in found.holders)
     cells = [
@@ -158,7 +158,7 @@ def _holders(found: Explanation, *, width: int | None, encoding: str) -> Text:
         numbers("number", "", counts),
         numbers(unit, "", sizes),
     ]
-    return fitted(columns, width=width, encoding=encoding)
+    return fitted(columns, paper)
 
 
 def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:

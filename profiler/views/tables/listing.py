@@ -18,35 +18,32 @@ from profiler.runs.find import REFERENCE, read_tags, reference, reference_names,
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
 from profiler.views.tables.grid import numbers, words
-from profiler.views.tables.terminal import fitted, paragraph, titled
+from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, titled
 
 LISTED_BYTES = 512 << 20  # of the records of one run; those of 100,000 trials take half of it
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
-def listing(entries: Sequence[Entry], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def listing(entries: Sequence[Entry], *, paper: Paper = WIDE) -> Text:
     """A line for each name: its options with their defaults, and what it is about."""
     columns = (
         words("name", "", [entry.name for entry in entries]),
         words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
         words("about", "", [entry.about for entry in entries]),
     )
-    return fitted(columns, width=width, encoding=encoding)
+    return fitted(columns, paper)
 
 
-def listings(tables: Mapping[str, Sequence[Entry]], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def listings(tables: Mapping[str, Sequence[Entry]], *, paper: Paper = WIDE) -> Text:
     """Several tables, each below what its names are."""
-    parts = [
-        Text("\n\n").join([Text(head), listing(entries, width=width, encoding=encoding)])
-        for head, entries in tables.items()
-    ]
+    parts = [Text("\n\n").join([Text(head), listing(entries, paper=paper)]) for head, entries in tables.items()]
     return Text("\n\n").join(parts)
 
 
-def details(entry: Entry, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def details(entry: Entry, *, paper: Paper = WIDE) -> Text:
     """One name with all that can be set, each option with its kind and default."""
-    name = paragraph(entry.name, width=width, encoding=encoding, style="bold")
-    about = paragraph(entry.about, width=width, encoding=encoding, indent="")
+    name = paragraph(entry.name, paper, style="bold")
+    about = paragraph(entry.about, paper, indent="")
     head, options = Text("\n").join([name, about, Text(), Text()]), entry.options
     if not options:
         return head + Text("no options")
@@ -55,16 +52,14 @@ def details(entry: Entry, *, width: int | None = None, encoding: str = "utf-8") 
         numbers("default", "", ["must be given" if option.default is None else option.default for option in options]),
         words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
     )
-    return head + fitted(columns, width=width, encoding=encoding)
+    return head + fitted(columns, paper)
 
 
 def _short(option: Option) -> str:
     return f"{option.name}={option.default if option.default is not None else f'<{option.kind}>'}"
 
 
-def blocks(
-    outline: ModelSummary, *, better: str | None = None, width: int | None = None, encoding: str = "utf-8"
-) -> Text:
+def blocks(outline: ModelSummary, *, better: str | None = None, paper: Paper = WIDE) -> Text:
     """A line for each block in order, below what they are blocks of; below it `better` blocks in words."""
     listed = outline.blocks
     head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(listed), "block")]
@@ -78,8 +73,8 @@ def blocks(
     )
     remark = _remark(outline)
     below = [f"note: {text}" for text in (remark, better) if text]
-    body = fitted(columns, width=width, encoding=encoding)
-    return titled(", ".join([*head, *batch]), body, below, width=width, encoding=encoding)
+    body = fitted(columns, paper)
+    return titled(", ".join([*head, *batch]), body, paper, below=below)
 
 
 def _remark(outline: ModelSummary) -> str | None:
@@ -139,7 +134,7 @@ def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
     return in_order(owed | {row.evidence for row in table})
 
 
-def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def run_list(listed: Sequence[RunOverview], *, paper: Paper = WIDE) -> Text:
     """One line a run."""
     columns = (
         words("run", "", [run.name for run in listed]),
@@ -149,7 +144,7 @@ def run_list(listed: Sequence[RunOverview], *, width: int | None = None, encodin
         words("rows ok", "", [_rows_ok(run) for run in listed]),
         *([words("tags", "", [", ".join(run.tags) for run in listed])] if any(run.tags for run in listed) else []),
     )
-    return fitted(columns, width=width, encoding=encoding)
+    return fitted(columns, paper)
 
 
 def _read(path: Path, name: str) -> RunOverview:

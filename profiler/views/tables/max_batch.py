@@ -13,7 +13,7 @@ from profiler.core.record import Evidence
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.tables.columns import batch, telling
 from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import fitted, paragraph, titled
+from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, titled
 
 NOTE = (
     "needed: what the allocator reserves, and 600 MiB for CUDA itself; "
@@ -53,8 +53,7 @@ def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes:
 
 
 def table(
-    lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, width: int | None = None,
-    encoding: str = "utf-8",
+    lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, paper: Paper = WIDE,
 ) -> Text:  # fmt: skip
     """Returns a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
@@ -74,8 +73,8 @@ def table(
         for largest in lines
         if largest.sample_bytes is not None
     ]
-    body = fitted(telling(columns), width=width, encoding=encoding)
-    return titled(title, body, reasons, width=width, encoding=encoding)
+    body = fitted(telling(columns), paper)
+    return titled(title, body, paper, below=reasons)
 
 
 def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
@@ -110,7 +109,7 @@ def _beyond(largest: LargestBatch, limit: int) -> str:
     return f"{bytes_text(largest.beyond_bytes)}: {'fits too' if largest.beyond_bytes <= limit else 'does not fit'}"
 
 
-def fit_table(all_fits: Sequence[Fit], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
     """Returns a table for each case: a line a device, with the strategy that recomputes least of those that fit."""
     cases = dict.fromkeys(fit.case for fit in all_fits)
     parts = []
@@ -118,9 +117,9 @@ def fit_table(all_fits: Sequence[Fit], *, width: int | None = None, encoding: st
         lines = [fit for fit in all_fits if fit.case == case]
         ranks = f", one of {case.ranks} ranks, {case.parallel}" if case.ranks else ""
         head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}: predicted, not measured"
-        parts += [paragraph(head, width=width, encoding=encoding, style="bold")]
-        parts += [fitted(_fit_columns(lines), width=width, encoding=encoding), Text()]
-    return Text("\n").join([Text(), *parts, paragraph(NOTE, width=width, encoding=encoding)])
+        parts += [paragraph(head, paper, style="bold")]
+        parts += [fitted(_fit_columns(lines), paper), Text()]
+    return Text("\n").join([Text(), *parts, paragraph(NOTE, paper)])
 
 
 def _fit_columns(case_fits: Sequence[Fit]) -> tuple[Column, ...]:

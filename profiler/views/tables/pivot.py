@@ -16,7 +16,7 @@ from profiler.views.plots.panels import planes, space_of
 from profiler.views.tables.columns import COUNTED, heading
 from profiler.views.tables.evidence import marked, value_words
 from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import fitted, paragraph, strips
+from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, strips
 
 OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal memory
@@ -33,30 +33,30 @@ class ShownQuantity(msgspec.Struct, frozen=True, kw_only=True):
     unit: float = 1.0  # of the text
 
 
-def table(rows: Sequence[Row], *, over: Sequence[str] = (), width: int | None = None, encoding: str = "utf-8") -> Text:
+def table(rows: Sequence[Row], *, over: Sequence[str] = (), paper: Paper = WIDE) -> Text:
     """Returns tables of peak, step time and samples a second over two axes, for each value of the other axes.
 
     Raises UserError if no two settings vary, or if a named one does not.
     """
-    return Text("\n\n").join([_plane(plane, width=width, encoding=encoding) for plane in planes(rows, over)])
+    return Text("\n\n").join([_plane(plane, paper) for plane in planes(rows, over)])
 
 
-def _plane(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
+def _plane(rows: Sequence[Row], paper: Paper) -> Text:
     space = space_of(rows)
     across, up = two(space)
     cells = grid(rows, space, across, up)
-    parts = [paragraph(heading(rows), width=width, encoding=encoding, style="bold")]
+    parts = [paragraph(heading(rows), paper, style="bold")]
     for quantity in _quantities(rows):
         title = f"{quantity.title} by {across.label}"
-        parts += [Text(), paragraph(title, width=width, encoding=encoding, style="bold")]
+        parts += [Text(), paragraph(title, paper, style="bold")]
         columns = grid_columns(cells, across, up, quantity, rows)
-        parts += [strips(columns, width=width, encoding=encoding)]
+        parts += [strips(columns, paper)]
     if {across.name, up.name} == BATCHES and (best := throughput_frontier(rows)):
-        parts += [Text(), paragraph("the most samples a second up to a peak", width=width, style="bold")]
-        parts += [fitted(_stairs(best), width=width, encoding=encoding)]
+        parts += [Text(), paragraph("the most samples a second up to a peak", paper, style="bold")]
+        parts += [fitted(_stairs(best), paper)]
     below = _legend(rows, across)
     parts += [Text()] if below else []
-    return Text("\n").join([*parts, *(paragraph(line, width=width, encoding=encoding) for line in below)])
+    return Text("\n").join([*parts, *(paragraph(line, paper) for line in below)])
 
 
 def grid_columns(

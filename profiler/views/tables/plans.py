@@ -29,7 +29,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, render
 from profiler.planning.solver import Point
 from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import fitted, titled
+from profiler.views.tables.terminal import WIDE, Paper, fitted, titled
 
 COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the way that is chosen
@@ -57,17 +57,14 @@ def table(
     title: str,
     none: Way,
     below: Sequence[str] = (),
-    width: int | None = None,
-    encoding: str = "utf-8",
+    paper: Paper = WIDE,
 ) -> Text:
     """Returns a line for each way; overheads are relative to the step without checkpointing, `none`."""
-    body = _fitted(way_columns(lines, none), width=width, encoding=encoding)
-    return titled(title, body, below, width=width, encoding=encoding)
+    body = _fitted(way_columns(lines, none), paper)
+    return titled(title, body, paper, below=below)
 
 
-def frontier(
-    points: Sequence[Point], none: Way, *, title: str, width: int | None = None, encoding: str = "utf-8"
-) -> Text:
+def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = WIDE) -> Text:
     """Returns a line for each plan of the frontier, the smallest peak first."""
     columns = (
         numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
@@ -75,7 +72,7 @@ def frontier(
         numbers("time", "against none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
         words("plan", "", [plan_text(point.plan) for point in points]),
     )
-    return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
+    return titled(title, _fitted(columns, paper), paper)
 
 
 def csv(points: Sequence[Point]) -> bytes:
@@ -217,11 +214,11 @@ def plan_text(plan: Plan) -> str:
     return " ".join(words_).strip()
 
 
-def _fitted(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
+def _fitted(columns: Sequence[Column], paper: Paper) -> Text:
     """Lays out a table; if it is too wide, its first words after the numbers begin a second table."""
     begins = (at for at, column in enumerate(columns) if at and (not column.is_number or column.head == COSTS_OFF))
     cut = next(begins, None)
-    return fitted(columns, width=width, encoding=encoding, cut=cut)
+    return fitted(columns, paper, cut=cut)
 
 
 def _change(value: float, reference: float) -> str:
@@ -256,7 +253,7 @@ def _line(line: Shown) -> dict[str, Any]:
     }
 
 
-def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+def stages(chain: Chain, *, title: str, paper: Paper = WIDE) -> Text:
     """A line a stage: what it holds and takes."""
     listed = chain.stages
     columns = (
@@ -269,7 +266,7 @@ def stages(chain: Chain, *, title: str, width: int | None = None, encoding: str 
         numbers("backward", "", [seconds_text(stage.backward_seconds) for stage in listed]),
         words("can also be", "", [_options(stage) for stage in listed]),
     )
-    return titled(title, _fitted(columns, width=width, encoding=encoding), width=width, encoding=encoding)
+    return titled(title, _fitted(columns, paper), paper)
 
 
 def _options(stage: Any) -> str:

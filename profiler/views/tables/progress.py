@@ -29,6 +29,7 @@ from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
 from profiler.views.tables.evidence import device_word
+from profiler.views.tables.terminal import Paper
 
 NUM_LINES = 20
 NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
@@ -272,7 +273,7 @@ class LiveScreen:
         if not records or self._num_ended > MOST_ROWS:
             return Text()
         if self._drawn is None or self._drawn[:2] != (records, width):
-            text = terminal.bodies(rows(tuple(self._records)), width=width, encoding=self._console.encoding)
+            text = terminal.bodies(rows(tuple(self._records)), paper=Paper(width, self._console.encoding))
             self._drawn = records, width, text
         return self._drawn[2]
 

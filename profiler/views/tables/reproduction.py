@@ -12,22 +12,22 @@ from profiler.core.units import MISSING, in_unit_text, spread_text
 from profiler.views.export.markdown import escaped, table_line
 from profiler.views.tables.evidence import SAID, device_word
 from profiler.views.tables.grid import Column
-from profiler.views.tables.terminal import fitted, titled
+from profiler.views.tables.terminal import WIDE, Paper, fitted, titled
 
 OTHER_SIZE = "other size"
 SAME = "none"
 HEADS = ("what", "published", "ours", "difference")
 
 
-def table(reproduction: Reproduction, *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def table(reproduction: Reproduction, *, paper: Paper = WIDE) -> Text:
     """Returns every published figure beside ours, then what the source does not say and what was reduced."""
     cells = [_cells(line) for line in reproduction.lines]
     columns = [
         Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
         for index, head in enumerate(HEADS)
     ]
-    body = fitted(columns, width=width, encoding=encoding)
-    return titled(_heading(reproduction), body, _below(reproduction), width=width, encoding=encoding)
+    body = fitted(columns, paper)
+    return titled(_heading(reproduction), body, paper, below=_below(reproduction))
 
 
 def markdown(reproduction: Reproduction) -> str:

@@ -16,7 +16,7 @@ from profiler.core.units import byte_unit, count_text, scaled, second_unit, spre
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import groups, heading, reasons, telling
 from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph
 
 TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
@@ -27,9 +27,9 @@ STOPPED = {
 }
 
 
-def samples(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def samples(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
     """Returns the samples of each row in the order of the rounds, with their spread and why sampling ended."""
-    return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
+    return Text("\n\n").join([_group(group, paper) for group in groups(rows)])
 
 
 def samples_of(row: Row, name: str) -> tuple[float, ...]:
@@ -61,17 +61,21 @@ def _round(record: Record) -> str:
     )
 
 
-def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
+def _group(rows: Sequence[Row], paper: Paper) -> Text:
     size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
     has_samples = any(samples_of(row, name) for row in rows for name in ("warmup", *TIMES))
     title = f"{heading(rows)}, samples in {unit}" if has_samples else heading(rows)
-    parts = [paragraph(title, width=width, encoding=encoding, style="bold")]
+    parts = [paragraph(title, paper, style="bold")]
     for row in rows:
         names = [name for name in ("warmup", *TIMES) if samples_of(row, name)]
-        lines = [_line(row, name, size=size, width=width, encoding=encoding) for name in names]
+        lines = [_line(row, name, size, paper) for name in names]
         if lines:
-            parts += [Text(), Text(plain(strategy_label(row.case.strategy), encoding=encoding), style="bold"), *lines]
-            parts += [paragraph(sampling_text(row), width=width, encoding=encoding)] if samples_of(row, "step") else []
+            parts += [
+                Text(),
+                Text(plain(strategy_label(row.case.strategy), encoding=paper.encoding), style="bold"),
+                *lines,
+            ]
+            parts += [paragraph(sampling_text(row), paper)] if samples_of(row, "step") else []
     untimed = [
         strategy_label(row.case.strategy)
         for row in rows
@@ -80,16 +84,16 @@ def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
     why = "a rehearsal has no times" if rows[0].evidence == "rehearsed" else "time not measured"
     below = [*reasons(rows), *(f"{name}: {why}" for name in untimed)]
     parts += [Text()] if below else []
-    return Text("\n").join([*parts, *(paragraph(line, width=width, encoding=encoding) for line in below)])
+    return Text("\n").join([*parts, *(paragraph(line, paper) for line in below)])
 
 
-def _line(row: Row, name: str, *, size: float, width: int | None, encoding: str) -> Text:
+def _line(row: Row, name: str, size: float, paper: Paper) -> Text:
     values = samples_of(row, name)
     digits = max(len(scaled(value, size)) for value in values)
     line = " ".join(scaled(value, size).rjust(digits) for value in values)
-    noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=encoding)
+    noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=paper.encoding)
     start = f"{'warm-up' if name == 'warmup' else name:<9}  {noise:>8}  "
-    room = max(digits, (width or 10**9) - len(start)) // (digits + 1) * (digits + 1) or digits
+    room = max(digits, (paper.width or 10**9) - len(start)) // (digits + 1) * (digits + 1) or digits
     lines = [line[at : at + room].rstrip() for at in range(0, len(line), room)]
     return Text(start + ("\n" + " " * len(start)).join(lines))
 
@@ -102,7 +106,7 @@ class _EqualRanks(NamedTuple):
     held: RankBytes
 
 
-def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text | None:
+def ranks(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text | None:
     """Returns a line for each rank, or for neighbours that hold the same; None if every row is of one process."""
     lines = [line for row in rows for line in _equal_ranks(row)]
     if not lines:
@@ -122,8 +126,8 @@ def ranks(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf
         *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
         in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
     ]
-    head = paragraph("each rank, and what is static of it:", width=width, encoding=encoding, style="bold")
-    return Text("\n").join([head, fitted(telling(columns), width=width, encoding=encoding)])
+    head = paragraph("each rank, and what is static of it:", paper, style="bold")
+    return Text("\n").join([head, fitted(telling(columns), paper)])
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:

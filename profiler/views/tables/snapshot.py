@@ -13,22 +13,22 @@ from profiler.core.case import encode
 from profiler.core.units import byte_unit, bytes_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import numbers, words
-from profiler.views.tables.terminal import fitted, paragraph
+from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph
 
 LONGEST = 40  # characters of a line of code
 NOWHERE = "(no line of yours)"
 
 
-def snapshot(found: SnapshotExplanation, *, title: str, width: int | None = None, encoding: str = "utf-8") -> Text:
+def snapshot(found: SnapshotExplanation, *, title: str, paper: Paper = WIDE) -> Text:
     """Returns the peak, what held it, what stayed, and what was reserved."""
     lines = [_peak(found), _end(found)]
     if found.failed_bytes is not None:
         lines.append(f"a request of {bytes_text(found.failed_bytes)} failed: out of memory")
-    parts = [paragraph(title, width=width, encoding=encoding, style="bold")]
-    parts += [paragraph(one, width=width, encoding=encoding) for one in lines]
+    parts = [paragraph(title, paper, style="bold")]
+    parts += [paragraph(one, paper) for one in lines]
     for head, holders in (("live at the peak", found.holders), ("stayed, from time to time", found.grown)):
         if holders:
-            parts += [Text(), _table(head, holders, width=width, encoding=encoding)]
+            parts += [Text(), _table(head, holders, paper)]
     return Text("\n").join(parts)
 
 
@@ -51,7 +51,7 @@ def _end(found: SnapshotExplanation) -> str:
     return f"{held} in {count_text(found.num_segments, 'segment')}: {free}"
 
 
-def _table(head: str, holders: Sequence[Holder], *, width: int | None, encoding: str) -> Text:
+def _table(head: str, holders: Sequence[Holder], paper: Paper) -> Text:
     size, unit = byte_unit(holder.nbytes for holder in holders)
     columns = [
         words(head, "", [shortened(holder.line, LONGEST) or NOWHERE for holder in holders]),
@@ -59,4 +59,4 @@ def _table(head: str, holders: Sequence[Holder], *, width: int | None, encoding:
         numbers("number", "", [str(holder.count) for holder in holders]),
         numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
     ]
-    return fitted(columns, width=width, encoding=encoding)
+    return fitted(columns, paper)

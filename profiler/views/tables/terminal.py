@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 from rich.console import Console
@@ -12,11 +12,21 @@ from rich.text import Text
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain, plain_cells
-from profiler.views.tables.columns import Columns, below, columns, groups, heading
+from profiler.views.tables.columns import below, columns, groups, heading
 from profiler.views.tables.grid import GAP, Column, GridLine, block, broken, grid
 
 INDENT = "  "
 Printed = Text  # what views for the screen give, and `write` prints
+
+
+class Paper(NamedTuple):
+    """What text is laid out for: so many columns, None for as many as it takes, and the characters of an encoding."""
+
+    width: int | None = None
+    encoding: str = "utf-8"
+
+
+WIDE = Paper()
 
 
 class Harmless(str):
@@ -28,58 +38,57 @@ class Harmless(str):
         return self
 
 
-def table(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
     """Returns one table for each group of rows that may be compared, with reasons and notes below it.
 
     Numbers are whole at any width: a table that does not fit is cut into memory and time, then into one block a row.
     A width of None (a pipe) is as wide as it takes.
     """
-    return Text("\n\n").join([_group(group, width=width, encoding=encoding) for group in groups(rows)])
+    return Text("\n\n").join([_group(group, paper) for group in groups(rows)])
 
 
-def bodies(rows: Sequence[Row], *, width: int | None = None, encoding: str = "utf-8") -> Text:
+def bodies(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
     """The same tables without what stands above and below them, as far as a run has come."""
-    parts = [_laid_out(_cleaned(columns(group), encoding), group, width=width) for group in groups(rows)]
-    return Text("\n\n").join(parts)
+    return Text("\n\n").join([_laid_out(group, paper) for group in groups(rows)])
 
 
-def paragraph(text: str, *, width: int | None, encoding: str = "utf-8", style: str = "", indent: str = INDENT) -> Text:
+def paragraph(text: str, paper: Paper, *, style: str = "", indent: str = INDENT) -> Text:
     """Breaks prose from any source to the width, with a hanging indent."""
-    lines = broken(plain(text, encoding=encoding), max(20, (width or 10**9) - len(indent)))
+    lines = broken(plain(text, encoding=paper.encoding), max(20, (paper.width or 10**9) - len(indent)))
     return Text(("\n" + indent).join(lines), style=style)
 
 
-def titled(title: str, body: Text, below: Sequence[str] = (), *, width: int | None, encoding: str = "utf-8") -> Text:
+def titled(title: str, body: Text, paper: Paper, *, below: Sequence[str] = ()) -> Text:
     """A body under a title in bold, and paragraphs below it."""
-    head = paragraph(title, width=width, encoding=encoding, style="bold")
-    lines = [paragraph(line, width=width, encoding=encoding) for line in below]
+    head = paragraph(title, paper, style="bold")
+    lines = [paragraph(line, paper) for line in below]
     return Text("\n").join([head, Text(), body, *([Text()] if lines else []), *lines])
 
 
-def fitted(columns: Sequence[Column], *, width: int | None, encoding: str, cut: int | None = None) -> Text:
+def fitted(columns: Sequence[Column], paper: Paper, *, cut: int | None = None) -> Text:
     """Lays out any table: in lines if it fits, else as a block for each row.
 
     With `cut`, a table that is too wide is first cut in two before that column; each half has the first column.
     """
-    cleaned = [clean(column, encoding=encoding) for column in columns]
+    cleaned = [clean(column, paper) for column in columns]
     halves = [[cleaned[:cut], [cleaned[0], *cleaned[cut:]]]] if cut else []
     for parts in ([cleaned], *halves):
-        grids = [lines for part in parts if (lines := grid(part, width=width)) is not None]
+        grids = [lines for part in parts if (lines := grid(part, width=paper.width)) is not None]
         if len(grids) == len(parts):
             return Text("\n\n").join([styled(lines) for lines in grids])
     rows = range(len(cleaned[0].cells))
-    return Text("\n\n").join([styled(block(cleaned, row=row, width=width)) for row in rows])
+    return Text("\n\n").join([styled(block(cleaned, row=row, width=paper.width)) for row in rows])
 
 
-def strips(columns: Sequence[Column], *, width: int | None, encoding: str) -> Text:
+def strips(columns: Sequence[Column], paper: Paper) -> Text:
     """Lays out a table of many equal columns in strips below each other, each with the first column."""
-    first, *rest = [clean(column, encoding=encoding) for column in columns]
-    parts = []
+    first, *rest = [clean(column, paper) for column in columns]
+    parts, width = [], paper.width
     while rest:
         count = 1
         while count < len(rest) and (width is None or grid([first, *rest[: count + 1]], width=width) is not None):
             count += 1
-        parts.append(fitted([first, *rest[:count]], width=width, encoding=encoding))
+        parts.append(fitted([first, *rest[:count]], paper))
         rest = rest[count:]
     return Text("\n\n").join(parts)
 
@@ -98,12 +107,12 @@ def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
     return text
 
 
-def clean(column: Column, *, encoding: str) -> Column:
-    """Returns a column whose texts are harmless and can be printed in this encoding."""
+def clean(column: Column, paper: Paper) -> Column:
+    """Returns a column whose texts are harmless and can be printed on this paper."""
     return msgspec.structs.replace(
         column,
-        head=tuple(plain(text, encoding=encoding) for text in column.head),
-        cells=plain_cells(column.cells, encoding=encoding),
+        head=tuple(plain(text, encoding=paper.encoding) for text in column.head),
+        cells=plain_cells(column.cells, encoding=paper.encoding),
     )
 
 
@@ -123,36 +132,28 @@ def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
     file.write(captured.get())
 
 
-def _group(rows: Sequence[Row], *, width: int | None, encoding: str) -> Text:
-    body = _laid_out(_cleaned(columns(rows), encoding), rows, width=width)
-    return titled(heading(rows), body, below(rows), width=width, encoding=encoding)
+def _group(rows: Sequence[Row], paper: Paper) -> Text:
+    return titled(heading(rows), _laid_out(rows, paper), paper, below=below(rows))
 
 
-def _laid_out(table: Columns, rows: Sequence[Row], *, width: int | None) -> Text:
+def _laid_out(rows: Sequence[Row], paper: Paper) -> Text:
     """Returns the first that fits: one table, two below each other, or a block for each row."""
+    shown = columns(rows)
+    parts = ((shown.name,), shown.memory, shown.time, shown.verdict)
+    name, memory, time, verdict = (tuple(clean(column, paper) for column in part) for part in parts)
     dim = {at for at, row in enumerate(rows) if row.outcome == "invalid"}
-    halves = ((table.name, *table.memory), (table.name, *table.time, *table.verdict))
-    for cut in ((table.all,), halves):
-        grids = [grid(part, width=width) for part in cut]
+    halves = (name + memory, name + time + verdict)
+    for cut in ((name + memory + time + verdict,), halves):
+        grids = [grid(part, width=paper.width) for part in cut]
         if all(grids):
             return Text("\n\n").join([styled(lines or [], dim=dim) for lines in grids])
-    blocks = [_block(table, row) for row in range(len(rows))]
-    return Text("\n\n").join([Text("\n").join([name, styled(lines, dim=dim)]) for name, lines in blocks])
+    rest = memory + time + verdict
+    blocks = [_block(name[0].cells[row], rest, row, dim) for row in range(len(rows))]
+    return Text("\n\n").join(blocks)
 
 
-def _block(table: Columns, row: int) -> tuple[Text, list[GridLine]]:
-    lines = block(table.all[1:], row=row)
+def _block(name: str, columns: Sequence[Column], row: int, dim: Set[int]) -> Text:
+    lines = block(columns, row=row)
     measured = [line for line in lines if not line.text.endswith(f"{GAP}{MISSING}")]
-    return Text(table.name.cells[row], style="bold"), measured if len(measured) < len(lines) / 2 else lines
-
-
-def _cleaned(table: Columns, encoding: str) -> Columns:
-    def all_clean(part: tuple[Column, ...]) -> tuple[Column, ...]:
-        return tuple(clean(column, encoding=encoding) for column in part)
-
-    return Columns(
-        name=clean(table.name, encoding=encoding),
-        memory=all_clean(table.memory),
-        time=all_clean(table.time),
-        verdict=all_clean(table.verdict),
-    )
+    shown = measured if len(measured) < len(lines) / 2 else lines
+    return Text("\n").join([Text(name, style="bold"), styled(shown, dim=dim)])
