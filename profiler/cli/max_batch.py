@@ -122,7 +122,7 @@ def shown_batch(batch: Largest, device: str, context_bytes: int) -> LargestBatch
         rehearsed_bytes=nbytes if kind == "rehearsed" else None,
         evidence=kind,
         outcome=measured.outcome if measured else None,
-        beyond_bytes=needed(beyond.readings, device, context_bytes) if beyond else None,
+        beyond_bytes=bytes_needed(beyond.readings, device, context_bytes) if beyond else None,
         beyond_outcome=beyond.outcome if beyond else None,
         samples_per_second=batch.samples_per_second,
         sample_bytes=one_sample.nbytes if one_sample else None,

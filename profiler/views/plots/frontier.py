@@ -12,40 +12,18 @@ from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
 from profiler.views.geometry import Pair, lower_left, memory_floor, stairs
 from profiler.views.plots.labels import Label, place
-from profiler.views.plots.panels import alike
+from profiler.views.plots.panels import Plot, alike
 from profiler.views.plots.style import sized
-from profiler.views.plots.theme import (
-    BLUE,
-    FONT,
-    GREY,
-    INK,
-    SKY,
-    VERMILLION,
-    area,
-    is_shown,
-    name,
-    number_axis,
-    plain_axes,
-)
+from profiler.views.plots.theme import BLUE, FONT, GREY, INK, SKY, VERMILLION, area, name, number_axis, plain_axes
+from profiler.views.tables.columns import is_point
 from profiler.views.tables.evidence import marked
 
-WIDTH, BESIDE = 8.5, True
-NEEDS = "both a peak and a step time"
 ALL_NAMED = 14  # up to so many points each has its name; of more, those on the frontier and the extremes
-panels = alike
-
-
-def has(row: Row) -> bool:
-    return is_shown(row) and row.readings.peak_bytes is not None and row.step_seconds is not None
-
-
-def height(rows: Sequence[Row], width: float) -> float:
-    return 1.35 + 0.5 * width
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draw all but the names; these are written by what is returned, once the layout is final."""
-    shown = [row for row in rows if has(row)]
+    shown = [row for row in rows if is_point(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, second_name = second_unit(row.step_seconds for row in shown)
     at = {row.case: (place.middle / second, (row.readings.peak_bytes or 0) / size) for row, place in _places(shown)}
@@ -59,8 +37,8 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     by_ratio = ", by its ratio to none" if any(row.time and row.time.num_pairs for row in shown) else ""
     axes.set_xlabel(f"step time{by_ratio} ({second_name})", fontsize=sized(FONT))
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
-    number_axis(axes, "x")
-    number_axis(axes, "y")
+    number_axis(axes.xaxis)
+    number_axis(axes.yaxis)
     labels = [*_labels(shown, at), *crosses]
     return lambda: place(axes, labels, others=list(at.values()), lines=[frontier, *spreads, *limit, *floor])
 
@@ -199,3 +177,13 @@ def _labels(rows: Sequence[Row], at: dict[Case, Pair]) -> list[Label]:
         for row in sorted(rows, key=wanted)
         if few or wanted(row) < 3
     ]
+
+
+PLOT = Plot(
+    panels=alike,
+    has=is_point,
+    height=lambda rows, width: 1.35 + 0.5 * width,
+    draw=draw,
+    needs="both a peak and a step time",
+    is_beside=True,
+)

@@ -16,20 +16,16 @@ from profiler.core.units import byte_unit
 from profiler.views.geometry import Pair
 from profiler.views.plots import strategy_lines
 from profiler.views.plots.labels import Label, line_end_share, place_at_line_ends
-from profiler.views.plots.panels import curves, space_of
+from profiler.views.plots.panels import Plot, curves, space_of
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
-from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, is_shown, log_axis, plain_axes, shortened
+from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, has_peak, log_axis, plain_axes, shortened
 from profiler.views.tables.evidence import marked
 
-WIDTH, BESIDE = 8.5, True
-NEEDS = "a peak"
 PROPORTIONAL = "1.00"  # as saved bytes are to the batch: not worth telling
 SMOOTH = 40  # pieces of a dotted curve
 RANKS = "ranks"  # an axis over which static bytes change
 NAME = 0.42  # inches of height for a name with its growth
-
-panels = curves
 
 
 class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,21 +36,15 @@ class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def has(row: Row) -> bool:
-    return is_shown(row) and row.readings.peak_bytes is not None
-
-
-def height(rows: Sequence[Row], width: float) -> float:
-    return max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.strategy for row in rows}))
-
-
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draws a line a strategy on logarithmic axes; dotted, the nearest growth: a constant and a slope, or a power."""
     axis = rising(space_of(rows))
     settings = space_of(rows).settings
     size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
-    size, unit = byte_unit(row.readings.peak_bytes for row in rows if has(row))
-    curves = [_curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has(row)])]
+    size, unit = byte_unit(row.readings.peak_bytes for row in rows if has_peak(row))
+    curves = [
+        _curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has_peak(row)])
+    ]
     plain_axes(axes)
     for curve in curves:
         strategy_lines.draw(axes, curve.line, curve.points)
@@ -98,7 +88,7 @@ def _fit(axes: Axes, curve: GrowthCurve) -> None:
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
     """Returns the static bytes at every size, which checkpointing does not change and ranks share."""
     static_bytes = {
-        size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has(row)
+        size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has_peak(row)
     }
     return sorted((x, y) for x, y in static_bytes.items() if y)
 
@@ -119,3 +109,13 @@ def _crosses(axes: Axes, xs: Sequence[float]) -> None:
     top = axes.get_ylim()[1] / 1.12
     for x in sorted(set(xs)):
         axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))
+
+
+PLOT = Plot(
+    panels=curves,
+    has=has_peak,
+    height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.strategy for row in rows})),
+    draw=draw,
+    needs="a peak",
+    is_beside=True,
+)

@@ -13,29 +13,17 @@ from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.fit import device_memory, holds
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, scaled
-from profiler.views.plots.panels import planes, space_of
+from profiler.views.plots.panels import Plot, planes, space_of
 from profiler.views.plots.style import luminance, sized
-from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, is_shown, shortened
+from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, has_peak, shortened
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked, value_words
 
-WIDTH, BESIDE = 8.5, True
-NEEDS = "a peak"
 CELL = 0.5  # inches of height
 DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
 LIMIT = "#111111"
 SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, told apart in grey; neither white nor black
 Plane = Mapping[tuple[Value, Value], Row]
-
-panels = planes
-
-
-def has(row: Row) -> bool:
-    return is_shown(row) and row.readings.peak_bytes is not None
-
-
-def height(rows: Sequence[Row], width: float) -> float:
-    return 2.1 + CELL * len(two(space_of(rows))[1].values)
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
@@ -46,16 +34,16 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     space = space_of(rows)
     across, up = two(space)
     plane = grid(rows, space, across, up)
-    peaks = [row.readings.peak_bytes or 0 for row in among if has(row)]
+    peaks = [row.readings.peak_bytes or 0 for row in among if has_peak(row)]
     size, unit = byte_unit(peaks)
     norm = LogNorm(min(peaks), max(peaks) + 1)
     colours = LinearSegmentedColormap.from_list("peak", colormaps["Blues"](SHADES))
     for (x, x_value), (y, y_value) in product(enumerate(across.values), enumerate(up.values)):
         row = plane.get((x_value, y_value))
-        shade = float(norm(row.readings.peak_bytes or 0)) if row and has(row) else None
+        shade = float(norm(row.readings.peak_bytes or 0)) if row and has_peak(row) else None
         _cell(axes, row, (x, y), size=size, shade=shade, colours=colours)
     _limit(axes, plane, across, up)
-    _name(axes, rows, across, up)
+    _name_axes(axes, rows, across, up)
     axes.set_xlabel(f"{across.label}\nin the cells: {marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
     return lambda: None
 
@@ -111,7 +99,7 @@ def _limit_text(rows: Sequence[Row]) -> str:
     return f"memory of the device{size}{more}"
 
 
-def _name(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:
+def _name_axes(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:
     """Every value once; numbers rise upwards, the first of words is on top."""
     xs, ys = ([shortened(word) for word in value_words(axis, rows)] for axis in (across, up))
     axes.set_xticks(range(len(xs)), xs, parse_math=False)
@@ -122,3 +110,13 @@ def _name(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:
     axes.spines[:].set_visible(False)
     if up.is_number:
         axes.set_ylabel(up.label, fontsize=sized(FONT))
+
+
+PLOT = Plot(
+    panels=planes,
+    has=has_peak,
+    height=lambda rows, width: 2.1 + CELL * len(two(space_of(rows))[1].values),
+    draw=draw,
+    needs="a peak",
+    is_beside=True,
+)

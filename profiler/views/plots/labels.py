@@ -13,7 +13,7 @@ from matplotlib.text import Annotation
 
 from profiler.views.geometry import Box, Occupied, Pair, choose, dotted, everywhere, leader, rings, without_overlap
 from profiler.views.plots.style import sized
-from profiler.views.plots.theme import FONT, GREY, INK
+from profiler.views.plots.theme import FONT, GREY, note
 
 MARGIN = 2.0  # pixels kept free around every name
 MARK = 5.0  # half the side of the square that a marker takes, in pixels
@@ -106,17 +106,9 @@ def _pixel(axes: Axes, point: Pair) -> Pair:
 
 
 def _write(axes: Axes, label: Label, *, ha: str, **more: Any) -> Annotation:
-    keywords: dict[str, Any] = {"parse_math": False, "fontsize": sized(FONT - 1.5), "color": INK, "ha": ha, **more}
-    return axes.annotate(
-        label.text,
-        (label.x, label.y),
-        xytext=(0, 0),
-        textcoords="offset points",
-        va="center",
-        weight=label.weight,
-        annotation_clip=False,
-        **keywords,
-    )
+    how: dict[str, Any] = {"parse_math": False, "ha": ha, "va": "center", "weight": label.weight, **more}
+    at = (label.x, label.y)
+    return note(axes, label.text, at, offset=(0, 0), size=FONT - 1.5, annotation_clip=False, **how)
 
 
 def _box(text: Annotation, point: Pair, occupied: Occupied, *, must: bool) -> Box | None:

@@ -1,8 +1,9 @@
-"""Which rows share a panel of a plot."""
+"""What a kind of plot is, and which rows share a panel of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from profiler.analysis import axes
 from profiler.analysis.axes import STRATEGY, Space
@@ -13,8 +14,24 @@ from profiler.core.errors import UserError
 from profiler.training import models
 from profiler.views.tables.columns import groups
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MOST_CELLS = 100_000  # of all planes together: they take a second
 Panels = list[list[Row]]
+
+
+class Plot(NamedTuple):
+    """One kind of plot."""
+
+    panels: Callable[[Sequence[Row], Sequence[str]], Panels]  # the rows of each panel, over the axes that were named
+    has: Callable[[Row], bool]  # whether a row has the numbers
+    height: Callable[[Sequence[Row], float], float]  # inches that a panel of these rows asks for at this width
+    # draws a panel; the second rows are those of all panels. Returns what is to be done once the layout is final
+    draw: Callable[[Axes, Sequence[Row], Sequence[Row]], Callable[[], object]]
+    needs: str  # the numbers, in words
+    width: float = 8.5  # inches of a panel
+    is_beside: bool = False  # whether panels stand beside each other
 
 
 def alike(rows: Sequence[Row], over: Sequence[str]) -> Panels:
@@ -84,11 +101,13 @@ def space_of(rows: Sequence[Row]) -> Space:
 
 
 def defaults(cases: Sequence[Case]) -> Mapping[str, Mapping[str, str]]:
-    """The options' defaults of every model, by its name; none of those whose code is not at hand."""
-    return {name: _defaults(name) for name in {case.model.name for case in cases}}
+    """The options' defaults of every model, by its name; none of those whose code is not at hand.
 
-
-def _defaults(name: str) -> Mapping[str, str]:
-    """Of code that is the user's nothing is looked up: a run folder may name any file."""
-    entry = catalogue.listed(name, models.TABLE)
-    return {option.name: option.default for option in entry.options if option.default is not None} if entry else {}
+    Of code that is the user's nothing is looked up: a run folder may name any file.
+    """
+    defaults_of = {}
+    for name in {case.model.name for case in cases}:
+        entry = catalogue.listed(name, models.TABLE)
+        options = entry.options if entry else ()
+        defaults_of[name] = {option.name: option.default for option in options if option.default is not None}
+    return defaults_of

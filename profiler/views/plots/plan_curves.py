@@ -15,28 +15,21 @@ from profiler.planning.candidates import KINDS, largest_stage, none
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import Cost
 from profiler.planning.solver import Point
+from profiler.views.plots import theme
 from profiler.views.plots.plot import DPI, refuse, save
 from profiler.views.plots.style import STYLES, at_work
-from profiler.views.plots.theme import (
-    BLUE,
-    FONT,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    VERMILLION,
-    legend_below,
-    number_axis,
-    plain_axes,
-    tell_start,
-)
+from profiler.views.plots.theme import BLUE, FONT, GREEN, GREY, INK, ORANGE, VERMILLION
 from profiler.views.sanitize import plain
 from profiler.views.tables.grid import broken
 
 SIZE = (8.5, 5.4)  # inches
 CROWD = 60  # plans: of more, the staircase alone is drawn
 LONGEST_LINE = 68  # characters of the title
-MARKS = {"uniform": ("o", ORANGE, 9), "first": ("^", GREEN, 5), "every": ("s", VERMILLION, 6)}  # often on one spot
+MARKS = {
+    "uniform": ("o", ORANGE, 9),
+    "first": ("^", GREEN, 5),
+    "every": ("s", VERMILLION, 6),
+}  # often on one spot
 assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
 
 
@@ -53,12 +46,12 @@ def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force
     _draw(axes, points, chain)
     heading = "\n".join(broken(plain(title), LONGEST_LINE))
     axes.set_title(heading, fontsize=FONT + 2, loc="left", color=INK, weight="bold", parse_math=False, pad=12)
-    legend_below(figure, [axes])
+    theme.legend_below(figure, [axes])
     return save(figure, path=path, force=force)
 
 
 def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
-    plain_axes(axes)
+    theme.plain_axes(axes)
     size, unit = byte_unit(point.peak_bytes for point in points)
     base = none(chain).cost
     extra = [_extra(point, base) for point in points]
@@ -82,9 +75,9 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
     axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
     axes.set_xlabel(f"peak memory ({unit}), by the costs of the stages", fontsize=FONT, color=INK)
     axes.set_ylabel("extra time of a step (%)", fontsize=FONT, color=INK)
-    number_axis(axes, "x")
-    number_axis(axes, "y")
-    tell_start(axes)
+    theme.number_axis(axes.xaxis)
+    theme.number_axis(axes.yaxis)
+    theme.tell_start(axes)
 
 
 def _extra(point: Point | Cost, base: Cost) -> float:

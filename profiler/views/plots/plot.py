@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from io import BytesIO
 from math import ceil
 from pathlib import Path
-from types import ModuleType
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,8 +13,10 @@ from matplotlib.figure import Figure
 
 from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
+from profiler.core.optional_deps import load_function
 from profiler.views import PLOTS
 from profiler.views.export.files import refuse_existing_file, write_whole
+from profiler.views.plots.panels import Plot
 from profiler.views.plots.style import STYLES, Style, at_work, sized
 from profiler.views.plots.theme import legend_below, names_width, tell_start, title
 
@@ -40,13 +40,13 @@ def plot(
 
 def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence[str] = ()) -> Figure:
     """The figure, laid out. Raises UserError where no row has the numbers."""
-    view = importlib.import_module(PLOTS[kind])
+    view: Plot = load_function(PLOTS[kind])
     panels = [panel for panel in view.panels(rows, over) if any(view.has(row) for row in panel)]
     if not panels:
         hint = "`gcprof show` says which numbers there are"
         if any(row.evidence == "rehearsed" for row in rows):
             hint = "a rehearsal gives bytes alone: --kind memory draws them, `gcprof predict` estimates times"
-        raise UserError(f"nothing to plot: no row has {view.NEEDS}", hint=hint)
+        raise UserError(f"nothing to plot: no row has {view.needs}", hint=hint)
     if len(panels) > MOST:
         hint = f"one holds {MOST}; --kind heat, growth and throughput show many cases in one panel"
         raise UserError(f"{len(panels)} panels are too many for one picture", hint=hint)
@@ -72,12 +72,15 @@ def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Pa
     return write_whole(path, text.getvalue(), force=force)
 
 
-def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) -> Figure:
-    num_columns = ceil(len(panels) / ceil(len(panels) / (style.max_columns if view.BESIDE else 1)))
-    usual = (view.WIDTH if num_columns == 1 else 0.85 * view.WIDTH) * sized(1)
+def _lay_out(view: Plot, panels: Sequence[Sequence[Row]], style: Style) -> Figure:
+    num_columns = ceil(len(panels) / ceil(len(panels) / (style.max_columns if view.is_beside else 1)))
+    usual = (view.width if num_columns == 1 else 0.85 * view.width) * sized(1)
     width = style.width / num_columns if style.width else usual
     heights = _heights(view, panels, num_columns, width)
-    figure = Figure(figsize=_size(width * num_columns, sum(heights), style), dpi=DPI, layout="constrained")
+    size = width * num_columns, sum(heights)
+    if style.ratio is not None:  # the smallest size of that ratio that holds the panels
+        size = max(size[0], size[1] * style.ratio), max(size[0] / style.ratio, size[1])
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     pads = {"w_pad": sized(0.15), "h_pad": sized(0.1), "hspace": 0.04, "wspace": 0.03}
     figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
@@ -87,7 +90,7 @@ def _lay_out(view: ModuleType, panels: Sequence[Sequence[Row]], style: Style) ->
     among = [row for panel in panels for row in panel]
     finishers = []
     for panel_axes, panel in zip(axes, panels, strict=False):
-        beside = sized(1.2) if view.BESIDE else max(sized(1.2), names_width(panel))
+        beside = sized(1.2) if view.is_beside else max(sized(1.2), names_width(panel))
         title(panel_axes, panel, inches=width - beside)
         finishers.append(view.draw(panel_axes, panel, among))
         tell_start(panel_axes)
@@ -111,14 +114,7 @@ def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -
         figure.canvas.draw()
 
 
-def _heights(view: ModuleType, panels: Sequence[Sequence[Row]], num_columns: int, width: float) -> list[float]:
+def _heights(view: Plot, panels: Sequence[Sequence[Row]], num_columns: int, width: float) -> list[float]:
     """Returns the inches of each line of panels: what its tallest asks for at this width."""
     lines = [panels[line * num_columns : (line + 1) * num_columns] for line in range(ceil(len(panels) / num_columns))]
     return [sized(max(view.height(panel, width / sized(1)) for panel in line)) for line in lines]
-
-
-def _size(width: float, height: float, style: Style) -> tuple[float, float]:
-    """Returns the size in inches; a style with a ratio gets the smallest size of that ratio that holds the panels."""
-    if style.ratio is None:
-        return width, height
-    return max(width, height * style.ratio), max(width / style.ratio, height)

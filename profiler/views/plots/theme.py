@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.analysis.rows import Row
@@ -17,13 +18,12 @@ from profiler.views.geometry import STEPS, TICK_TEXT
 from profiler.views.plots.style import USUAL, sized
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import batch, environment_of, model, one_strategy, setting
-from profiler.views.tables.evidence import device, outcome
+from profiler.views.tables.evidence import device
 from profiler.views.tables.grid import broken
 
 BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
 INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
 FONT = USUAL
-BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
 LONGEST_NAME = 44
 BOLD = 1.1  # times as wide
 EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans
@@ -50,9 +50,9 @@ def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
     axes.set_axisbelow(True)
 
 
-def number_axis(axes: Axes, which: str) -> None:
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(MaxNLocator(6, steps=list(STEPS)))
+def number_axis(axis: Axis, *, most: int = 6) -> None:
+    """Plain numbers at round places, at most so many and one."""
+    axis.set_major_locator(MaxNLocator(most, steps=list(STEPS)))
     axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
 
 
@@ -68,14 +68,6 @@ def log_axis(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
     axis.set_minor_locator(NullLocator())
-
-
-def name_axis(axes: Axes, rows: Sequence[Row]) -> None:
-    """One row of the picture for each strategy, the first on top."""
-    axes.set_yticks(range(len(rows)), [name(row) for row in rows], parse_math=False)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
 
 
 def names_width(rows: Sequence[Row]) -> float:
@@ -99,7 +91,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     for panel_axes in axes:
         for handle, label in zip(*panel_axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * 0.62)) - 6  # letters beside a line's mark
+    longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * EM)) - 6  # letters beside a line's mark
     labels = ["\n".join(broken(label, longest)) for label in handles]
     for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many beside each other as there is room for
         legend = figure.legend(
@@ -117,43 +109,28 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
         legend.remove()
 
 
-def bars_height(rows: Sequence[Row]) -> float:
-    """Inches for a panel with one bar a row."""
-    return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
-
-
-def write_beside(axes: Axes, text: str, *, end: float, at: int, gap: float) -> None:
-    """Writes a text behind the end of a bar."""
-    axes.annotate(
-        text,
-        (end, at),
-        xytext=(sized(gap), 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=sized(FONT - 1),
-        color=INK,
-    )
-
-
-def absent(axes: Axes, row: Row, at: int) -> None:
-    """Writes why there is no bar."""
-    text = outcome(row) if row.outcome != "ok" else "not measured"
-    axes.annotate(
-        text,
-        (0, at),
-        xycoords=("axes fraction", "data"),
-        xytext=(sized(5), 0),
-        textcoords="offset points",
-        va="center",
-        color=GREY,
-        style="italic",
-        fontsize=sized(FONT - 1),
-    )
+def note(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    *,
+    offset: tuple[float, float],
+    size: float = FONT - 1,
+    color: str = INK,
+    **more: Any,
+) -> Annotation:
+    """Writes a text so many points beside a place; `more` is for matplotlib's `annotate`."""
+    beside = (sized(offset[0]), sized(offset[1]))
+    return axes.annotate(text, at, xytext=beside, textcoords="offset points", fontsize=sized(size), color=color, **more)
 
 
 def is_shown(row: Row) -> bool:
     """Whether a row is drawn: only if it went well, since wrong gradients are no saving."""
     return row.outcome == "ok"
+
+
+def has_peak(row: Row) -> bool:
+    return is_shown(row) and row.readings.peak_bytes is not None
 
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
@@ -167,6 +144,7 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
         ", ".join([*with_what, _where(rows), *torch]),
     )
     lines = [_wrapped(above, inches, (FONT + 2) * BOLD), _wrapped(below, inches, FONT - 1)]
+    high = (lines[1].count("\n") + 1) * (FONT - 1) * 1.25  # points that the lines below take
     axes.set_title(
         lines[0],
         loc="left",
@@ -174,18 +152,9 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
         color=INK,
         weight="bold",
         parse_math=False,
-        pad=sized(12 + _height(lines[1])),
+        pad=sized(12 + high),
     )
-    axes.annotate(
-        lines[1],
-        (0, 1),
-        xytext=(0, sized(8)),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        parse_math=False,
-        fontsize=sized(FONT - 1),
-        color=GREY,
-    )
+    note(axes, lines[1], (0, 1), offset=(0, 8), color=GREY, xycoords="axes fraction", parse_math=False)
 
 
 def _where(rows: Sequence[Row]) -> str:
@@ -201,19 +170,10 @@ def _where(rows: Sequence[Row]) -> str:
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:
-    characters = int(inches * 72 / (sized(size) * EM))
-    return "\n".join(_few(_cut(broken(plain(text), max(16, characters)), max(16, characters))))
-
-
-def _cut(lines: Sequence[str], width: int) -> list[str]:
-    """Cuts lines to the width, even inside a word, since a picture has an edge."""
-    return [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
-
-
-def _few(lines: Sequence[str]) -> list[str]:
-    """All lines, or the first and the last of too many."""
-    return [*lines] if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 2], "…", lines[-1]]
-
-
-def _height(text: str) -> float:
-    return (text.count("\n") + 1) * (FONT - 1) * 1.25
+    """The text in lines of this width, cut even inside a word, since a picture has an edge; of too many, the middle is
+    left out.
+    """
+    width = max(16, int(inches * 72 / (sized(size) * EM)))
+    pieces = broken(plain(text), width)
+    lines = [piece[at : at + width] for piece in pieces for at in range(0, max(1, len(piece)), width)]
+    return "\n".join(lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 2], "…", lines[-1]])

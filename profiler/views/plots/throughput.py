@@ -14,31 +14,23 @@ from profiler.views import geometry
 from profiler.views.geometry import Pair
 from profiler.views.plots import strategy_lines
 from profiler.views.plots.labels import Label, line_end_share, place
-from profiler.views.plots.panels import batches
+from profiler.views.plots.panels import Plot, batches
 from profiler.views.plots.strategy_lines import StrategyLine
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_axis, plain_axes, shortened
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 
-WIDTH, BESIDE = 8.5, True
-NEEDS = "a peak, a step time and a size of the batch"
 FAR = 8  # times the smallest peak: from here on the axis is logarithmic
 
-panels = batches
 
-
-def has(row: Row) -> bool:
+def _has(row: Row) -> bool:
     return is_shown(row) and row.readings.peak_bytes is not None and samples_per_second(row) is not None
-
-
-def height(rows: Sequence[Row], width: float) -> float:
-    return 1.5 + 0.5 * width
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draws a line a strategy through its batches, and stairs of the most that each memory allows."""
-    shown = [row for row in rows if has(row)]
+    shown = [row for row in rows if _has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
 
     def at(row: Row) -> Pair:
@@ -67,7 +59,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
     room = 1 / (0.94 - 0.6 * line_end_share(axes, names))
     tall = (max(ys) - min(ys)) or max(ys)
     axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
-    number_axis(axes, "y")
+    number_axis(axes.yaxis)
     if max(xs) > FAR * min(xs):
         wide = (max(xs) / min(xs)) ** room
         axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
@@ -75,7 +67,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
         return
     wide = ((max(xs) - min(xs)) or max(xs)) * room
     axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
-    number_axis(axes, "x")
+    number_axis(axes.xaxis)
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
@@ -106,3 +98,13 @@ def _labels(lines: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[R
     names = [(line.rows[-1], _name(line.rows[-1]), True) for line in lines]
     sizes = [(row, str(row.case.batch_size), False) for row in sorted(rest, key=lambda row: row not in steps)]
     return [Label(x=at(row)[0], y=at(row)[1], text=text, must=must) for row, text, must in [*names, *sizes]]
+
+
+PLOT = Plot(
+    panels=batches,
+    has=_has,
+    height=lambda rows, width: 1.5 + 0.5 * width,
+    draw=draw,
+    needs="a peak, a step time and a size of the batch",
+    is_beside=True,
+)

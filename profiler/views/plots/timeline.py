@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from profiler.analysis import live_bytes
@@ -18,24 +16,10 @@ from profiler.analysis.live_bytes import Peak, curve, recomputes
 from profiler.core.errors import UserError
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
 from profiler.core.units import byte_unit, bytes_text
-from profiler.views.geometry import STEPS, TICK_TEXT
+from profiler.views.plots import theme
 from profiler.views.plots.plot import DPI, refuse, save
 from profiler.views.plots.style import STYLES, at_work
-from profiler.views.plots.theme import (
-    BLUE,
-    FONT,
-    GREEN,
-    GREY,
-    INK,
-    LONGEST_NAME,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    legend_below,
-    legend_square,
-    number_axis,
-    plain_axes,
-)
+from profiler.views.plots.theme import BLUE, FONT, GREEN, GREY, INK, LONGEST_NAME, ORANGE, SKY, VERMILLION
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.explanation import CATEGORIES as WORDS
 from profiler.views.tables.explanation import where
@@ -102,14 +86,14 @@ def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
 
 def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callable[[], None]:
     """One strategy: what is live, the phases, the peak. What must be measured is left to the function it returns."""
-    plain_axes(axes, grid="y")
+    theme.plain_axes(axes, grid="y")
     _stack(axes, trace, size)
     labels = _phases(axes, trace)
     mark = axes.plot([peak.number], [peak.nbytes / size], "v", markersize=6, color=INK, clip_on=False, label="peak")[0]
     mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
-    title = _above(axes, short(name, LONGEST_NAME), at=0, weight="bold", color=INK)
+    title = _above(axes, short(name, LONGEST_NAME), at=0, weight="bold")
     words = f"peak {bytes_text(peak.nbytes)}"
-    beside = _above(axes, f"{words}: {plain(where(peak))}", at=1, weight="normal", color=INK)
+    beside = _above(axes, f"{words}: {plain(where(peak))}", at=1, weight="normal")
 
     def finish() -> None:
         for label, first, last in labels:
@@ -133,7 +117,7 @@ def _stack(axes: Axes, trace: Trace, size: int) -> None:
     )
     visible = LEAST * axes.get_ylim()[1] * size
     for category in (name for name in present if max(live.nbytes[name]) >= visible):
-        legend_square(axes, WORDS.get(category, category), COLOURS[category])
+        theme.legend_square(axes, WORDS.get(category, category), COLOURS[category])
 
 
 def _phases(axes: Axes, trace: Trace) -> list[tuple[Annotation, int, int]]:
@@ -141,38 +125,31 @@ def _phases(axes: Axes, trace: Trace) -> list[tuple[Annotation, int, int]]:
     ranges = [(first - 0.5, last - first + 1) for first, last in recomputes(trace)]
     if ranges:
         axes.broken_barh(ranges, (0, axes.get_ylim()[1]), color=SHADE, linewidth=0, zorder=0.4)
-        legend_square(axes, "recompute", SHADE)
+        theme.legend_square(axes, "recompute", SHADE)
     labels = []
     for phase, first, last in trace.spans():
         if last < first:
             continue
         axes.axvline(first - 0.5, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
-        label = axes.annotate(
-            phase,
-            ((first + last) / 2, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -2),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=FONT - 2.5,
-            color=INK,
-        )
+        at, edge = ((first + last) / 2, 1), ("data", "axes fraction")
+        size = FONT - 2.5
+        label = theme.note(axes, phase, at, offset=(0, -2), size=size, xycoords=edge, ha="center", va="top")
         labels.append((label, first, last + 1))
     return labels
 
 
-def _above(axes: Axes, text: str, *, at: int, weight: str, color: str) -> Annotation:
-    """A line over the panel, at its left or its right end."""
-    keywords: dict[str, Any] = {"parse_math": False, "fontsize": FONT - at, "weight": weight, "color": color}
-    return axes.annotate(
+def _above(axes: Axes, text: str, *, at: int, weight: str) -> Annotation:
+    """A line over the panel, at its left (0) or its right end (1)."""
+    return theme.note(
+        axes,
         text,
         (at, 1),
+        offset=(0, 4),
+        size=FONT - at,
         xycoords="axes fraction",
-        xytext=(0, 4),
-        textcoords="offset points",
         ha="right" if at else "left",
-        **keywords,
+        parse_math=False,
+        weight=weight,
     )
 
 
@@ -196,7 +173,6 @@ def _around(figure: Figure, axes: Sequence[Axes], title: str, unit: str) -> None
     figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT + 2, weight="bold", color=INK, parse_math=False)
     figure.supylabel(f"live memory ({unit})", fontsize=FONT)
     axes[-1].set_xlabel("operators of the step, in their order", fontsize=FONT)
-    number_axis(axes[0], "x")
-    axes[0].yaxis.set_major_locator(MaxNLocator(4, steps=list(STEPS)))
-    axes[0].yaxis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
-    legend_below(figure, axes)
+    theme.number_axis(axes[0].xaxis)
+    theme.number_axis(axes[0].yaxis, most=4)
+    theme.legend_below(figure, axes)

@@ -17,7 +17,7 @@ from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Box, Scale, Tick, around, free, lower_left, memory_floor, stairs
 from profiler.views.sanitize import short
-from profiler.views.tables.columns import ratio_text
+from profiler.views.tables.columns import is_point, ratio_text
 from profiler.views.tables.evidence import peak_name
 
 TOP, BOTTOM = 34, 262  # pixels
@@ -77,7 +77,7 @@ class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
 
 def frontier(rows: Sequence[Row]) -> FrontierChart | None:
     """Returns the picture of the rows that have both a peak and a time; None if none has."""
-    shown = [row for row in rows if has(row)]
+    shown = [row for row in rows if is_point(row)]
     if not shown:
         return None
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
@@ -99,11 +99,6 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
         times_begin_above_zero=time.low > 0,
         floor=memory.at(min(floors)) if floors and min(floors) >= memory.low else None,
     )
-
-
-def has(row: Row) -> bool:
-    """Whether a row can be a point: only what went well is drawn."""
-    return row.outcome == "ok" and row.readings.peak_bytes is not None and row.step_seconds is not None
 
 
 def said(row: Row) -> str:

@@ -124,6 +124,11 @@ def environment_of(rows: Sequence[Row]) -> Environment | None:
     return next((row.environment for row in rows if row.environment), None)
 
 
+def is_point(row: Row) -> bool:
+    """Whether a row can be a point of peak memory against step time: only what went well is drawn."""
+    return row.outcome == "ok" and row.readings.peak_bytes is not None and row.step_seconds is not None
+
+
 def reasons(rows: Sequence[Row]) -> list[str]:
     """Returns a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
     lines = [
