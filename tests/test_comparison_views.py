@@ -82,6 +82,10 @@ def test_the_files_look_as_they_did(name: str):
     golden_files.compare(f"compare-{name}.csv", comparison.csv(CASES[name]()))
 
 
+def test_without_a_row_in_common_the_file_is_empty():
+    assert comparison.csv(msgspec.structs.replace(CASES["pair"](), matches=())) == ""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
     found = CASES[name]()

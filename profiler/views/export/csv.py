@@ -6,9 +6,10 @@ import csv
 import io
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
-from profiler.analysis.flat_row import COLUMNS, Samples, flat_row
+from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
 from profiler.views.sanitize import plain
@@ -23,10 +24,13 @@ def render(run: Run) -> bytes:
 
 def table(rows: Iterable[Row]) -> str:
     """Returns a line for each row: bytes, medians in seconds, raw samples; a cell is empty if nothing was measured."""
+    return csv_text(chain([COLUMNS], (_cells(row) for row in rows)))
+
+
+def csv_text(lines: Iterable[Iterable[Any]]) -> str:
+    """Lines of values as CSV."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_cells(row) for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
@@ -36,23 +40,6 @@ def _cells(row: Row) -> list[Any]:
         if cells[place] is not None:
             cells[place] = written(cells[place])
     return cells
-
-
-def _joined(samples: Samples) -> str:
-    return ";".join(map(repr, samples))
-
-
-def _lower(flag: bool) -> str:
-    return str(flag).lower()
-
-
-@lru_cache(maxsize=4096)  # most columns repeat their words
-def _safe(text: str) -> str:
-    return str(safe(text))
-
-
-KINDS: dict[type, Callable[[Any], str]] = {str: _safe, tuple: _joined, bool: _lower}  # numbers are as they are
-WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]
 
 
 def safe(value: Any) -> Any:
@@ -67,3 +54,11 @@ def safe(value: Any) -> Any:
         return value
     text = plain(value)
     return f"'{text}" if text.startswith((*FORMULA, "'")) else text
+
+
+KINDS: dict[type, Callable[[Any], Any]] = {  # numbers are as they are
+    str: lru_cache(maxsize=4096)(safe),  # most columns repeat their words
+    tuple: lambda samples: ";".join(map(repr, samples)),
+    bool: safe,
+}
+WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]

@@ -30,17 +30,19 @@ def render(run: Run) -> bytes:
 
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
-    """Returns one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder."""
+    """Returns one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder.
+
+    Each record says what its numbers are evidence of, which its file does not.
+    """
+    shown = [
+        RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))
+        for record in records
+    ]
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run_name,
         "status": status,
         "exit_code": exit_code,
-        "records": [_with_evidence(record) for record in records],
+        "records": shown,
     }
     return encode(fields) + b"\n"
-
-
-def _with_evidence(record: Record) -> Any:
-    """Returns the record with what its numbers are evidence of, which its file does not say."""
-    return RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))

@@ -9,7 +9,6 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text
 from profiler.runs.store import Run
-from profiler.views.export import markdown
 from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import below, columns, groups, heading
@@ -25,21 +24,29 @@ def render(run: Run) -> bytes:
 
 def table(rows: Iterable[Row]) -> str:
     """One table for each group of rows, with the reasons and the notes as a list below it."""
-    return "\n".join(_group(group) for group in groups(rows))
+    return "\n".join(
+        page([f"### {escaped(heading(group))}", table_text(columns(group).all), bullets(below(group))])
+        for group in groups(rows)
+    )
 
 
-def _group(rows: Sequence[Row]) -> str:
-    shown = columns(rows).all
-    remarks = [f"- {escaped(line)}" for line in below(rows)]
-    lines = [f"### {escaped(heading(rows))}", "", *table_lines(shown), *([""] if remarks else [])]
-    return "\n".join([*lines, *remarks, ""])
+def page(blocks: Iterable[str]) -> str:
+    """Blocks below each other, without those in which nothing stands."""
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def table_lines(columns: Sequence[Column]) -> list[str]:
-    """Columns as the lines of a Markdown table: the heads, the rule, the rows."""
+def bullets(lines: Iterable[str]) -> str:
+    """Texts as a list."""
+    return "\n".join(f"- {escaped(line)}" for line in lines)
+
+
+def table_text(columns: Sequence[Column]) -> str:
+    """Columns as a table: the heads, the rule, the rows. Nothing without a column."""
+    if not columns:
+        return ""
     rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
     rows = [table_line([column.cells[row] for column in columns]) for row in range(len(columns[0].cells))]
-    return [table_line([column.label for column in columns]), rule, *rows]
+    return "\n".join([table_line([column.label for column in columns]), rule, *rows])
 
 
 def table_line(cells: Sequence[str]) -> str:
@@ -55,10 +62,10 @@ def escaped(text: str) -> str:
 def run_block(run: Run) -> str:
     """The tables of a run, and below them the command and what it ran on."""
     (run,) = redacted([run], level="default")
-    table = rows(run.records)
-    environments = [row.environment for row in table if row.environment] or [run.manifest.environment]
+    shown = rows(run.records)
+    environments = [row.environment for row in shown if row.environment] or [run.manifest.environment]
     lines = [plain(run.manifest.command), *dict.fromkeys(map(_where, environments))]
-    return f"{markdown.table(table)}\n{fenced(lines)}\n"
+    return f"{table(shown)}\n{fenced(lines)}\n"
 
 
 def fenced(lines: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -27,9 +26,7 @@ def render(run: Run) -> bytes:
 def table(rows: Iterable[Row]) -> pa.Table:
     """Returns a line for each case; null where nothing was measured. The types of the columns never change."""
     lines = [flat_row(row) for row in rows]
-    columns = {name: [_cell(line[name]) for line in lines] for name in COLUMNS}
+    columns = {
+        name: [plain(value) if isinstance(value := line[name], str) else value for line in lines] for name in COLUMNS
+    }
     return pa.table(columns, schema=pa.schema([(name, KINDS[kind]) for name, kind in COLUMNS.items()]))
-
-
-def _cell(value: Any) -> Any:
-    return plain(value) if isinstance(value, str) else value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_file
-import io
 from typing import Any
 
 from rich.text import Text
@@ -12,8 +10,8 @@ from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
 from profiler.analysis.gates import Judgement
 from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.case import encode
-from profiler.views.export.csv import safe
-from profiler.views.export.markdown import escaped, table_lines
+from profiler.views.export.csv import csv_text, safe
+from profiler.views.export.markdown import bullets, escaped, page, table_text
 from profiler.views.tables.comparison_parts import ComparisonPart, parts
 from profiler.views.tables.grid import grid
 from profiler.views.tables.terminal import WIDE, Paper, clean, fitted, paragraph, styled
@@ -28,7 +26,12 @@ def table(comparison: Comparison, *, paper: Paper = WIDE) -> Text:
 
 def markdown(comparison: Comparison) -> str:
     """The same as Markdown."""
-    return "\n\n".join(_written(part) for part in parts(comparison)) + "\n"
+    return page(block for part in parts(comparison) for block in _blocks(part))
+
+
+def _blocks(part: ComparisonPart) -> list[str]:
+    heading = f"### {escaped(part.heading)}" if part.heading else ""
+    return [heading, bullets(part.above), table_text(part.columns), bullets(part.lines)]
 
 
 def _drawn(part: ComparisonPart, paper: Paper) -> Text:
@@ -53,13 +56,6 @@ def _laid_out(part: ComparisonPart, paper: Paper) -> Text:
     return fitted(name + values + together, paper)
 
 
-def _written(part: ComparisonPart) -> str:
-    heading = [f"### {escaped(part.heading)}"] if part.heading else []
-    above, below = ("\n".join(f"- {escaped(line)}" for line in lines) for lines in (part.above, part.lines))
-    shown = "\n".join(table_lines(part.columns)) if part.columns else ""
-    return "\n\n".join([*heading, *(text for text in (above, shown, below) if text)])
-
-
 def csv(comparison: Comparison) -> str:
     """A line for each row and side, the baseline's too; empty where there is nothing."""
     lines = [
@@ -68,11 +64,8 @@ def csv(comparison: Comparison) -> str:
         for side, cell in zip(comparison.sides, match.cells, strict=True)
         if cell
     ]
-    file = io.StringIO()
-    writer = csv_file.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{name: safe(value) for name, value in line.items()} for line in lines])
-    return file.getvalue()
+    heads = [list(line) for line in lines[:1]]
+    return csv_text([*heads, *([safe(value) for value in line.values()] for line in lines)])
 
 
 def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:

@@ -11,7 +11,7 @@ from profiler.analysis import live_bytes
 from profiler.analysis.explanation import Explanation
 from profiler.core.trace_data import Trace
 from profiler.core.units import bytes_text, change_text
-from profiler.views.export.markdown import escaped, table_lines
+from profiler.views.export.markdown import bullets, escaped, page, table_text
 from profiler.views.tables import html
 from profiler.views.tables.explanation import live_tables, remedies_text, sentences, where
 from profiler.views.tables.grid import Column, numbers, words
@@ -27,11 +27,9 @@ def explanation_html(explained: Explanation, *, title: str, notes: Sequence[str]
 
 def explanation_markdown(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
     """The same for a page of Markdown."""
-    tables = ["\n".join(table_lines(columns)) for columns in live_tables(explained)]
-    said, below = (
-        [f"- {escaped(line)}" for line in lines] for lines in (sentences(explained), _below(explained, notes))
-    )
-    return "\n\n".join([f"### {escaped(title)}", "\n".join(said), *tables, "\n".join(below)]) + "\n"
+    tables = [table_text(columns) for columns in live_tables(explained)]
+    said, below = bullets(sentences(explained)), bullets(_below(explained, notes))
+    return "\n\n".join([f"### {escaped(title)}", said, *tables, below]) + "\n"
 
 
 def in_python(text: str) -> str:
@@ -65,8 +63,7 @@ def table_html(columns: Sequence[Column], *, title: str, below: Sequence[str] = 
 
 def table_markdown(columns: Sequence[Column], *, title: str, below: Sequence[str] = ()) -> str:
     """One table under its title, and lines below it as a list."""
-    lines = [f"- {escaped(line)}" for line in below]
-    return "\n".join([f"### {escaped(title)}", "", *table_lines(columns), *([""] if lines else []), *lines]) + "\n"
+    return page([f"### {escaped(title)}", table_text(columns), bullets(below)])
 
 
 def png(draw: Callable[[Path], object]) -> bytes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv as csv_file
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from io import StringIO
 from itertools import groupby
 from math import ceil
 from typing import Any
@@ -28,6 +26,7 @@ from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, render
 from profiler.planning.solver import Point
+from profiler.views.export.csv import csv_text
 from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import WIDE, Paper, fitted, titled
 
@@ -77,11 +76,8 @@ def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = W
 
 def csv(points: Sequence[Point]) -> bytes:
     """The frontier: bytes, seconds, plan."""
-    text = StringIO()
-    writer = csv_file.writer(text, lineterminator="\n")
-    writer.writerow(("peak_bytes", "step_seconds", "plan"))
-    writer.writerows((point.peak_bytes, repr(point.step_seconds), render(point.plan)) for point in points)
-    return text.getvalue().encode()
+    lines = [(point.peak_bytes, repr(point.step_seconds), render(point.plan)) for point in points]
+    return csv_text([("peak_bytes", "step_seconds", "plan"), *lines]).encode()
 
 
 def reading(plans: Iterable[Plan]) -> list[str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import encode
 from profiler.core.units import MISSING, in_unit_text, spread_text
-from profiler.views.export.markdown import escaped, table_line
+from profiler.views.export.markdown import bullets, escaped, page, table_line
 from profiler.views.tables.evidence import SAID, device_word
 from profiler.views.tables.grid import Column
 from profiler.views.tables.terminal import WIDE, Paper, fitted, titled
@@ -37,8 +37,7 @@ def markdown(reproduction: Reproduction) -> str:
         "| --- | ---: | ---: | ---: |",
         *(table_line(_cells(line)) for line in reproduction.lines),
     ]
-    below = [f"- {escaped(text)}" for text in _below(reproduction)]
-    return "\n".join([f"### {escaped(_heading(reproduction))}", "", *rows, "", *below, ""])
+    return page([f"### {escaped(_heading(reproduction))}", "\n".join(rows), bullets(_below(reproduction))])
 
 
 def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
