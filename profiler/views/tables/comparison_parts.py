@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,10 +36,11 @@ def parts(comparison: Comparison) -> list[ComparisonPart]:
     """All that is shown: the differences first, since they are what the numbers are to be read by."""
     groups: dict[str, list[Match]] = {}
     for match in comparison.matches:
-        groups.setdefault(_group(match), []).append(match)
+        shared = [_worded(name, text) for name, text in match.key.items() if name != "strategy"]
+        groups.setdefault(", ".join(shared) or "all rows", []).append(match)
     shown = [_differences(comparison)]
     for name, matches in groups.items():
-        shown += [_peaks(comparison, name, matches), *_times(comparison, name, matches), *_missing(comparison, matches)]
+        shown += [*_quantities(comparison, name, matches), *_missing(comparison, matches)]
     notes = (
         [ComparisonPart(lines=tuple(f"note: {remark}" for remark in comparison.remarks))] if comparison.remarks else []
     )
@@ -83,66 +85,50 @@ def _named(side: SideSummary) -> str:
     return f"{side.label} {side.evidence}"
 
 
-def _group(match: Match) -> str:
-    return ", ".join(_worded(name, text) for name, text in match.key.items() if name != "strategy") or "all rows"
-
-
 def _worded(name: str, text: str) -> str:
     return text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
 
 
-def _peaks(comparison: Comparison, group: str, matches: Sequence[Match]) -> ComparisonPart:
-    size, unit = byte_unit([cell.peak_bytes for match in matches for cell in match.cells if cell])
-    places = range(len(comparison.sides))
-    return _table(
-        comparison,
-        matches,
-        places,
-        heading=_headed("peak", comparison, group, places),
-        unit=unit,
-        text_of=lambda cell: scaled(cell.peak_bytes, size),
-        changes_of=_peak_changes,
-    )
+class _Quantity(NamedTuple):
+    """What a table shows of every side."""
+
+    name: str
+    unit: str
+    text_of: Callable[[Cell], str]
+    changes_of: Callable[[Comparison, int, Sequence[Match]], tuple[Column, ...]]  # of a side against the first
 
 
-def _times(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
-    """Steps of the sides that have any: a rehearsal has none, and no column for them."""
-    places = [
-        place
-        for place, side in enumerate(comparison.sides)
-        if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in _cells(matches, place))
-    ]
-    seconds = [cell.step_seconds for match in matches for cell in match.cells if cell]
-    if all(second is None for second in seconds):
-        return []
-    size, unit = second_unit(seconds)
-    return [
-        _table(
-            comparison,
-            matches,
-            places,
-            heading=_headed("step", comparison, group, places),
-            unit=unit,
-            text_of=lambda cell: scaled(cell.step_seconds, size),
-            changes_of=_time_changes,
-        )
-    ]
+def _quantities(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
+    """Peaks, and steps of the sides that have any: a rehearsal has none, and no column for them."""
+    cells = [cell for match in matches for cell in match.cells if cell]
+    size, unit = byte_unit(cell.peak_bytes for cell in cells)
+    second, second_name = second_unit(cell.step_seconds for cell in cells)
+    peaks = _Quantity("peak", unit, lambda cell: scaled(cell.peak_bytes, size), _peak_changes)
+    steps = _Quantity("step", second_name, lambda cell: scaled(cell.step_seconds, second), _time_changes)
+    tables = [_table(comparison, group, matches, range(len(comparison.sides)), peaks)]
+    if any(cell.step_seconds is not None for cell in cells):
+        places = [
+            place
+            for place, side in enumerate(comparison.sides)
+            if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in _cells(matches, place))
+        ]
+        tables.append(_table(comparison, group, matches, places, steps))
+    return tables
 
 
 def _table(
-    comparison: Comparison, matches: Sequence[Match], places: Sequence[int], *, heading: str, unit: str,
-    text_of: Callable[[Cell], str], changes_of: Callable[[Comparison, int, Sequence[Match]], tuple[Column, ...]],
-) -> ComparisonPart:  # fmt: skip
+    comparison: Comparison, group: str, matches: Sequence[Match], places: Sequence[int], quantity: _Quantity
+) -> ComparisonPart:
     """A column of values for each of these sides, then the changes against the first, where it is one of them."""
     is_mixed, values = _is_mixed(comparison), []
     for place in places:
         side = comparison.sides[place]
-        cells = tuple(_value(cell, text_of) for cell in _cells(matches, place))
+        cells = tuple(_value(cell, quantity.text_of) for cell in _cells(matches, place))
         is_plain = side.evidence == "measured" and not is_mixed
-        values.append(numbers(side.name, unit if is_plain else f"{side.evidence} {unit}", cells))
+        values.append(numbers(side.name, quantity.unit if is_plain else f"{side.evidence} {quantity.unit}", cells))
     pieces = [(words("strategy", "", [_name(match) for match in matches]),), tuple(values)]
-    pieces += [changes_of(comparison, place, matches) for place in places if place and 0 in places]
-    return ComparisonPart(heading=heading, pieces=tuple(pieces))
+    pieces += [quantity.changes_of(comparison, place, matches) for place in places if place and 0 in places]
+    return ComparisonPart(heading=_headed(quantity.name, comparison, group, places), pieces=tuple(pieces))
 
 
 def _peak_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
@@ -201,20 +187,17 @@ def _change(contrast: Contrast | None) -> str:
 
 def _missing(comparison: Comparison, matches: Sequence[Match]) -> list[ComparisonPart]:
     """What is not on every side, and what is not ok."""
-    lines = [line for match in matches for line in (*_only(comparison, match), *_wrong(comparison, match))]
+    lines = [line for match in matches for line in _troubles(comparison, match)]
     return [ComparisonPart(lines=tuple(lines))] if lines else []
 
 
-def _only(comparison: Comparison, match: Match) -> list[str]:
-    labels = [side.label for side, cell in zip(comparison.sides, match.cells, strict=True) if cell]
-    return [] if len(labels) == len(comparison.sides) else [f"{_name(match)}: only in {', '.join(labels)}"]
-
-
-def _wrong(comparison: Comparison, match: Match) -> list[str]:
+def _troubles(comparison: Comparison, match: Match) -> list[str]:
     pairs = [(side.label, cell) for side, cell in zip(comparison.sides, match.cells, strict=True) if cell]
+    labels = ", ".join(label for label, _ in pairs)
+    only = [f"{_name(match)}: only in {labels}"] if len(pairs) < len(comparison.sides) else []
     fine = [label for label, cell in pairs if cell.outcome == "ok"]
     ok = f"; ok in {', '.join(fine)}" if fine else ""
-    return [
+    return only + [
         f"{_name(match)}: {cell.outcome.replace('_', ' ')} in {label}{': ' + cell.detail if cell.detail else ''}{ok}"
         for label, cell in pairs
         if cell.outcome != "ok"
