@@ -88,11 +88,11 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     own = {"--snapshot", str(path), f"--snapshot={path}", "--json", "explain"}
     if others := [word for word in (*([target] if target else []), *COMMAND.get()) if word not in own]:
         raise UserError(f"'{others[0]}' has no effect on a snapshot", hint="gcprof explain --snapshot FILE")
-    found = recorded(path)
+    recording = recorded(path)
     if json:
-        say_bytes(views.document(found))
+        say_bytes(views.document(recording))
         return
-    say(views.snapshot(found, title=f"{path.name}, cuda:{found.device}: recorded", paper=paper()))
+    say(views.snapshot(recording, title=f"{path.name}, cuda:{recording.device}: recorded", paper=paper()))
 
 
 def traced_heading(case: Case, *, with_strategy: bool = False) -> str:

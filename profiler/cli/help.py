@@ -103,7 +103,7 @@ def about(doc: str | None) -> str:
 def examples(name: str, doc: str | None) -> tuple[str, ...]:
     """Three lines to paste: the docstring's own first."""
     paragraphs = inspect.cleandoc(doc or "").split("\n\n")
-    own = [" ".join(one.removeprefix(EXAMPLE).split()) for one in paragraphs if one.startswith(EXAMPLE)]
+    own = [" ".join(text.removeprefix(EXAMPLE).split()) for text in paragraphs if text.startswith(EXAMPLE)]
     return (*own, *MORE_EXAMPLES[name])
 
 

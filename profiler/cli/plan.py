@@ -92,8 +92,10 @@ def _print_code_of(path: Path, emit: str | None, ctx: typer.Context, *, repair_b
     if emit is None:
         raise UserError("--from needs --emit", hint=f"gcprof plan --from {path} --emit python")
     flags = {parameter.name: [*parameter.opts, *parameter.secondary_opts] for parameter in ctx.command.params}
-    given = [_typed_word(ctx, name, flags[name]) for name in ctx.params if _is_typed(ctx, name)]
-    given = [word for word in given if word not in ("--from", "--emit", "--repair-batchnorm")]
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    words = [_typed_word(ctx, name, flags[name]) for name in typed]
+    given = [word for word in words if word not in ("--from", "--emit", "--repair-batchnorm")]
     if given:
         raise UserError(f"{given[0]} has no effect with --from", hint="its plan is made; leave one of them out")
     say_bytes(code(plan_file.read(path), emit, repair_batchnorm=repair_batchnorm).encode())
@@ -103,11 +105,6 @@ def _typed_word(ctx: typer.Context, name: str, words: list[str]) -> str:
     """The flag that was typed: of a switch that is off, its second one."""
     long = [word for word in words if word.startswith("--")]
     return "the model" if not long else long[-1] if ctx.params[name] is False else long[0]
-
-
-def _is_typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 class _Asked(NamedTuple):

@@ -256,7 +256,7 @@ def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
     fits = fit.fits(rows.rows(run.records), holders)
     say(max_batch.fit_table(fits, paper=paper()))
     asked = {holder.name for holder in holders if isinstance(holder, fit.Memory)}
-    return GATE if any(one.device in asked and one.strategy is None for one in fits) else 0
+    return GATE if any(held.device in asked and held.strategy is None for held in fits) else 0
 
 
 def _say_next(ran: Ran, run: Run) -> None:

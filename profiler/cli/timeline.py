@@ -61,7 +61,7 @@ def timeline(
     beside = beside_traced(steps)
     path = plot(_panels(steps, beside), title=_title(steps, beside), path=output, force=force)
     aside(f"wrote {path}")
-    for error in (one for one in beside if isinstance(one, UserError)):
+    for error in (step for step in beside if isinstance(step, UserError)):
         aside(f"note: the same step cannot be traced: {error.message}")
     typed = setting_words(words, device=device)
     next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
@@ -74,11 +74,11 @@ def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserE
 
     if not beside:
         return {str(step.case.strategy): step.followed.trace for step in steps}
-    both = [one for pair in zip(steps, beside, strict=True) for one in pair if not isinstance(one, UserError)]
-    return {f"{strategy_label(one.case.strategy)}, {evidence(one.case, None)}": one.followed.trace for one in both}
+    both = [step for pair in zip(steps, beside, strict=True) for step in pair if not isinstance(step, UserError)]
+    return {f"{strategy_label(step.case.strategy)}, {evidence(step.case, None)}": step.followed.trace for step in both}
 
 
 def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
     """The heading of the first step; with both kinds of evidence where both are drawn."""
-    has_both = any(not isinstance(one, UserError) for one in beside)
+    has_both = any(not isinstance(step, UserError) for step in beside)
     return traced_heading(steps[0].case) + (" and predicted" if has_both else "")

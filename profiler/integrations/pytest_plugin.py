@@ -39,12 +39,12 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     work = importlib.import_module("profiler.api.peak_memory")
 
     def peak(model: Any, batch: Any = None, strategy: Any = "none", *, budget: Any = None, **settings: Any) -> Any:
-        found = work.peak_memory(model, batch, strategy, **settings)
-        request.node.user_properties.append((PROPERTY, repr(found)))
+        nbytes = work.peak_memory(model, batch, strategy, **settings)
+        request.node.user_properties.append((PROPERTY, repr(nbytes)))
         named = (FLAG, _budget(request.config)) if budget is None else ("budget", work.budget_bytes(budget))
-        if failure := work.failure(found, named[1], named=named[0]):
+        if failure := work.failure(nbytes, named[1], named=named[0]):
             pytest.fail(failure, pytrace=False)
-        return found
+        return nbytes
 
     return peak
 
@@ -52,16 +52,16 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """List what was found, by test; say so where a budget had no effect."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    found = [
+    lines = [
         f"{report.nodeid}: {text}"
         for report in reports
         if getattr(report, "when", None) == "call"
         for name, text in report.user_properties
         if name == PROPERTY
     ]
-    if found:
+    if lines:
         terminalreporter.section("peak memory by gcprof")
-        terminalreporter.write_line("\n".join(found))
+        terminalreporter.write_line("\n".join(lines))
     elif config.getoption(FLAG) is not None:
         terminalreporter.write_line(f"gcprof: {FLAG} had no effect: no test asked for the fixture peak_memory")
 

@@ -77,7 +77,7 @@ class _Redaction:
         return msgspec.structs.replace(
             record,
             case=self._case(record.case),
-            detail=self._text(record.detail),
+            detail=record.detail and (HIDDEN if self._is_all else hidden(record.detail)),  # it may quote anything
             built=self._built(record.built),
             readings=self._readings(record.readings),
             equality=self._equality(record.equality),
@@ -122,10 +122,6 @@ class _Redaction:
             return readings
         unnamed = msgspec.structs.replace(readings.timeline, module=None, modules={})
         return msgspec.structs.replace(readings, timeline=unnamed)
-
-    def _text(self, text: str | None) -> str | None:
-        """Redacts the text of a failure, which may quote anything."""
-        return text and (HIDDEN if self._is_all else hidden(text))
 
     def _note(self, note: Note) -> str:
         """Redacts a note; of one that quotes the model's code or names only the first words stay."""

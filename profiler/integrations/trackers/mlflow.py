@@ -27,7 +27,9 @@ def write(run: Run, folder: Path | None) -> Written:
     rows = entries(run)
     try:
         client = MlflowClient(tracking_uri=place)
-        experiment = _experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        there = client.get_experiment_by_name(name)
+        experiment: str = there.experiment_id if there else client.create_experiment(name)
         written = [entry for entry in rows if not _is_known(client, experiment, entry)]
         for entry in written:
             _log(client, experiment, entry)
@@ -45,12 +47,6 @@ def _place(run: Run, folder: Path | None) -> str:
         return uri
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer ones take nothing but a database
     return (folder or run.folder / "derived" / "mlflow").absolute().as_uri()
-
-
-def _experiment(client: MlflowClient, name: str) -> str:
-    experiment = client.get_experiment_by_name(name)
-    text: str = experiment.experiment_id if experiment else client.create_experiment(name)
-    return text
 
 
 def _is_known(client: MlflowClient, experiment: str, entry: LoggedRow) -> bool:

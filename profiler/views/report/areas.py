@@ -5,7 +5,7 @@ A picture is HIGH units high and as wide as there are points, and is stretched t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -60,26 +60,22 @@ class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
 
 def areas(rows: Sequence[Row]) -> AreaChart | None:
     """Returns the timelines of these rows; None if none was stored."""
-    timelines = [(row, row.readings.timeline) for row in rows if row.outcome == "ok" and row.readings.timeline]
+    timelines = [(row, timeline) for row in rows if row.outcome == "ok" and (timeline := row.readings.timeline)]
     if not timelines:
         return None
     stacks = [_stacked(timeline) for _, timeline in timelines]
     highest = max(1, *(max(stack[-1][1]) for stack in stacks))
-    panels = [
-        _panel(row, timeline, stack, highest)
-        for (row, timeline), stack in zip(timelines, stacks, strict=True)
-        if timeline
-    ]
+    panels = [_panel(row, timeline, stack, highest) for (row, timeline), stack in zip(timelines, stacks, strict=True)]
     present = {area.kind for panel in panels for area in panel.areas}
     words = {**NAMES, "whole": "all that is live, kinds not told apart"}
     legend = tuple((kind, words.get(kind, kind)) for kind in STACK if kind in present)
     return AreaChart(high=HIGH, panels=tuple(panels), legend=legend)
 
 
-def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
+def _stacked(timeline: Timeline) -> list[tuple[str, list[int]]]:
     """Returns every kind, the lowest first, with the bytes of it and of all below it at every point."""
     sizes: dict[str, list[int]] = {}
-    for name, values in (timeline.nbytes if timeline else {}).items():
+    for name, values in timeline.nbytes.items():
         kind = KINDS.get(name, name)
         sizes[kind] = [a + b for a, b in zip(sizes.get(kind, [0] * len(values)), values, strict=True)]
     below, stacked = [0] * max(map(len, sizes.values()), default=1), []
@@ -91,13 +87,10 @@ def _stacked(timeline: Timeline | None) -> list[tuple[str, list[int]]]:
 
 def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int]]], highest: int) -> AreaPanel:
     num_points = len(stack[0][1])
-    bottoms: Mapping[str, Sequence[int]] = {
-        kind: below for (_, below), (kind, _) in pairwise([("", [0] * num_points), *stack])
-    }
     drawn = [
         (kind, tops)
-        for kind, tops in reversed(stack)
-        if max(top - bottom for top, bottom in zip(tops, bottoms[kind], strict=True)) >= LEAST * highest
+        for (_, bottoms), (kind, tops) in pairwise([("", [0] * num_points), *stack])
+        if max(top - bottom for top, bottom in zip(tops, bottoms, strict=True)) >= LEAST * highest
     ]
     name, text = line_name(row), f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}"
     return AreaPanel(
@@ -105,7 +98,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
         text=text,
         said=f"What is live over the step of {name}, {text} in the {plain(row.readings.peak_phase or 'step')}",
         num_points=num_points,
-        areas=tuple(Area(kind=kind, path=_path(tops, highest)) for kind, tops in drawn),
+        areas=tuple(Area(kind=kind, path=_path(tops, highest)) for kind, tops in reversed(drawn)),
         phases=_phases(timeline, num_points),
     )
 

@@ -105,18 +105,14 @@ def said(row: Row) -> str:
     """One row in words, its change against `none` too."""
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
-    slower = f" ({_slower(row)})" if row.time_ratio and not is_baseline else ""
+    is_untold = row.time_verdict in ("cannot be told apart", "too noisy to tell") and row.time_ratio_range
+    untold = f", {row.time_verdict}" if is_untold else ""
+    slower = f" ({ratio_text(row)}{untold})" if row.time_ratio and not is_baseline else ""
     kind = "estimated step" if row.case.is_predicted else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
     peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
     name = short(strategy_label(row.case.strategy), LONGEST)
     return f"{name}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
-
-
-def _slower(row: Row) -> str:
-    """The change of the time against `none`, and whether that can be told."""
-    untold = row.time_verdict if row.time_verdict in ("cannot be told apart", "too noisy to tell") else None
-    return f"{ratio_text(row)}, {untold}" if untold and row.time_ratio_range else ratio_text(row)
 
 
 def _ends(places: Sequence[TimePlace], second: float) -> list[float]:

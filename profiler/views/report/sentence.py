@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from profiler.analysis.advice import Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
 from profiler.analysis.trust import NOISY
-from profiler.core.units import bytes_text, change_range_text, seconds_text
+from profiler.core.units import bytes_text, change_range_text, few, seconds_text
 from profiler.views.sanitize import short
 from profiler.views.tables.columns import ratio_text
 from profiler.views.tables.evidence import outcome
@@ -41,7 +41,8 @@ def budget(stair: BudgetPoint) -> str:
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
     change = [ratio_text(row) + " time"] if row.time_ratio and row.case.strategy != "none" else []
     why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
-    return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){_or(stair.rivals)}"
+    rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
+    return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
 
 
 def no_budget(stair: BudgetPoint) -> str:
@@ -122,15 +123,9 @@ def _rivals(rivals: Sequence[Row]) -> str:
     return f", and {_named(rivals)} {verb} as fast as far as can be told"
 
 
-def _or(rivals: Sequence[Row]) -> str:
-    return f", or {_named(rivals)}: the times cannot be told apart" if rivals else ""
-
-
 def _named(rows: Sequence[Row]) -> str:
-    names, more = [name(row) for row in rows[:MAX_NAMED]], len(rows) - MAX_NAMED
-    if more > 0:
-        return f"{', '.join(names)} and {more} more"
-    return " and ".join(names)
+    names = [name(row) for row in rows]
+    return few(names, MAX_NAMED) if len(names) > MAX_NAMED else " and ".join(names)
 
 
 def _peak(row: Row) -> str:

@@ -60,11 +60,15 @@ def columns(rows: Sequence[Row]) -> Columns:
 
     Bytes share one unit, seconds another.
     """
-    verdict = (words("gradients", "", [row.gradients for row in rows]), _outcome(rows))
+    labels = strategy_labels(row.case.strategy for row in rows)
+    unbeaten = ["bold" if row.on_frontier else "" for row in rows]  # none other has a lower peak and a lower time
+    wrong = ["" if row.outcome in ("ok", "skipped") else "red" for row in rows]
+    verdict = (
+        words("gradients", "", [row.gradients for row in rows]),
+        words("outcome", "", [outcome(row) for row in rows], wrong),
+    )
     return Columns(
-        name=words(
-            "strategy", "", strategy_labels(row.case.strategy for row in rows), [_name_style(row) for row in rows]
-        ),
+        name=words("strategy", "", labels, unbeaten),
         memory=telling(_memory(rows)),
         time=telling(_time(rows)),
         verdict=telling(verdict),
@@ -222,19 +226,6 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
         numbers("spread", "", [spread_text(row.step_spread) for row in rows]),
         numbers("time", "against none", [_against_none(row, row.step_seconds, _time_change(row)) for row in rows]),
     )
-
-
-def _name_style(row: Row) -> str:
-    """Bold where no other row has both a lower peak and a lower time."""
-    return "bold" if row.on_frontier else ""
-
-
-def _outcome_style(row: Row) -> str:
-    return "" if row.outcome in ("ok", "skipped") else "red"
-
-
-def _outcome(rows: Sequence[Row]) -> Column:
-    return words("outcome", "", [outcome(row) for row in rows], map(_outcome_style, rows))
 
 
 def _against_none(row: Row, value: float | None, change: str) -> str:

@@ -108,9 +108,9 @@ def _live(explained: Explanation, paper: Paper) -> Text:
     below = live_tables(explained)
     most = max(len(columns[0].cells) for columns in below)
     padded = [
-        msgspec.structs.replace(one, cells=(*one.cells, *[""] * (most - len(one.cells))))
+        msgspec.structs.replace(column, cells=(*column.cells, *[""] * (most - len(column.cells))))
         for columns in below
-        for one in columns
+        for column in columns
     ]
     if grid(padded, width=paper.width):
         return fitted(padded, paper)
@@ -137,9 +137,9 @@ def _category(name: str, explained: Explanation) -> str:
     return CATEGORIES.get(name, name)
 
 
-def _holders(found: Explanation, paper: Paper) -> Text:
+def _holders(explained: Explanation, paper: Paper) -> Text:
     """What was allocated by one operator for one line of code, the largest first."""
-    size, unit = byte_unit(holder.nbytes for holder in found.holders)
+    size, unit = byte_unit(holder.nbytes for holder in explained.holders)
     cells = [
         (
             shortened(holder.operator, LONGEST_NAME) or BEFORE_STEP,
@@ -148,7 +148,7 @@ def _holders(found: Explanation, paper: Paper) -> Text:
             str(holder.count),
             scaled(holder.nbytes, size),
         )
-        for holder in found.holders
+        for holder in explained.holders
     ]
     operators, lines, categories, counts, sizes = zip(*cells, strict=True)
     columns = [

@@ -18,7 +18,10 @@ def table(columns: Sequence[Column], *, dim: Collection[int] = ()) -> str:
     """Columns as a table; rows whose numbers are in `dim` are shown dim."""
     head = "".join(f'<th style="{_style(column)}">{text(column.label)}</th>' for column in columns)
     rows = range(len(columns[0].cells)) if columns else ()
-    body = "".join(f"<tr{DIM if row in dim else ''}>{_cells(columns, row)}</tr>" for row in rows)
+    lines = (
+        "".join(f'<td style="{_style(column)}">{text(column.cells[row])}</td>' for column in columns) for row in rows
+    )
+    body = "".join(f"<tr{DIM if row in dim else ''}>{line}</tr>" for row, line in enumerate(lines))
     return f'<table style="{TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
@@ -46,10 +49,6 @@ def page(parts: Sequence[str]) -> str:
 def text(words: str) -> str:
     """Words as they are, whatever they hold."""
     return escape(plain(words))
-
-
-def _cells(columns: Sequence[Column], row: int) -> str:
-    return "".join(f'<td style="{_style(column)}">{text(column.cells[row])}</td>' for column in columns)
 
 
 def _style(column: Column) -> str:

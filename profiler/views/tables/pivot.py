@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
-import msgspec
 from rich.text import Text
 
 from profiler.analysis.axes import Axis, Value, grid, two
@@ -22,15 +23,15 @@ OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal memory
 
 
-class ShownQuantity(msgspec.Struct, frozen=True, kw_only=True):
+class ShownQuantity(NamedTuple):
     """A number that a table shows for every row that is ok, and its text."""
 
     title: str
     read: Callable[[Row], float | None]
     text: Callable[[float], str]
+    unit: float = 1.0  # of the text
     is_peak: bool = False
     grows: bool = True  # in a way that is worth telling
-    unit: float = 1.0  # of the text
 
 
 def table(rows: Sequence[Row], *, over: Sequence[str] = (), paper: Paper = WIDE) -> Text:
@@ -77,32 +78,14 @@ def grid_columns(
 def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
     """Returns the quantities that at least one row has."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows)
-    second, name = second_unit(row.step_seconds for row in rows)
-
-    def in_unit(value: float) -> str:
-        return scaled(value, size)
-
+    second, second_name = second_unit(row.step_seconds for row in rows)
+    in_bytes, in_seconds = partial(scaled, size=size), partial(scaled, size=second)
+    peak, saved = (f"{marked(name, rows)} ({unit})" for name in ("peak memory", "saved memory"))
     quantities = (
-        ShownQuantity(
-            title=f"{marked('peak memory', rows)} ({unit})",
-            read=lambda row: row.readings.peak_bytes,
-            text=in_unit,
-            is_peak=True,
-            unit=size,
-        ),
-        ShownQuantity(
-            title=f"{marked('saved memory', rows)} ({unit})",
-            read=lambda row: row.readings.saved_bytes,
-            text=in_unit,
-            unit=size,
-        ),
-        ShownQuantity(
-            title=f"step time ({name})",
-            read=lambda row: row.step_seconds,
-            text=lambda value: scaled(value, second),
-            unit=second,
-        ),
-        ShownQuantity(title="samples a second", read=samples_per_second, text=_rate_text, grows=False),
+        ShownQuantity(peak, lambda row: row.readings.peak_bytes, in_bytes, size, is_peak=True),
+        ShownQuantity(saved, lambda row: row.readings.saved_bytes, in_bytes, size),
+        ShownQuantity(f"step time ({second_name})", lambda row: row.step_seconds, in_seconds, second),
+        ShownQuantity("samples a second", samples_per_second, _rate_text, grows=False),
     )
     return [quantity for quantity in quantities if any(_value(row, quantity) is not None for row in rows)]
 

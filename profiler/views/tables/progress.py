@@ -152,12 +152,8 @@ def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
             lines = file.read(NUM_BYTES).decode(errors="replace").rstrip().splitlines()
     except OSError:
         return []
-    return [_harmless(line[:WIDEST], encoding) for line in lines[-NUM_LINES:]]
-
-
-def _harmless(line: str, encoding: str) -> str:
-    indent = len(line) - len(line.lstrip(" "))
-    return " " * indent + plain(line, encoding=encoding)
+    shown = [line[:WIDEST] for line in lines[-NUM_LINES:]]
+    return [" " * (len(line) - len(line.lstrip(" "))) + plain(line, encoding=encoding) for line in shown]
 
 
 def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:

@@ -19,36 +19,38 @@ LONGEST = 40  # characters of a line of code
 NOWHERE = "(no line of yours)"
 
 
-def snapshot(found: SnapshotExplanation, *, title: str, paper: Paper = WIDE) -> Text:
+def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE) -> Text:
     """Returns the peak, what held it, what stayed, and what was reserved."""
-    lines = [_peak(found), _end(found)]
-    if found.failed_bytes is not None:
-        lines.append(f"a request of {bytes_text(found.failed_bytes)} failed: out of memory")
+    lines = [_peak(explained), _end(explained)]
+    if explained.failed_bytes is not None:
+        lines.append(f"a request of {bytes_text(explained.failed_bytes)} failed: out of memory")
     parts = [paragraph(title, paper, style="bold")]
-    parts += [paragraph(one, paper) for one in lines]
-    for head, holders in (("live at the peak", found.holders), ("stayed, from time to time", found.grown)):
+    parts += [paragraph(line, paper) for line in lines]
+    for head, holders in (("live at the peak", explained.holders), ("stayed, from time to time", explained.grown)):
         if holders:
             parts += [Text(), _table(head, holders, paper)]
     return Text("\n").join(parts)
 
 
-def document(found: SnapshotExplanation) -> bytes:
+def document(explained: SnapshotExplanation) -> bytes:
     """The explanation as one JSON document."""
-    return encode({"evidence": "recorded", **msgspec.to_builtins(found), "free_bytes": found.free_bytes}) + b"\n"
+    fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
+    return encode(fields) + b"\n"
 
 
-def _peak(found: SnapshotExplanation) -> str:
-    shares = ", ".join(f"{share.name} {bytes_text(share.nbytes)}" for share in found.categories)
-    if found.peak_event is None:
-        return f"peak {bytes_text(found.peak_bytes)}: when the recording began; {shares}"
-    at = f", {shortened(found.peak_line, LONGEST)}" if found.peak_line else ""
-    return f"peak {bytes_text(found.peak_bytes)}: event {found.peak_event + 1} of {found.num_events}{at}; {shares}"
+def _peak(explained: SnapshotExplanation) -> str:
+    peak, number = bytes_text(explained.peak_bytes), explained.peak_event
+    shares = ", ".join(f"{share.name} {bytes_text(share.nbytes)}" for share in explained.categories)
+    if number is None:
+        return f"peak {peak}: when the recording began; {shares}"
+    at = f", {shortened(explained.peak_line, LONGEST)}" if explained.peak_line else ""
+    return f"peak {peak}: event {number + 1} of {explained.num_events}{at}; {shares}"
 
 
-def _end(found: SnapshotExplanation) -> str:
-    held = f"at the end {bytes_text(found.end_bytes)} live of {bytes_text(found.reserved_bytes)} reserved"
-    free = f"{bytes_text(found.free_bytes)} free, at most {bytes_text(found.largest_free_bytes)} in one piece"
-    return f"{held} in {count_text(found.num_segments, 'segment')}: {free}"
+def _end(explained: SnapshotExplanation) -> str:
+    held = f"at the end {bytes_text(explained.end_bytes)} live of {bytes_text(explained.reserved_bytes)} reserved"
+    free = f"{bytes_text(explained.free_bytes)} free, at most {bytes_text(explained.largest_free_bytes)} in one piece"
+    return f"{held} in {count_text(explained.num_segments, 'segment')}: {free}"
 
 
 def _table(head: str, holders: Sequence[Holder], paper: Paper) -> Text:

@@ -44,7 +44,9 @@ def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
     Numbers are whole at any width: a table that does not fit is cut into memory and time, then into one block a row.
     A width of None (a pipe) is as wide as it takes.
     """
-    return Text("\n\n").join([_group(group, paper) for group in groups(rows)])
+    return Text("\n\n").join(
+        [titled(heading(group), _laid_out(group, paper), paper, below=below(group)) for group in groups(rows)]
+    )
 
 
 def bodies(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
@@ -130,10 +132,6 @@ def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
     with console.capture() as captured:  # rich itself would end the process where the reader went away
         console.print(text, soft_wrap=True)
     file.write(captured.get())
-
-
-def _group(rows: Sequence[Row], paper: Paper) -> Text:
-    return titled(heading(rows), _laid_out(rows, paper), paper, below=below(rows))
 
 
 def _laid_out(rows: Sequence[Row], paper: Paper) -> Text:
