@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.options import RUN_HELP
 from profiler.cli.output import aside, next_command, one_of, paper, say, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import change_range_text, change_text
@@ -24,7 +23,7 @@ TRIPPED = 5
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help=f"{RUN_HELP} The first is the baseline.", metavar="run")],
+    runs: Annotated[list[str], typer.Argument(help=f"{options.RUN_HELP} The first is the baseline.", metavar="run")],
     baseline: Annotated[str | None, typer.Option("--baseline", help="The run to compare the others with.")] = None,
     align: Annotated[
         str, typer.Option("--align", help="What rows must share to be compared.")

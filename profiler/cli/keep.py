@@ -169,14 +169,14 @@ def validate(
     if json:
         say_json(reports)
     else:
-        for text in _lines(reports):
+        for text in _finding_lines(reports):
             say(paragraph(text, paper=paper()))
     if any(report.is_damaged for report in reports):
         raise typer.Exit(4)
     next_command("gcprof", "show", reports[-1].run)
 
 
-def _lines(reports: Iterable[Report]) -> Iterator[str]:
+def _finding_lines(reports: Iterable[Report]) -> Iterator[str]:
     """One line for each finding, and one for each run."""
     from profiler.views.tables.evidence import counted
 

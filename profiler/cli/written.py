@@ -111,12 +111,12 @@ def export(
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
     if kind in trackers.TRACKERS:
-        _log(loaded, kind, output)
+        _write_to_tracker(loaded, kind, output)
     else:
-        _write(loaded, kind, output, force=force, run=run)
+        _write_file(loaded, kind, output, force=force, run=run)
 
 
-def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
+def _write_file(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
     from profiler import views
     from profiler.core.optional_deps import load_function
     from profiler.views.export.files import write_whole
@@ -129,7 +129,7 @@ def _write(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str
     next_command("gcprof", "plot", run, "--kind", "frontier", "-o", "frontier.png")
 
 
-def _log(loaded: Run, kind: str, folder: Path | None) -> None:
+def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
     from profiler.core.optional_deps import load_function
     from profiler.integrations import trackers
     from profiler.runs.store import refuse_link
@@ -178,14 +178,14 @@ def report(
         aside(f"warning: {warning}")
     aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
     if open_it:
-        _open(output)
+        _open_in_browser(output)
     if len(words) > 1:
         next_command("gcprof", "compare", *words)
     else:
         next_command("gcprof", "export", words[0], "--to", "csv", "-o", "table.csv")
 
 
-def _open(path: Path) -> None:
+def _open_in_browser(path: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(path.resolve().as_uri()):

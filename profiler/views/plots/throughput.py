@@ -21,7 +21,7 @@ from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_ax
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 
-FAR = 8  # times the smallest peak: from here on the axis is logarithmic
+LOGARITHMIC = 8  # times the smallest peak: from here on the axis is logarithmic
 
 
 def _has(row: Row) -> bool:
@@ -60,7 +60,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
     tall = (max(ys) - min(ys)) or max(ys)
     axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
     number_axis(axes.yaxis)
-    if max(xs) > FAR * min(xs):
+    if max(xs) > LOGARITHMIC * min(xs):
         wide = (max(xs) / min(xs)) ** room
         axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
         log_axis(axes.xaxis)

@@ -19,7 +19,7 @@ from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import columns
 from profiler.views.tables.samples import TIMES, samples_of
 
-NAMES = {
+FACTS = {  # of an environment, with their heads
     "device_name": "device",
     "device_bytes": "memory of the device",
     "device_uuid": "number of the device",
@@ -198,7 +198,7 @@ def environments(rows: Sequence[Row]) -> Grid | None:
     distinct = list(dict.fromkeys(map(_timeless, all_environments)))[:MOST]
     if not distinct:
         return None
-    lines = [(head, *(_value(environment, name) for environment in distinct)) for name, head in NAMES.items()]
+    lines = [(head, *(_value(environment, name) for environment in distinct)) for name, head in FACTS.items()]
     shown = [line for line in lines if set(line[1:]) != {MISSING}]
     starts: dict[Environment, list[str]] = {}
     for environment in all_environments:
