@@ -102,8 +102,8 @@ def test_later_rounds_take_a_part_of_the_first_until_one_has_ended():
     screen = live(80, clock, num_trials=6, num_later=4)
     left = []
 
-    for clock.seconds, number in ((10.0, 1), (20.0, 1), (23.0, 2), (26.0, 3)):
-        screen.add(make.record(round=number), total=6)
+    for clock.seconds, number in ((10.0, 1), (20.0, 1), (26.0, 2), (26.0, 2)):  # two of one process come at once
+        screen.add(make.record(round=number, stage_seconds={"build": 1.0, "time": 2.0}), total=6)
         left.append(screen.left_seconds())
 
     assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]

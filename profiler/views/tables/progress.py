@@ -209,6 +209,7 @@ class LiveScreen:
         self._records: list[Record] = []
         self._num_ended, self._later_ended = 0, 0
         self._first_seconds = 0.0  # until the last trial of a first round ended
+        self._later_seconds = 0.0  # those that are measured together come at once, each with its share
         self._since = clock()
         self._drawn: tuple[int, int, Text] | None = None  # records, columns, and their table
         self._spinner = Spinner("line")
@@ -226,6 +227,7 @@ class LiveScreen:
         self._total, self.now = total, ""
         if record.round > 1:
             self._later_left, self._later_ended = max(0, self._later_left - 1), self._later_ended + 1
+            self._later_seconds += sum(record.stage_seconds.values())
         else:
             self._first_seconds = self._clock() - self._since
         if len(self._records) < MOST_ROWS:
@@ -260,8 +262,7 @@ class LiveScreen:
         later = min(left, self._later_left)
         first_ended = self._num_ended - self._later_ended
         first_mean = self._first_seconds / first_ended if first_ended else 0.0
-        later_seconds = seconds - self._first_seconds
-        later_mean = later_seconds / self._later_ended if self._later_ended else LATER_SHARE * first_mean
+        later_mean = self._later_seconds / self._later_ended if self._later_ended else LATER_SHARE * first_mean
         return first_mean * (left - later) + later_mean * later
 
     def _table(self) -> Text:
