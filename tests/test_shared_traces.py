@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from profiler.core import plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.predicting import shared_traces
 from profiler.predicting.prediction import predict
 from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.traced_case import trace_case
+from profiler.training.models import transformer
 from tests import make
+from tests.plans import Saving, plan_of
 
 MODELS = (
     "mnist-cnn:channels=4,layers=6",
@@ -78,6 +83,25 @@ def test_so_it_is_however_one_trains(fields):
 
     for trial in plan("mnist-cnn:channels=4,layers=6", STRATEGIES[:7], device="fake:t4", **fields):
         assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
+
+
+@pytest.mark.parametrize("is_of_its_blocks", [True, False])
+@pytest.mark.parametrize(
+    "runs", [[[0, 1], [3]], [[0, [1, 2]]], [Saving([1], "matmul")]], ids=["plain", "nested", "saving"]
+)
+def test_a_plan_is_composed_where_it_checkpoints_whole_blocks_of_the_model(
+    runs, is_of_its_blocks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    workload = transformer.build(layers=4, width=32)
+    blocks = workload.blocks if is_of_its_blocks else [*workload.blocks[1:], "head"]
+    plan_file.write(plan_of(workload.module, blocks, runs), tmp_path / "plan.json")
+    shared, names = SharedTraces(), traced_by_itself(monkeypatch)
+
+    for trial in plan("transformer:layers=4,width=32", ("none", f"plan:file={tmp_path}/plan.json"), device="fake:cpu"):
+        assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
+
+    is_composed = is_of_its_blocks and runs == [[0, 1], [3]]
+    assert len(names) == (1 if is_composed else 2)
 
 
 def test_blocks_that_run_several_times_are_traced(monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ from profiler.training.checkpointing.block_segments import OwnCheckpoint, Segmen
 from profiler.training.checkpointing.called_blocks import FEW
 from profiler.training.checkpointing.observed_forward import Observation
 
-COMPOSED = ("none", "segments", "sqrt", "all", "every", "first")  # strategies whose steps follow from that of `none`
+COMPOSED = ("none", "segments", "sqrt", "all", "every", "first", "plan")  # whose steps follow from that of `none`
 VIEW = "aten.detach"  # which checkpoints and saved-tensor hooks run to pack a tensor; it takes and holds nothing
 
 Traced = tuple[Assembled, Trace, Assumed]
@@ -123,7 +123,7 @@ def _chosen(built: Assembled, case: Case) -> tuple[Applied, list[Sequence[int]]]
             applied = apply(built.workload, **options)
     except Unsupported:
         return None
-    segments = _runs(choice)
+    segments = _runs(choice) if choice.blocks == built.workload.blocks else None
     return None if segments is None else (applied, segments)
 
 

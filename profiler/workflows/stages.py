@@ -165,7 +165,7 @@ def calibrate(engine: Engine, case: Case) -> Calibration | None:
         return None
     for strategy in ("none", "all"):
         trained = msgspec.structs.replace(case, strategy=Choice(strategy))
-        for record in engine.run([Trial(case=trained, passes=("memory", OPERATORS))]):
+        for record in engine.run([Trial(case=trained, passes=(OPERATORS,))]):
             if record.outcome == "ok" and record.readings.hidden_bytes is not None:
                 name = record.environment.device_name if record.environment else None
                 return Calibration(hidden_bytes=record.readings.hidden_bytes, device_name=name)

@@ -38,7 +38,7 @@ from profiler.training.checkpointing.block_segments import (
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Step
 
-ROUNDS = 5  # of every way, in turns; one more comes first and is not counted
+ROUNDS = 4  # of every way, in turns; one more comes first and is not counted
 LEAST_ROUNDS = 3
 MOST_SECONDS = 6.0  # after which no more rounds begin than the least
 BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # of a block's own work under its checkpoint

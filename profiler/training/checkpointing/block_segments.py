@@ -41,6 +41,7 @@ class SegmentChoice:
 
     def __init__(self) -> None:
         self.segments: list[BlockSegment] | None = None  # None where it checkpoints in another way
+        self.blocks: tuple[str, ...] = ()  # that its indices are of
         self.has_own_checkpoint = False
 
 
@@ -77,7 +78,7 @@ def checkpoint_segments(
     _refuse_twice(workload, chosen)
     choice = _CHOICE.get()
     if choice:
-        choice.segments, choice.has_own_checkpoint = chosen, checkpoint is not None
+        choice.segments, choice.blocks, choice.has_own_checkpoint = chosen, workload.blocks, checkpoint is not None
         return unswitched
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
     seen = _refuse_unlinked(workload, together) if together else None
