@@ -23,7 +23,7 @@ from tests import make
 from tests.conftest import measured
 from tests.scripted_steps import Scripted, step
 
-REFERENCE = Path(__file__).parent.parent / "results" / "reference" / "cpu" / "mnist-cnn" / "trials.jsonl"
+BEFORE = Path(__file__).parent / "golden" / "record-before-sampling.json"
 
 
 def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
@@ -214,7 +214,7 @@ def test_a_case_without_the_new_words_is_written_and_called_as_before():
 
 
 def test_records_from_before_are_read():
-    line = REFERENCE.read_text(encoding="utf-8").splitlines()[0]
+    line = BEFORE.read_text(encoding="utf-8")
     record = decode(line, Record)
 
     assert "warmup_seconds" not in json.loads(line)["readings"]

@@ -68,12 +68,10 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
     cells = [_set(column, size, texts) for column, size, texts in zip(columns, widths, distinct, strict=True)]
     is_styled = any(column.styles for column in columns) and len(columns[0].cells) <= MOST_STYLED
     for row, texts in enumerate(zip(*cells, strict=True)):
-        if None in texts:
-            whole = [column.cells[row] for column in columns]
-            lines += [GridLine(row=row, text=text) for text in _row(whole, columns, widths)]
-        else:
-            text = GAP.join(texts).rstrip()
-            lines.append(GridLine(row=row, text=text, spans=_spans(columns, texts, row) if is_styled else ()))
+        is_broken = None in texts
+        for parts in _row([column.cells[row] for column in columns], columns, widths) if is_broken else [texts]:
+            spans = _spans(columns, parts, row) if is_styled else ()
+            lines.append(GridLine(row=row, text=GAP.join(parts).rstrip(), spans=spans))
     return lines
 
 
@@ -81,7 +79,7 @@ def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[t
     """Where the cells of a line stand that have a style, without the blanks that align them."""
     spans, start = [], 0
     for column, text in zip(columns, texts, strict=True):
-        if column.styles and column.styles[row]:
+        if column.styles and column.styles[row] and text.strip():
             first = start + len(text) - len(text.lstrip())
             spans.append((first, start + len(text.rstrip()), column.styles[row]))
         start += len(text) + len(GAP)
@@ -152,15 +150,16 @@ def _longest_piece(column: Column, cells: Set[str]) -> int:
 
 def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     lines = [[column.head[0] for column in columns], [column.head[1] for column in columns]]
-    return [_joined(line, columns, widths) for line in lines if any(line)]
+    return [GAP.join(_padded(line, columns, widths)).rstrip() for line in lines if any(line)]
 
 
-def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[list[str]]:
+    """The lines of a row of which a cell is broken, each in its padded parts."""
     parts = [
         [cell] if column.is_number else broken(cell, size)
         for cell, size, column in zip(cells, widths, columns, strict=True)
     ]
-    return [_joined(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
+    return [_padded(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
 
 
 def _set(column: Column, width: int, cells: Set[str]) -> Iterable[str | None]:
@@ -172,11 +171,8 @@ def _set(column: Column, width: int, cells: Set[str]) -> Iterable[str | None]:
     return map(made.__getitem__, column.cells)
 
 
-def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    padded = [
-        _pad(text, size, right=column.is_number) for text, size, column in zip(texts, widths, columns, strict=True)
-    ]
-    return GAP.join(padded).rstrip()
+def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    return [_pad(text, size, right=column.is_number) for text, size, column in zip(texts, widths, columns, strict=True)]
 
 
 def _length(text: str) -> int:
