@@ -108,6 +108,14 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
     assert stopped.is_set()
 
 
+def test_a_thread_that_ends_a_little_later_stops_nothing(monkeypatch):
+    monkeypatch.setattr(Thread, "is_alive", lambda self: True)
+
+    records = list(task_pool.run_on_devices([DeviceRun(), DeviceRun()], trials(2, 3), stop=never))
+
+    assert len(records) == len(trials(2, 3))
+
+
 def test_closing_begins_nothing_more():
     first, stopped = DeviceRun(), Event()
 

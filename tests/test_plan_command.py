@@ -14,17 +14,20 @@ import pytest
 
 from profiler import engines
 from profiler.cli import answer
+from profiler.cli import plan as command
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import local
 from profiler.planning import chain as chains
+from profiler.planning import plan_code, solver
 from profiler.planning.chain import StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import run_diff, store
+from profiler.views.plots.plot import SUFFIXES
 from profiler.workflows.plan_comparison import file_of
 from tests import killed
 from tests.commands import gcprof
@@ -635,3 +638,9 @@ def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here
     assert any(line.startswith("plan ") for line in done.stdout.splitlines())
     assert {(strategy, number) for _, strategy, number in printed} <= kept
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+
+
+def test_the_words_that_the_command_knows_without_its_libraries_are_theirs():
+    assert command.DEEPEST == solver.DEEPEST
+    assert tuple(plan_code.KINDS) == command.CODE
+    assert tuple(f".{suffix}" for suffix in SUFFIXES) == command.PICTURES

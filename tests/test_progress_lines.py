@@ -109,6 +109,16 @@ def test_later_rounds_take_a_part_of_the_first_until_one_has_ended():
     assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]
 
 
+def test_two_devices_take_half_as_long_for_later_rounds():
+    clock = Clock()
+    screen = live(80, clock, num_trials=6, num_later=4)
+
+    for clock.seconds, number in ((10.0, 1), (10.0, 1), (13.0, 2)):  # each by itself 10 s, and 6 s
+        screen.add(make.record(round=number, stage_seconds={"time": 10.0 if number == 1 else 6.0}), total=6)
+
+    assert screen.left_seconds() == 3 * 6 / 2
+
+
 def test_a_table_that_is_higher_than_the_terminal_is_left_out():
     screen = live(120, Clock())
     screen._console.height = 4

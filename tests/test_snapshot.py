@@ -101,6 +101,14 @@ def test_words_without_effect_on_a_snapshot_are_refused(tmp_path, capsys):
     assert "--snapshot FILE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("typed", ["./none.pickle", ".//none.pickle"])
+def test_a_snapshot_is_named_and_coloured_as_any_file(typed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert answer(["explain", "--snapshot", typed, "--color", "never"]) == 2
+    assert "no effect" not in capsys.readouterr().err
+
+
 # --- by hand
 
 

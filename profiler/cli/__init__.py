@@ -30,7 +30,15 @@ SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS) 
 GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
 WIDEST = 120  # columns of a help; it is as wide as the terminal below that
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
-TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch")  # as one JSON document, if asked to
+TELLS_FAILURES = (
+    "run",
+    "rehearse",
+    "predict",
+    "plan",
+    "stages",
+    "max-batch",
+    "reproduce",
+)  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 COMMANDS = {  # only the one that is asked for is imported

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.added_options import Switches
+from profiler.cli.added_options import CHOICES, Switches
 from profiler.cli.output import COMMAND, Terminal, aside, next_command, paper, say, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
@@ -85,8 +85,9 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     from profiler.views.tables import snapshot as views
     from profiler.workflows.explain import recorded
 
-    own = {"--snapshot", str(path), f"--snapshot={path}", "--json", "explain"}
-    if others := [word for word in (*([target] if target else []), *COMMAND.get()) if word not in own]:
+    own = {"explain", "--snapshot", "--json", "--color", *CHOICES, *(f"--color={choice}" for choice in CHOICES)}
+    typed = (word for word in COMMAND.get() if Path(word.removeprefix("--snapshot=")) != path)
+    if others := [word for word in (*([target] if target else []), *typed) if word not in own]:
         raise UserError(f"'{others[0]}' has no effect on a snapshot", hint="gcprof explain --snapshot FILE")
     recording = recorded(path)
     if json:

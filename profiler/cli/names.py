@@ -58,9 +58,9 @@ def strategies(
         entry = catalogue.read(name, TABLE, what="strategy")
         say(details(entry, paper=paper()))
         needed = {
-            option.name: option.words[0] if option.words else "4" for option in entry.options if not option.default
+            option.name: option.words[0] if option.words else "4" for option in entry.options if option.default is None
         }
         next_command("gcprof", "run", "--strategies", Choice.of(name, needed))
         return
     say(listing(catalogue.entries(TABLE, hidden=everything), paper=paper()))
-    next_command("gcprof", "strategies", "segments" if "segments" in TABLE else next(iter(TABLE)))
+    next_command("gcprof", "strategies", "segments")

@@ -57,7 +57,7 @@ def reproduce(
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
         device = f"fake:{(device or 'v100').removeprefix('fake:')}"
     request = ReproduceRequest(system=system, full=full, device=device, output=output, typed=COMMAND.get())
-    end_with(lambda: _run(request, json=json))
+    end_with(lambda: _run(request, json=json), json=json)
 
 
 def _list() -> None:

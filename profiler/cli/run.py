@@ -225,7 +225,8 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     for line in derived.lines:
         aside(line)
     if holders:
-        code = code or _show_fit(run, holders)
+        gate = _show_fit(run, holders)
+        code = code or gate
     _say_next(ran, run)
     return code
 

@@ -24,7 +24,7 @@ def show(
         str | None, typer.Option(help="Two axes instead of the table: batch_size, or batch_size,precision.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole run as one JSON document.")] = False,
-    form: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",
+    format: Annotated[str, typer.Option("--format", help="table; or md, a block to paste into an issue.")] = "table",
     columns: options.Width = None,
 ) -> None:
     """Show a run: memory, time, equality of gradients.
@@ -38,19 +38,18 @@ def show(
     from profiler.views.tables.columns import UNSHOWN
     from profiler.views.tables.grid import MOST_STYLED
 
-    one_of(form, ("table", "md"), flag="--format")
-    _refuse_without_effect(json=json, form=form, samples=samples, over=over, columns=columns)
-    is_table = not (json or samples or over) and form == "table"
+    one_of(format, ("table", "md"), flag="--format")
+    _refuse_without_effect(json=json, format=format, samples=samples, over=over, columns=columns)
+    is_table = not (json or samples or over) and format == "table"
     loaded = load(run_folder(run), without=UNSHOWN if is_table else ())
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
-    owed = len(progress.owed(loaded.manifest.plan, loaded.records))
     if json:
         from profiler.views.export.json import render
 
         say_bytes(render(loaded))
         return
-    if form == "md":
+    if format == "md":
         from profiler.views.export.markdown import run_block
 
         say_bytes(run_block(loaded).encode())
@@ -59,7 +58,7 @@ def show(
     if table:
         say(_view(samples, over)(table, paper=paper(columns)))
         _say_ranks(table, columns)
-    if owed:
+    if owed := len(progress.owed(loaded.manifest.plan, loaded.records)):
         aside(f"partial: {owed} of {len(loaded.manifest.plan)} trials are not there yet")
     if loaded.manifest.shard:
         aside(shard_text(loaded))
@@ -81,9 +80,9 @@ def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
             say(rank_table)
 
 
-def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | None, columns: int | None) -> None:
+def _refuse_without_effect(*, json: bool, format: str, samples: bool, over: str | None, columns: int | None) -> None:
     asked = {
-        "--format": form != "table",
+        "--format": format != "table",
         "--samples": samples,
         "--over": over is not None,
         "--width": columns is not None,
@@ -92,7 +91,7 @@ def _refuse_without_effect(*, json: bool, form: str, samples: bool, over: str | 
     if json and idle:
         hint = "the document holds every sample; leave one of them out"
         raise UserError(f"{idle[0]} has no effect with --json", hint=hint)
-    if form == "md" and len(idle) > 1:
+    if format == "md" and len(idle) > 1:
         raise UserError(f"{idle[1]} has no effect with --format md", hint="leave one of them out")
     if samples and over:
         raise UserError("--over has no effect with --samples", hint="leave one of them out")

@@ -102,7 +102,8 @@ def export(
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
     if force and (output is None or kind in trackers.TRACKERS):
         where = "stdout" if kind in views.EXPORTS else f"--to {kind}"
-        raise UserError(f"--force has no effect on {where}", hint="name a file with -o")
+        hint = "name a file with -o" if kind in views.EXPORTS else "leave it out"
+        raise UserError(f"--force has no effect on {where}", hint=hint)
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
     if kind in trackers.TRACKERS and output is None and run.startswith(REFERENCE):

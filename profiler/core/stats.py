@@ -105,9 +105,9 @@ def _signed_rank_tails(count: int) -> list[float]:
     return [below / 2**count for below in accumulate(ways)]
 
 
-def uncertainty(samples: Sequence[float], *, level: float = LEVEL) -> float | None:
+def uncertainty(samples: Sequence[float]) -> float | None:
     """How far the interval reaches from the median at most, as a fraction of it; None where there is no interval."""
-    limits = interval(samples, level=level)
+    limits = interval(samples)
     middle = median(samples) if samples else 0.0
     return None if limits is None or not middle else max(middle - limits[0], limits[1] - middle) / middle
 
@@ -158,7 +158,7 @@ def stop_reason(seconds: Sequence[float], sampling: Sampling, *, least: int) -> 
     steady = seconds[num_warmup(seconds) :]
     if len(steady) < least:
         return None
-    unsure = uncertainty(steady, level=LEVEL)
+    unsure = uncertainty(steady)
     if unsure is not None and unsure <= sampling.precision_target:
         return "target"
     return "samples" if has_all else "seconds" if is_over else None

@@ -54,8 +54,7 @@ def connect(
     """The engine of that name, with its options; to be entered.
 
     `plan` is what will be asked of it, as far as that is known; where nothing of it is measured, or `measures` says so,
-    an engine that is here starts sooner. Raises UserError where there is no such engine, or it
-    has no kinds of GPU.
+    an engine that is here starts sooner. Raises UserError where there is no such engine, or it has no kinds of GPU.
     """
     make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
     name = EngineChoice(text).name

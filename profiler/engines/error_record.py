@@ -90,7 +90,7 @@ def _out_of_memory(trial: Trial, error: Exception, missing: Shortage) -> Record:
 
 
 def _with_device(trial: Trial, software: Environment | None) -> Environment | None:
-    """Returns the environment with the device whose memory was too small, where it still answers."""
+    """Returns the environment with the trial's device, where it still answers."""
     try:
         return software if trial.case.is_predicted else environment(open_device(trial.case.device))
     except RuntimeError:
@@ -122,7 +122,7 @@ def error_detail(error: Exception) -> str:
 
 def _cause(error: Exception) -> str | None:
     """What has likely caused an error, in words; None where that is not known."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(CAUSE)]
+    notes = [note for note in _added(error) if note.startswith(CAUSE)]
     if notes:
         return hide(notes[0].removeprefix(CAUSE))
     if WRITTEN in str(error) and _last_file(error) == torch.utils.checkpoint.__file__:

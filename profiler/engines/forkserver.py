@@ -207,7 +207,3 @@ def offspring() -> set[int]:
     """The children of this process, ended ones too; none where the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
     return {int(pid) for children in lists for pid in children.read_text(encoding="ascii").split()}
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

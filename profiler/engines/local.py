@@ -146,7 +146,7 @@ class Local:
         if not self._device_engines:
             self._device_engines = [self._device_engine(uuid) for uuid in self.devices]
         for engine in self._device_engines:
-            engine.logs = self.logs
+            engine.logs, engine.at_work = self.logs, self.at_work
         return task_pool.run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
 
     def _device_engine(self, uuid: str) -> Local:
@@ -186,6 +186,7 @@ class Local:
         for place, record in enumerate(records := self._in_one_child(RUN_TOGETHER, trials)):
             if record.outcome != "ok":
                 records.close()
+                self._ended_on = trials[place].case.torch_device  # what the ended process held there is waited for
                 yield from map(self._alone, trials[place:])
                 return
             yield record

@@ -143,8 +143,8 @@ def run_on_devices(
     threads = [Thread(target=_work, args=(device_run, waiting, outcomes)) for device_run in device_runs]
     for thread in threads:
         thread.start()
+    num_working = len(threads)
     try:
-        num_working = len(threads)
         while num_working:
             outcome = outcomes.get()
             if isinstance(outcome, BaseException):
@@ -155,7 +155,7 @@ def run_on_devices(
                 yield outcome
     finally:
         waiting.clear()
-        if any(thread.is_alive() for thread in threads):
+        if num_working:
             stop()
         for thread in threads:
             thread.join()

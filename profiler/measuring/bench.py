@@ -33,7 +33,9 @@ TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # where in PyTorc
 class Bench:
     """Assembles the models that the passes of a trial run on."""
 
-    def __init__(self, trial: Trial, on_pass: Callable[[str], None], build: Build | None, group: Group = ALONE) -> None:
+    def __init__(
+        self, trial: Trial, on_pass: Callable[[str], None], build: Build | None = None, group: Group = ALONE
+    ) -> None:
         self.trial = msgspec.structs.replace(trial, case=of_rank(trial.case, group.rank))
         self.group = group
         self.device = open_device(self.trial.case.device)

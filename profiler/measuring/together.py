@@ -12,7 +12,7 @@ from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment
 from profiler.measuring.failure_causes import explained
 from profiler.measuring.meters import time as timing
-from profiler.training.assemble import Assembled, Build, assemble_beside
+from profiler.training.assemble import Assembled, assemble_beside
 from profiler.training.workload import Mark
 
 
@@ -20,14 +20,13 @@ def measure_together(
     trials: Sequence[Trial],
     *,
     on_pass: Callable[[str], None] = lambda name: None,
-    build: Build | None = None,
 ) -> list[Record]:
     """Time the strategies of one baseline and round in turn on one model; returns a record of each trial.
 
     Their steps share the steps without a strategy. Raises Unsupported where a strategy needs a model of its own, and
     whatever the model raises: then each is to be measured by itself.
     """
-    benches = [Bench(trial, on_pass, build) for trial in trials]
+    benches = [Bench(trial, on_pass) for trial in trials]
     with explained(benches[0]):
         return _timed(benches)
 

@@ -107,9 +107,9 @@ def read(
 ) -> dict[str, Any]:
     """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
 
-    `how` is as of `read_together`. With a `switch`, each sample has a
-    neighbour without the strategy, unless that has no room. The ranks of a group begin each sample together, take that
-    of the slowest, and end when the first of them says so.
+    `how` is as of `read_together`. With a `switch`, each sample has a neighbour without the strategy, unless that has
+    no room. The ranks of a group begin each sample together, take that of the slowest, and end when the first of them
+    says so.
     """
     if switch is None:
         return _read(device, step, [_Series(None)], group, **how)[0]

@@ -1,1 +1,1 @@
-"""Pictures drawn by matplotlib, a file for each kind."""
+"""Pictures drawn by matplotlib: the kinds of `gcprof plot`, a step's timeline and the curves of plans."""

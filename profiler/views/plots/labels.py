@@ -132,6 +132,6 @@ def _move(axes: Axes, text: Annotation, point: Pair, box: Box) -> None:
             text.xy,
             xytext=((near[0] - point[0]) * scale, (near[1] - point[1]) * scale),
             textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": sized(0.6), "shrinkA": 0, "shrinkB": 4},
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": sized(0.6), "shrinkA": 0, "shrinkB": sized(4)},
         )
         line.set_zorder(1)

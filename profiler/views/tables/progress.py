@@ -209,7 +209,7 @@ class LiveScreen:
         self._records: list[Record] = []
         self._num_ended, self._later_ended = 0, 0
         self._first_seconds = 0.0  # until the last trial of a first round ended
-        self._later_seconds = 0.0  # those that are measured together come at once, each with its share
+        self._first_own, self._later_own = 0.0, 0.0  # what the trials took by themselves; several may run at once
         self._since = clock()
         self._drawn: tuple[int, int, Text] | None = None  # records, columns, and their table
         self._spinner = Spinner("line")
@@ -225,10 +225,12 @@ class LiveScreen:
         """Takes the record of a trial that has ended, and how many trials there are in all."""
         self._num_ended += 1
         self._total, self.now = total, ""
+        own_seconds = sum(record.stage_seconds.values())
         if record.round > 1:
+            self._later_own += own_seconds
             self._later_left, self._later_ended = max(0, self._later_left - 1), self._later_ended + 1
-            self._later_seconds += sum(record.stage_seconds.values())
         else:
+            self._first_own += own_seconds
             self._first_seconds = self._clock() - self._since
         if len(self._records) < MOST_ROWS:
             self._records.append(record)
@@ -242,7 +244,7 @@ class LiveScreen:
         return Group(table, Text(), bar) if table and is_whole else Group(bar)
 
     def line(self) -> str:
-        """`3/21  segments:k=4 round 1: time  0:00:07, about 0:00:40 left`."""
+        """`3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
         count = f"{self._num_ended}/{self._total}" if self._total else ""
         seconds, left = self._clock() - self._since, self.left_seconds()
         times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
@@ -262,7 +264,10 @@ class LiveScreen:
         later = min(left, self._later_left)
         first_ended = self._num_ended - self._later_ended
         first_mean = self._first_seconds / first_ended if first_ended else 0.0
-        later_mean = self._later_seconds / self._later_ended if self._later_ended else LATER_SHARE * first_mean
+        later_mean = LATER_SHARE * first_mean
+        if self._later_ended:
+            at_once = max(1.0, self._first_own / self._first_seconds) if self._first_seconds else 1.0
+            later_mean = self._later_own / self._later_ended / at_once
         return first_mean * (left - later) + later_mean * later
 
     def _table(self) -> Text:
