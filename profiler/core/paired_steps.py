@@ -1,9 +1,9 @@
 """Steps with strategies and without that alternate in one process: the ratios of their pairs, and when to stop.
 
 A cycle is a step of each strategy and one without; each strategy makes a pair with that one. Of every two cycles the
-second is turned around: a linear drift makes one ratio as much too high as the other too low. The order is drawn, so
-that nothing that comes periodically, as another process's share of a core, always meets the same step. Source: the ABBA
-of crossover trials.
+second is turned around, unless a strategy left between them: a linear drift makes one ratio as much too high as the
+other too low. The order is drawn, so that nothing that comes periodically, as another process's share of a core, always
+meets the same step. Source: the ABBA of crossover trials.
 """
 
 from __future__ import annotations

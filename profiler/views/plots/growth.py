@@ -38,9 +38,9 @@ class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
     """Draws a line a strategy on logarithmic axes; dotted, the nearest growth: a constant and a slope, or a power."""
-    axis = rising(space_of(rows))
-    settings = space_of(rows).settings
-    size_of = {row.case: float(settings[row.case][axis.name] or 0) for row in rows}
+    space = space_of(rows)
+    axis = rising(space)
+    size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has_peak(row))
     curves = [
         _curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has_peak(row)])
