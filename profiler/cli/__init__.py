@@ -41,7 +41,7 @@ TELLS_FAILURES = (
 )  # as one JSON document, if asked to
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
-COMMANDS = {  # only the one that is asked for is imported
+COMMANDS = {  # only the one that is asked for is imported; in help.py each has a line in GROUPS, and more examples
     "run": "profiler.cli.run:run",
     "rehearse": "profiler.cli.predict:rehearse",
     "predict": "profiler.cli.predict:predict",

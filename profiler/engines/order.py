@@ -8,7 +8,6 @@ from itertools import groupby
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.progress import calibrations
 from profiler.core import catalogue, schedule
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
@@ -64,9 +63,9 @@ def _sharing(trial: Trial) -> tuple[str, object]:
     return "", trial
 
 
-def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool = True) -> list[Trial]:
+def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool) -> list[Trial]:
     """Adds to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
-    known_calibrations = calibrations(records.values()) if is_predicted else {}
+    known_calibrations = progress.calibrations(records.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
             trial,

@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.axes import Axes
 
 from profiler.analysis.axes import rising
-from profiler.analysis.growth_fit import exponent, nearest_growth
+from profiler.analysis.growth_fit import Growth, exponent, nearest_growth
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.strategy_label import strategy_label
@@ -33,6 +33,7 @@ class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     line: StrategyLine
     points: list[Pair]
+    growth: Growth | None  # the nearest; None through fewer than three points
     text: str
 
 
@@ -42,24 +43,24 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     axis = rising(space)
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has_peak(row))
-    curves = [
+    grown = [
         _curve(line, size_of, size) for line in strategy_lines.of_strategies([row for row in rows if has_peak(row)])
     ]
     plain_axes(axes)
-    for curve in curves:
+    for curve in grown:
         strategy_lines.draw(axes, curve.line, curve.points)
         _fit(axes, curve)
     static = _static(rows, size_of, size) if axis.name == RANKS else []
     if static:
         axes.plot(*zip(*static, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
-    _limits(axes, curves, [height for _, height in static])
+    _limits(axes, grown, [height for _, height in static])
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     _crosses(axes, [size_of[row.case] for row in rows if row.outcome == "out_of_memory"])
     strategy_lines.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest growth, at the name")
     axes.set_xlabel(f"{axis.label} (n)", fontsize=sized(FONT))
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
-    labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in curves]
+    labels = [Label(x=curve.points[-1][0], y=curve.points[-1][1], text=curve.text) for curve in grown]
     return lambda: place_at_line_ends(axes, labels)
 
 
@@ -71,13 +72,13 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
     kept = "" if saved is None or f"{saved:.2f}" == PROPORTIONAL else f" (saved n^{saved:.2f})"
     words = "" if growth is None else f"\n{growth.text()}{kept}"
     name = shortened(strategy_label(line.strategy))
-    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), text=name + words)
+    return GrowthCurve(line=line, points=sorted(zip(sizes, peaks, strict=True)), growth=growth, text=name + words)
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
-    """Draws the nearest growth, as wide as the curve; nothing through fewer than three points."""
+    """Draws the nearest growth, as wide as the curve."""
     xs, ys = zip(*curve.points, strict=True)
-    growth = nearest_growth(xs, ys)
+    growth = curve.growth
     if growth is None:
         return
     steps = [xs[0] * (xs[-1] / xs[0]) ** (step / SMOOTH) for step in range(SMOOTH + 1)]

@@ -11,7 +11,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.typing import ColorType
 
-USUAL = 11.0  # points of type that all lengths in the plots are made for
+MADE_FOR = 11.0  # points of type that all lengths in the plots are made for
 
 # Okabe and Ito (2008), told apart by all kinds of colour vision
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7")
@@ -23,7 +23,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     """What a picture is for. Inches and points."""
 
     suffix: str  # of the file where none is named
-    type_points: float = USUAL
+    type_points: float = MADE_FOR
     width: float | None = None  # of the whole picture; None: as wide as the plot likes to be
     ratio: float | None = None  # of width to height
     max_columns: int = 3  # panels beside each other
@@ -55,7 +55,7 @@ def at_work(style: Style) -> Iterator[None]:
 
 def sized(usual: float) -> float:
     """Returns a length, which is given for the usual type, scaled to the style at work."""
-    return float(usual * rcParams["font.size"] / USUAL)
+    return float(usual * rcParams["font.size"] / MADE_FOR)
 
 
 def luminance(colour: ColorType) -> float:

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from profiler.analysis.rows import Row
 from profiler.core.strategy_label import strategy_label
 from profiler.views.geometry import STEPS, TICK_TEXT
-from profiler.views.plots.style import USUAL, sized
+from profiler.views.plots.style import MADE_FOR, sized
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import batch, environment_of, model, one_strategy, setting
 from profiler.views.tables.evidence import device
@@ -23,7 +23,7 @@ from profiler.views.tables.grid import broken
 
 BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
 INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
-FONT = USUAL
+FONT = MADE_FOR
 LONGEST_NAME = 44
 BOLD = 1.1  # times as wide
 EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans

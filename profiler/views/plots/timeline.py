@@ -25,14 +25,14 @@ from profiler.views.tables.explanation import CATEGORIES as WORDS
 from profiler.views.tables.explanation import where
 from profiler.views.tables.grid import broken
 
-PURPLE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
+MAUVE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
 PLUM, TEAL = "#8A2C66", "#2F6F8F"  # what there is of several ranks only: darker than what it stands beside
 COLOURS = {
     "parameters": GREY,
     "buffers": SILVER,
     "gradients": VERMILLION,
     "optimizer": GREEN,
-    "inputs": PURPLE,
+    "inputs": MAUVE,
     "workspaces": INK,
     BUCKETS: PLUM,
     GATHERED: TEAL,
