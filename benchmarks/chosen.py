@@ -27,6 +27,7 @@ from profiler.analysis.rows import rows
 from profiler.core.case import Trial
 from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
+from profiler.planning.plan import render
 from profiler.request.spec import Request
 from profiler.workflows.plan_choice import ComparedPlan, is_slower
 from profiler.workflows.planner import Planned, PlanRequest, plan
@@ -87,9 +88,11 @@ def again() -> bool:
         for _ in range(AGAIN):
             planned, words = _planned(*SMALL)
             chosen = planned.comparison.chosen if planned.comparison else None
-            labels = [chosen.plan.way.name, *chosen.as_fast] if chosen else []
-            taken.append(set(labels))
-            print(f"again: {', '.join(labels) or 'nothing chosen  MISSED'}; {words}", flush=True)
+            as_good = [one.way for one in planned.comparison.plans if one.way.name in chosen.as_fast] if chosen else []
+            ways = [chosen.plan.way, *as_good] if chosen else []
+            taken.append({render(way.plan) for way in ways})
+            told = ", ".join(f"{way.name} {render(way.plan)}" for way in ways)
+            print(f"again: {told or 'nothing chosen  MISSED'}; {words}", flush=True)
     apart = sum(not one & other for one, other in combinations(taken, 2))
     print(f"again: {apart} of {AGAIN * (AGAIN - 1) // 2} pairs of runs choose ways that a run told apart", flush=True)
     return not apart and all(taken)

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
-from profiler.planning.chain import Chain, SaveOption, Stage, read
+from profiler.planning.chain import Chain, SaveOption, Stage, read, with_sure_options
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
 from tests.plan_text import parse
@@ -165,3 +165,30 @@ def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
     simulate(chain, Plan(items=(0, 1), options=((1, "few"),)))
     with pytest.raises(ValueError, match=r"stage|run|options"):
         simulate(chain, plan)
+
+
+@pytest.mark.parametrize(
+    ("added", "option_error", "error", "pinned", "is_left"),
+    [
+        (0.05, 0.0, 0.0, False, True),
+        (0.2, 0.0, 0.0, False, True),  # costs without errors are the solver's to weigh
+        (0.05, 0.03, 0.03, False, True),
+        (0.05, 0.04, 0.04, False, False),  # 0.05 + 0.057 is more than the 0.1 of a checkpoint
+        (0.2, 0.01, 0.0, False, False),
+        (0.05, 0.04, 0.04, True, True),  # what cannot be checkpointed has no other way
+    ],
+)
+def test_save_options_are_left_only_where_they_are_surely_faster_than_a_checkpoint(
+    added, option_error, error, pinned, is_left
+):
+    times = {"backward_seconds": 0.2 + added, "error_seconds": option_error}
+    options = tuple(SaveOption(**(OPTION | times | {"name": name})) for name in ("few", "other"))
+    unsure = stage(options=options, error_seconds=error, pinned=pinned)
+    sure = Stage(**(STAGE | {"name": "c", "options": (SaveOption(**(OPTION | {"name": "other"})),)}))
+    chain = Chain(input_bytes=1, stages=(unsure, sure))
+
+    left, names = with_sure_options(chain)
+
+    assert left.stages[0].options == (options if is_left else ())
+    assert left.stages[1] == sure
+    assert names == (() if is_left else ("few",))

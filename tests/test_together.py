@@ -154,6 +154,10 @@ def test_what_is_sure_enough_leaves_the_cycles():
     assert device.order.count(1) == 3
     assert len(unsure["conditions"]) > len(sure["conditions"])
 
+    sampling = Sampling(max_seconds=60, max_samples=16, ends_together=True)
+    held = together(Noisy(), 2, samples=4, sampling=sampling)
+    assert [(one["stopped"], len(one["step_seconds"])) for one in held] == [("target", 8), ("samples", 8)]
+
 
 def test_a_step_without_room_ends_it():
     class Full(Switched):

@@ -11,6 +11,7 @@ from math import ceil, comb, copysign, floor, sqrt
 from statistics import NormalDist, median
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 LEAST_LATER = 5  # steps that the first ones are compared with
 SLOWER = 0.02  # of the median: what no step is called slow for
@@ -132,6 +133,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     precision_target: float = 0.03  # how far the interval of the median may reach from it, as a fraction of it
     max_samples: int = 100
     max_seconds: float = 2.0  # of timed steps
+    ends_together: bool | UnsetType = UNSET  # whether strategies that share a process are sampled until each is sure
 
 
 def is_look(count: int, *, first: int = FIRST_LOOK) -> bool:

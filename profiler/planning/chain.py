@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import hypot
 from pathlib import Path
 from typing import Annotated
 
@@ -82,6 +83,15 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What the stage costs kept plainly, and under each save option."""
         return (self, *self.options)
 
+    def added_seconds(self, option: SaveOption) -> float:
+        """What the stage takes longer under a save option than kept plainly."""
+        return option.forward_seconds + option.backward_seconds - self.forward_seconds - self.backward_seconds
+
+    def is_unsure(self, option: SaveOption) -> bool:
+        """Whether a save option may be no faster than a checkpoint of the stage, by the errors of both."""
+        error = hypot(option.error_seconds, self.error_seconds)
+        return error > 0 and not self.pinned and self.added_seconds(option) + error >= self.stop_seconds
+
     @property
     def plain_extra_bytes(self) -> int:
         """Live only during a forward that saves nothing."""
@@ -109,6 +119,19 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
     # By way, as fractions of what it adds to a stage: how much of the errors is that of all stages together.
     doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
+
+
+def with_sure_options(chain: Chain) -> tuple[Chain, tuple[str, ...]]:
+    """The chain without the save options that may be no faster than a checkpoint, which needs less memory; and the
+    names of those that no stage is left with.
+    """
+    stages = tuple(
+        msgspec.structs.replace(stage, options=tuple(option for option in stage.options if not stage.is_unsure(option)))
+        for stage in chain.stages
+    )
+    left = {option.name for stage in stages for option in stage.options}
+    names = dict.fromkeys(option.name for stage in chain.stages for option in stage.options)
+    return msgspec.structs.replace(chain, stages=stages), tuple(name for name in names if name not in left)
 
 
 def read(path: Path) -> Chain:

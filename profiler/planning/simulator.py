@@ -124,9 +124,8 @@ class _Machine:
 
     def saving_forward(self, stage: int) -> None:
         costs, plain = self.kept[stage], self.stages[stage]
-        if costs is not plain:
-            added = costs.forward_seconds + costs.backward_seconds - plain.forward_seconds - plain.backward_seconds
-            self.doubtful[costs.name, max(0.0, added), costs.error_seconds] += 1
+        if isinstance(costs, SaveOption):
+            self.doubtful[costs.name, max(0.0, plain.added_seconds(costs)), costs.error_seconds] += 1
         self.save(costs, stage, costs.forward_seconds)
 
     def inner_recompute(self, stage: int) -> None:

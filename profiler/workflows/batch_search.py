@@ -15,6 +15,7 @@ from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, evidence
 from profiler.engines import Engine
+from profiler.planning.chain import with_sure_options
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import frontier
 from profiler.workflows import plan_fitting
@@ -159,9 +160,9 @@ def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int
     calibration = calibrate(engine, case)
     has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
     passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest
-    chain = stages(engine, case, calibration, passes=passes)
+    chain, _ = with_sure_options(stages(engine, case, calibration, passes=passes))
     fitted = plan_fitting.fit_plan(
         engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
         need=lambda readings: bytes_needed(readings, case.device, context_bytes),
     )  # fmt: skip
-    return fitted.traced_bytes if fitted else None
+    return fitted.needed_bytes if fitted else None

@@ -53,7 +53,8 @@ def compare_plans(
     """Run the ways in paired rounds and choose the best, or trace them where nothing is to be measured."""
     case = model.case if measure else model.case.foreseen
     if not case.is_predicted:
-        case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0, sampling=case.sampling or Sampling())
+        sampling = msgspec.structs.replace(case.sampling or Sampling(), ends_together=True)
+        case = msgspec.structs.replace(case, samples=SAMPLES, warmup=0, sampling=sampling)
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())

@@ -1,4 +1,4 @@
-"""The fastest plan whose steps, traced and measured, fit a budget."""
+"""The fastest plan whose step, measured or traced, fits a budget."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best
 
-TRIES = 5  # plans that are traced until one fits
-MISS = 0.01  # of the measured peak: a prediction that is further off is said, and planned again
+TRIES = 5  # plans that are tried until one fits
 
 
 def peak_bytes(readings: Readings) -> int | None:
@@ -26,10 +25,10 @@ def peak_bytes(readings: Readings) -> int | None:
 
 
 class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest plan that fits, and its peak by a traced step."""
+    """The fastest plan that fits, and what its step needs."""
 
     point: Point
-    traced_bytes: int | None  # None where the model is not at hand
+    needed_bytes: int | None  # measured or traced; None where neither could be had
     reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
     by_rule: bool = False  # a uniform split or the like: the steps of all of the frontier's need more than was costed
 
@@ -47,7 +46,7 @@ def fit_plan(  # noqa: PLR0913
     say: Callable[[str], None] = lambda text: None,
     need: Callable[[Readings], int | None] = peak_bytes,
 ) -> FittedPlan | None:
-    """The fastest plan whose traced step fits, and whose measured step does; its file is left at `path`.
+    """The fastest plan whose step fits, measured or else traced; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
     is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
@@ -59,13 +58,13 @@ def fit_plan(  # noqa: PLR0913
         point = point or best(frontier, min(smallest, budget_bytes))
         if point is None:
             return None
-        traced, needed = steps.needed(point, path)
-        if needed <= budget_bytes:
-            fitted = FittedPlan(point=point, traced_bytes=traced, reserve_bytes=reserve)
+        needed = steps.needed(point, path)
+        if steps.fits(point, needed):
+            fitted = FittedPlan(point=point, needed_bytes=needed, reserve_bytes=reserve)
             return _bolder(steps, frontier, fitted, path) or fitted
         if point.peak_bytes == smallest:
             return None
-        reserve = max(reserve, needed - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
+        reserve = max(reserve, (needed or 0) - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
     return None
 
 
@@ -88,14 +87,14 @@ def fit_rule(
     found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
     for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
         point = Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
-        traced, needed = steps.needed(point, path)
-        if needed <= budget_bytes:
-            return FittedPlan(point=point, traced_bytes=traced, by_rule=True)
+        needed = steps.needed(point, path)
+        if steps.fits(point, needed):
+            return FittedPlan(point=point, needed_bytes=needed, by_rule=True)
     return None
 
 
 class _Steps:
-    """Steps under plans, traced and measured against one budget."""
+    """Steps under plans, measured or traced, against one budget."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -112,35 +111,38 @@ class _Steps:
         self.budget_bytes = budget_bytes
         self._measure, self._need, self._say = measure, need, say
 
-    def needed(self, point: Point, path: Path) -> tuple[int | None, int]:
-        """The traced need, and the largest of all that are known; the plan's file is left at `path`."""
+    def needed(self, point: Point, path: Path) -> int | None:
+        """What a step needs, None where that cannot be had; the plan's file is left at `path`."""
         plan_file.write(plan_file_of(self._chain, point.plan), path)
-        traced = traced_need(self._engine, self._case, path, self._calibration, self._need)
-        foreseen = point.peak_bytes if traced is None else traced
-        if not self._measure or foreseen > self.budget_bytes:
-            return traced, foreseen
+        if not self._measure:
+            return traced_need(self._engine, self._case, path, self._calibration, self._need)
         (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
+        if record.outcome == "out_of_memory":
+            return max(point.peak_bytes, self.budget_bytes) + 1  # at least: the device has less than the budget
         peak = record.readings.peak_bytes if record.outcome == "ok" else None
-        if peak is not None and abs(foreseen / peak - 1) > MISS:
-            kind = evidence(record.case, record.environment)
-            then = "planning again" if peak > self.budget_bytes else "it fits all the same"
-            self._say(f"the plan was {kind} at {bytes_text(peak)}, predicted at {bytes_text(foreseen)}: {then}")
-        return traced, max(foreseen, peak or 0)
+        if peak is not None and peak > self.budget_bytes:
+            kind, costed = evidence(record.case, record.environment), bytes_text(point.peak_bytes)
+            self._say(f"the plan was {kind} at {bytes_text(peak)}, by its costs {costed}: planning again")
+        return peak
+
+    def fits(self, point: Point, needed: int | None) -> bool:
+        """Whether the step does; by its costs, where no step could be had."""
+        return (point.peak_bytes if needed is None else needed) <= self.budget_bytes
 
 
 def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -> FittedPlan | None:
-    """Where a trace needs less than the stages' costs say, as with skips: a faster plan that fits by its own steps."""
-    spare = fitted.point.peak_bytes - (fitted.traced_bytes or fitted.point.peak_bytes)
+    """Where a step needs less than the stages' costs say, as with skips: a faster plan that fits by its own step."""
+    spare = fitted.point.peak_bytes - (fitted.needed_bytes or fitted.point.peak_bytes)
     point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
     if point is None or point.plan == fitted.point.plan:
         return None
     bold = path.with_name(f"bold-{path.name}")
-    traced, needed = steps.needed(point, bold)
-    if needed > steps.budget_bytes:
+    needed = steps.needed(point, bold)
+    if not steps.fits(point, needed):
         bold.unlink()
         return None
     bold.replace(path)
-    return FittedPlan(point=point, traced_bytes=traced)
+    return FittedPlan(point=point, needed_bytes=needed)
 
 
 def traced_need(

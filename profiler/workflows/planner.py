@@ -61,6 +61,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The plans of a chain, and the one that fits."""
 
     chain: Chain
+    unsure_options: tuple[str, ...] = ()  # left out of the chain: they may be no faster than checkpoints
     case: Case | None  # of the model, where it is at hand
     evidence: Evidence | None  # what a step on its device is
     title: str
@@ -112,7 +113,8 @@ class _Planning:
     """One chain, with its model where that is at hand."""
 
     def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
-        self.chain, self.model, self.request, self.screen = chain, model, request, screen
+        self.chain, self.unsure_options = chains.with_sure_options(chain)
+        self.model, self.request, self.screen = model, request, screen
 
     def go(self) -> Planned:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
@@ -121,6 +123,7 @@ class _Planning:
             plan_file_of(self.chain, none.plan)  # refuse stages of no known blocks before there is work
         planned = Planned(
             chain=self.chain,
+            unsure_options=self.unsure_options,
             case=model.case if model else None,
             evidence=model.evidence if model else None,
             title=model.heading if model else request.stages.name if request.stages else "",
@@ -159,10 +162,10 @@ class _Planning:
         return points, fitted
 
     def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
-        """By costs alone, by a traced step, and by a measured one, as far as there are."""
+        """By costs alone, or by a step, measured or else traced."""
         if self.model is None:
             point = best(points, budget)
-            return FittedPlan(point=point, traced_bytes=None) if point else None
+            return FittedPlan(point=point, needed_bytes=None) if point else None
         return self._by_steps(partial(plan_fitting.fit_plan, frontier=points), self.model, budget)
 
     def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:

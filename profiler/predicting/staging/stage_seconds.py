@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from time import thread_time
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ from profiler.training.checkpointing.block_segments import (
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Step
 
-ROUNDS = 4  # of every way, in turns; one more comes first and is not counted
+ROUNDS = 4  # of every way, in turns
 LEAST_ROUNDS = 3
 MOST_SECONDS = 6.0  # after which no more rounds begin than the least
 BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # of a block's own work under its checkpoint
@@ -87,7 +86,7 @@ def _timed(
 
 
 def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: Callable[[str], None]) -> None:
-    for way in list(samples):
+    for way in step.warmed(samples):
         if step.sample(way) is None:
             del samples[way]
     began, done = time.monotonic(), 0
@@ -148,6 +147,11 @@ class _SwitchedStep:
         """What is freed is kept for the steps that follow."""
         self._device.keep_memory()
 
+    def warmed(self, ways: Iterable[str]) -> list[str]:
+        """The ways whose first step is not counted. On a CPU all run the same code, in memory that the first, which
+        takes the most, has left."""
+        return list(ways)[: None if self._device.is_asynchronous else 1]
+
     def sample(self, way: str) -> StepSample | None:
         """One step; None where its memory is not there."""
         self._way = way
@@ -170,9 +174,9 @@ class _SwitchedStep:
             self._labels.append((phase, -1))
             watch.mark()
 
-        on_core = thread_time()
+        on_core = time.thread_time()
         step(mark)
-        held = None if self._device.is_asynchronous else thread_time() - on_core
+        held = None if self._device.is_asynchronous else time.thread_time() - on_core
         sample = _read(list(zip(self._labels, watch.seconds(), strict=False)), len(self._works))
         return msgspec.structs.replace(sample, held=held)
 
