@@ -88,11 +88,11 @@ def again() -> bool:
         for _ in range(AGAIN):
             planned, words = _planned(*SMALL)
             chosen = planned.comparison.chosen if planned.comparison else None
-            as_good = [one.way for one in planned.comparison.plans if one.way.name in chosen.as_fast] if chosen else []
-            ways = [chosen.plan.way, *as_good] if chosen else []
+            names = [chosen.plan.way.name, *chosen.as_fast] if chosen else []
+            ways = [plan.way for plan in planned.comparison.plans if plan.way.name in names] if names else []
             taken.append({render(way.plan) for way in ways})
-            told = ", ".join(f"{way.name} {render(way.plan)}" for way in ways)
-            print(f"again: {told or 'nothing chosen  MISSED'}; {words}", flush=True)
+            line = ", ".join(f"{way.name} {render(way.plan)}" for way in ways)
+            print(f"again: {line or 'nothing chosen  MISSED'}; {words}", flush=True)
     apart = sum(not one & other for one, other in combinations(taken, 2))
     print(f"again: {apart} of {AGAIN * (AGAIN - 1) // 2} pairs of runs choose ways that a run told apart", flush=True)
     return not apart and all(taken)

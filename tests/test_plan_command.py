@@ -22,7 +22,7 @@ from profiler.core.units import bytes_text
 from profiler.engines import local
 from profiler.planning import chain as chains
 from profiler.planning import plan_code, solver
-from profiler.planning.chain import StageModule
+from profiler.planning.chain import SaveOption, StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
@@ -112,6 +112,58 @@ def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, cap
         in said.err
     )
     assert not list(Path().glob("results"))
+
+
+def with_option(folder: Path, *, error: float) -> Path:
+    """Costs with a save option that takes a tenth of a checkpoint of each stage, and is off by so much of it."""
+    stages = [
+        msgspec.structs.replace(
+            stage,
+            error_seconds=0.0,
+            options=(
+                SaveOption(
+                    name="matmul",
+                    saved_bytes=stage.output_bytes,
+                    own_saved_bytes=0,
+                    forward_extra_bytes=0,  # less than a checkpoint's recompute, so that less memory will do
+                    backward_extra_bytes=stage.backward_extra_bytes,
+                    forward_seconds=stage.forward_seconds,
+                    backward_seconds=stage.backward_seconds + 0.1 * stage.stop_seconds,
+                    error_seconds=error * stage.stop_seconds,
+                ),
+            ),
+        )
+        for stage in CHAIN.stages
+    ]
+    path = folder / "options.json"
+    path.write_bytes(encode_indented(msgspec.structs.replace(CHAIN, stages=tuple(stages))))
+    return path
+
+
+def test_save_options_that_may_be_no_faster_are_left_out_and_named(here, capsys):
+    left_out = "save options left out, as by these costs they may be no faster than a checkpoint: matmul"
+
+    assert plan("--stages", with_option(here, error=0.8), "--budget", "60%") == 0
+    sure = capsys.readouterr()
+    assert plan("--stages", with_option(here, error=1.0), "--budget", "60%") == 0
+    unsure = capsys.readouterr()
+
+    assert "matmul" in sure.out
+    assert left_out not in sure.err
+    assert "matmul" not in unsure.out
+    assert left_out in unsure.err
+
+
+def test_where_nothing_else_fits_options_are_used_that_may_be_no_faster(here, capsys):
+    path = with_option(here, error=1.0)
+    lowest = frontier(chains.read(path)).peak_bytes[0]
+    assert lowest < frontier(chains.with_sure_options(chains.read(path))).peak_bytes[0]
+
+    assert plan("--stages", path, "--levels", "1", "--budget", f"{lowest}B", "--json") == 0
+
+    found = document(capsys)
+    assert found["ways"][0]["peak_bytes"] == lowest
+    assert "matmul" in found["ways"][0]["plan"]
 
 
 def test_what_is_proposed_next_works(costs, named, capsys):
@@ -520,6 +572,7 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     assert found["ways"][0]["measured_peak_bytes"] <= found["budget_bytes"]
     run = store.load(run_folder(here / "results"))
     assert {record.outcome for record in run.records} == {"ok"}
+    assert all(record.case.sampling.ends_together for record in run.records if record.readings.step_seconds)
     assert run.manifest.command.startswith("gcprof plan transformer:layers=4")
     assert {path.stem for path in (run.folder / "plans").iterdir()} <= {
         "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels

@@ -39,8 +39,15 @@ BUDGET = 848 * MIB
 class Scripted:
     """An engine that answers with the peaks that it is told for each plan; it keeps what it was asked."""
 
-    def __init__(self, traced: Callable[[Plan], int | None], measured: Callable[[Plan], int | None]) -> None:
+    def __init__(
+        self,
+        traced: Callable[[Plan], int | None],
+        measured: Callable[[Plan], int | None],
+        *,
+        failing: str = "out_of_memory",
+    ) -> None:
         self.answers = {True: traced, False: measured}
+        self.failing = failing
         self.asked: list[tuple[bool, str]] = []
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
@@ -50,7 +57,7 @@ class Scripted:
             text = plan_file.read(Path(dict(trial.case.strategy.options)["file"])).plan
             self.asked.append((trial.case.is_predicted, text))
             peak = self.answers[trial.case.is_predicted](parse(text, len(CHAIN.stages)))
-            outcome = "out_of_memory" if peak is None else "ok"
+            outcome = self.failing if peak is None else "ok"
             yield make.record(case=trial.case, outcome=outcome, readings=Readings(peak_bytes=peak))
 
 
@@ -112,11 +119,12 @@ def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
     def one_is_less(plan: Plan) -> int:
         return by_costs(plan) - (60 * MIB if plan == before.plan else 0)
 
-    found, _ = fitted(Scripted(one_is_less, one_is_less), tmp_path)
+    found, told = fitted(Scripted(one_is_less, one_is_less), tmp_path)
 
     assert found.point == before
     assert plan_file.read(tmp_path / "plan.json").plan == render(before.plan)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert told == []
 
 
 def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at(tmp_path):
@@ -144,12 +152,27 @@ def test_a_measured_step_outweighs_what_was_foreseen(tmp_path):
     assert found.point == best(FRONTIER, BUDGET)
 
 
-def test_a_plan_that_the_device_has_no_room_for_is_made_again(tmp_path):
-    largest = best(FRONTIER, BUDGET).peak_bytes
+@pytest.mark.parametrize("room", [600 * MIB, 750 * MIB, 840 * MIB])
+def test_a_plan_that_the_device_has_no_room_for_is_made_again(tmp_path, room):
+    engine = Scripted(by_costs, lambda plan: by_costs(plan) if by_costs(plan) <= room else None)
 
-    found, _ = fitted(Scripted(by_costs, lambda plan: None if by_costs(plan) == largest else by_costs(plan)), tmp_path)
+    found, told = fitted(engine, tmp_path)
 
-    assert found.point == best(FRONTIER, largest - 1)
+    assert FRONTIER.peak_bytes[0] < found.point.peak_bytes <= room
+    assert found.reserve_bytes == 0
+    assert told[0] == "the device has no room for a plan of 848 MiB: planning again"
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "timed_out", "failed"])
+def test_a_step_that_ends_otherwise_is_traced(tmp_path, outcome):
+    more = 40 * MIB
+    engine = Scripted(lambda plan: by_costs(plan) + more, lambda plan: None, failing=outcome)
+
+    found, told = fitted(engine, tmp_path)
+
+    assert found.point == best(FRONTIER, BUDGET - more)
+    assert found.needed_bytes == found.point.peak_bytes + more
+    assert told == []
 
 
 def test_without_measuring_only_traced_steps_are_asked_for(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
-from profiler.planning.chain import Chain, SaveOption, Stage, read, with_sure_options
+from profiler.planning.chain import Chain, SaveOption, Stage, option_names, read, with_sure_options
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
 from tests.plan_text import parse
@@ -172,10 +172,10 @@ def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
     [
         (0.05, 0.0, 0.0, False, True),
         (0.2, 0.0, 0.0, False, True),  # costs without errors are the solver's to weigh
-        (0.05, 0.03, 0.03, False, True),
-        (0.05, 0.04, 0.04, False, False),  # 0.05 + 0.057 is more than the 0.1 of a checkpoint
+        (0.03, 0.02, 0.02, False, True),
+        (0.03, 0.03, 0.03, False, False),  # 0.03 + 0.042 is more than the 0.07 of a checkpoint
         (0.2, 0.01, 0.0, False, False),
-        (0.05, 0.04, 0.04, True, True),  # what cannot be checkpointed has no other way
+        (0.03, 0.03, 0.03, True, True),  # what cannot be checkpointed has no other way
     ],
 )
 def test_save_options_are_left_only_where_they_are_surely_faster_than_a_checkpoint(
@@ -183,12 +183,12 @@ def test_save_options_are_left_only_where_they_are_surely_faster_than_a_checkpoi
 ):
     times = {"backward_seconds": 0.2 + added, "error_seconds": option_error}
     options = tuple(SaveOption(**(OPTION | times | {"name": name})) for name in ("few", "other"))
-    unsure = stage(options=options, error_seconds=error, pinned=pinned)
+    unsure = stage(options=options, early_stop_seconds=0.07, error_seconds=error, pinned=pinned)
     sure = Stage(**(STAGE | {"name": "c", "options": (SaveOption(**(OPTION | {"name": "other"})),)}))
     chain = Chain(input_bytes=1, stages=(unsure, sure))
 
-    left, names = with_sure_options(chain)
+    left = with_sure_options(chain)
 
     assert left.stages[0].options == (options if is_left else ())
     assert left.stages[1] == sure
-    assert names == (() if is_left else ("few",))
+    assert option_names(left) == (("few", "other") if is_left else ("other",))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from torch import nn
@@ -366,6 +367,22 @@ def test_every_step_that_times_stages_is_told_with_the_time_left(engine, monkeyp
     assert 5 * LEAST_ROUNDS <= len(steps) <= 5 * ROUNDS
     assert all(text.startswith(f"step {number} of ") for number, text in enumerate(steps, start=1))
     assert all(text.endswith(" s left") for text in steps[1:])
+
+
+@pytest.mark.parametrize(("is_asynchronous", "uncounted"), [(False, 1), (True, 3)])
+def test_on_a_cpu_the_first_step_alone_is_not_counted(monkeypatch, is_asynchronous, uncounted):
+    run, ways = [], [stage_seconds.WHOLE, stage_seconds.PLAIN, stage_seconds.EVERY]
+    step = Mock(spec=stage_seconds._SwitchedStep, _device=Mock(is_asynchronous=is_asynchronous))
+    step.uncounted_ways = partial(stage_seconds._SwitchedStep.uncounted_ways, step)
+    step.sample.side_effect = lambda way: run.append(way) or Mock()
+    samples = {way: [] for way in ways}
+
+    stage_seconds._sample(step, samples, lambda text: None)
+
+    assert [len(found) for found in samples.values()] == [ROUNDS] * 3
+    assert run[:uncounted] == ways[:uncounted]
+    assert len(run) == uncounted + 3 * ROUNDS
+    assert step.uncounted_ways(ways[1:]) == ways[1:]  # the step as it is does not fit
 
 
 @pytest.mark.parametrize(

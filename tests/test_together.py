@@ -157,6 +157,8 @@ def test_what_is_sure_enough_leaves_the_cycles():
     sampling = Sampling(max_seconds=60, max_samples=16, ends_together=True)
     held = together(Noisy(), 2, samples=4, sampling=sampling)
     assert [(one["stopped"], len(one["step_seconds"])) for one in held] == [("target", 8), ("samples", 8)]
+    cut = together(Noisy(), 2, samples=4, sampling=sampling, until=50.0, clock=iter(range(1000)).__next__)
+    assert [one["stopped"] for one in cut] == ["target", "limit"]
 
 
 def test_a_step_without_room_ends_it():

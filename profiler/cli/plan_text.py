@@ -90,9 +90,9 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
         else f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
         f"{len(frontier)} plans are on the frontier",
     ]
-    if planned.unsure_options:
-        named = ", ".join(planned.unsure_options)
-        lines.append(f"save options left out, as by these costs they may be no faster than to recompute: {named}")
+    if planned.unused_options:
+        named = ", ".join(planned.unused_options)
+        lines.append(f"save options left out, as by these costs they may be no faster than a checkpoint: {named}")
     if fitted.reserve_bytes:
         reserve = bytes_text(fitted.reserve_bytes)
         lines.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")

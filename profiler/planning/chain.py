@@ -87,10 +87,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What the stage takes longer under a save option than kept plainly."""
         return option.forward_seconds + option.backward_seconds - self.forward_seconds - self.backward_seconds
 
-    def is_unsure(self, option: SaveOption) -> bool:
-        """Whether a save option may be no faster than a checkpoint of the stage, by the errors of both."""
+    def may_pay(self, option: SaveOption) -> bool:
+        """Whether a save option is faster than a checkpoint of the stage by more than the errors of both; costs that
+        have no errors, of files and estimates, are the solver's to weigh.
+        """
         error = hypot(option.error_seconds, self.error_seconds)
-        return error > 0 and not self.pinned and self.added_seconds(option) + error >= self.stop_seconds
+        return not error or self.pinned or self.added_seconds(option) + error < self.stop_seconds
 
     @property
     def plain_extra_bytes(self) -> int:
@@ -121,17 +123,17 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
 
 
-def with_sure_options(chain: Chain) -> tuple[Chain, tuple[str, ...]]:
-    """The chain without the save options that may be no faster than a checkpoint, which needs less memory; and the
-    names of those that no stage is left with.
-    """
+def with_sure_options(chain: Chain) -> Chain:
+    """The chain without the save options that may be no faster than a checkpoint of their stage, which saves more."""
     stages = tuple(
-        msgspec.structs.replace(stage, options=tuple(option for option in stage.options if not stage.is_unsure(option)))
-        for stage in chain.stages
+        msgspec.structs.replace(stage, options=tuple(filter(stage.may_pay, stage.options))) for stage in chain.stages
     )
-    left = {option.name for stage in stages for option in stage.options}
-    names = dict.fromkeys(option.name for stage in chain.stages for option in stage.options)
-    return msgspec.structs.replace(chain, stages=stages), tuple(name for name in names if name not in left)
+    return msgspec.structs.replace(chain, stages=stages)
+
+
+def option_names(chain: Chain) -> tuple[str, ...]:
+    """The save options that at least one stage has."""
+    return tuple(dict.fromkeys(option.name for stage in chain.stages for option in stage.options))
 
 
 def read(path: Path) -> Chain:

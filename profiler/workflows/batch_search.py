@@ -160,9 +160,10 @@ def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int
     calibration = calibrate(engine, case)
     has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
     passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest
-    chain, _ = with_sure_options(stages(engine, case, calibration, passes=passes))
+    chain = stages(engine, case, calibration, passes=passes)
+    points = frontier(with_sure_options(chain))
     fitted = plan_fitting.fit_plan(
-        engine, case, chain, frontier(chain), budget_bytes=limit, path=path, calibration=calibration, measure=False,
+        engine, case, chain, points, budget_bytes=limit, path=path, calibration=calibration, measure=False,
         need=lambda readings: bytes_needed(readings, case.device, context_bytes),
     )  # fmt: skip
     return fitted.needed_bytes if fitted else None

@@ -51,20 +51,25 @@ def fit_plan(  # noqa: PLR0913
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
     is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need, say)
-    reserve, smallest = 0, frontier.peak_bytes[0]
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need)
+    most, reserve, smallest = budget_bytes, 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
-        point = best(frontier, budget_bytes - reserve) if tries_left else None
+        point = best(frontier, most - reserve) if tries_left else None
         point = point or best(frontier, min(smallest, budget_bytes))
         if point is None:
             return None
-        needed = steps.needed(point, path)
-        if steps.fits(point, needed):
-            fitted = FittedPlan(point=point, needed_bytes=needed, reserve_bytes=reserve)
+        step = steps.run(point, path)
+        if steps.fits(step):
+            fitted = FittedPlan(point=point, needed_bytes=step.needed_bytes, reserve_bytes=reserve)
             return _bolder(steps, frontier, fitted, path) or fitted
         if point.peak_bytes == smallest:
             return None
-        reserve = max(reserve, (needed or 0) - point.peak_bytes, budget_bytes - point.peak_bytes + 1)
+        if step.told:
+            say(f"{step.told}: planning again")
+        if step.has_room:
+            reserve = max(reserve, (step.needed_bytes or 0) - point.peak_bytes, most - point.peak_bytes + 1)
+        else:
+            most = (point.peak_bytes + smallest) // 2  # it does not say how much there is
     return None
 
 
@@ -77,20 +82,29 @@ def fit_rule(
     path: Path,
     calibration: Calibration | None,
     measure: bool,
-    say: Callable[[str], None],
+    say: Callable[[str], None] = lambda text: None,
 ) -> FittedPlan | None:
     """The fastest uniform split, first N or every j-th whose step fits, where costs mislead the solver; else as there.
 
     No plan is said to fit nowhere before these were looked at.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, peak_bytes, say)
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, peak_bytes)
     found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
     for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
         point = Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
-        needed = steps.needed(point, path)
-        if steps.fits(point, needed):
-            return FittedPlan(point=point, needed_bytes=needed, by_rule=True)
+        step = steps.run(point, path)
+        if steps.fits(step):
+            return FittedPlan(point=point, needed_bytes=step.needed_bytes, by_rule=True)
     return None
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step under a plan."""
+
+    point: Point
+    needed_bytes: int | None = None  # measured or traced; None where neither could be had
+    has_room: bool = True  # False where the device ran out of memory
+    told: str = ""  # in words, where it was run
 
 
 class _Steps:
@@ -105,29 +119,29 @@ class _Steps:
         calibration: Calibration | None,
         measure: bool,
         need: Callable[[Readings], int | None],
-        say: Callable[[str], None],
     ) -> None:
         self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
         self.budget_bytes = budget_bytes
-        self._measure, self._need, self._say = measure, need, say
+        self._measure, self._need = measure, need
 
-    def needed(self, point: Point, path: Path) -> int | None:
-        """What a step needs, None where that cannot be had; the plan's file is left at `path`."""
+    def run(self, point: Point, path: Path) -> _Step:
+        """A step under the plan, measured where it is to be and can be, else traced; its file is left at `path`."""
         plan_file.write(plan_file_of(self._chain, point.plan), path)
-        if not self._measure:
-            return traced_need(self._engine, self._case, path, self._calibration, self._need)
-        (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
-        if record.outcome == "out_of_memory":
-            return max(point.peak_bytes, self.budget_bytes) + 1  # at least: the device has less than the budget
-        peak = record.readings.peak_bytes if record.outcome == "ok" else None
-        if peak is not None and peak > self.budget_bytes:
-            kind, costed = evidence(record.case, record.environment), bytes_text(point.peak_bytes)
-            self._say(f"the plan was {kind} at {bytes_text(peak)}, by its costs {costed}: planning again")
-        return peak
+        if self._measure:
+            (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
+            needed, peak = self._need(record.readings), bytes_text(point.peak_bytes)
+            if record.outcome == "out_of_memory":
+                return _Step(point=point, has_room=False, told=f"the device has no room for a plan of {peak}")
+            if record.outcome == "ok" and needed is not None:
+                told = f"the plan was {evidence(record.case, record.environment)} at {bytes_text(needed)}"
+                return _Step(point=point, needed_bytes=needed, told=f"{told}, by its costs {peak}")
+        needed = traced_need(self._engine, self._case, path, self._calibration, self._need)
+        return _Step(point=point, needed_bytes=needed)
 
-    def fits(self, point: Point, needed: int | None) -> bool:
-        """Whether the step does; by its costs, where no step could be had."""
-        return (point.peak_bytes if needed is None else needed) <= self.budget_bytes
+    def fits(self, step: _Step) -> bool:
+        """Whether the step fits the budget; by its costs, where neither a device nor a trace could tell."""
+        needed = step.point.peak_bytes if step.needed_bytes is None else step.needed_bytes
+        return step.has_room and needed <= self.budget_bytes
 
 
 def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -> FittedPlan | None:
@@ -137,12 +151,12 @@ def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -
     if point is None or point.plan == fitted.point.plan:
         return None
     bold = path.with_name(f"bold-{path.name}")
-    needed = steps.needed(point, bold)
-    if not steps.fits(point, needed):
+    step = steps.run(point, bold)
+    if not steps.fits(step):
         bold.unlink()
         return None
     bold.replace(path)
-    return FittedPlan(point=point, needed_bytes=needed)
+    return FittedPlan(point=point, needed_bytes=step.needed_bytes)
 
 
 def traced_need(

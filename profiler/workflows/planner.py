@@ -61,7 +61,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The plans of a chain, and the one that fits."""
 
     chain: Chain
-    unsure_options: tuple[str, ...] = ()  # left out of the chain: they may be no faster than checkpoints
+    unused_options: tuple[str, ...] = ()  # save options of no stage, since they may be no faster than checkpoints
     case: Case | None  # of the model, where it is at hand
     evidence: Evidence | None  # what a step on its device is
     title: str
@@ -113,8 +113,8 @@ class _Planning:
     """One chain, with its model where that is at hand."""
 
     def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
-        self.chain, self.unsure_options = chains.with_sure_options(chain)
-        self.model, self.request, self.screen = model, request, screen
+        self.chain, self.model, self.request, self.screen = chain, model, request, screen
+        self.solved = chains.with_sure_options(chain)  # what the solver gets
 
     def go(self) -> Planned:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
@@ -123,7 +123,6 @@ class _Planning:
             plan_file_of(self.chain, none.plan)  # refuse stages of no known blocks before there is work
         planned = Planned(
             chain=self.chain,
-            unsure_options=self.unsure_options,
             case=model.case if model else None,
             evidence=model.evidence if model else None,
             title=model.heading if model else request.stages.name if request.stages else "",
@@ -134,8 +133,10 @@ class _Planning:
         if request.budget is None:
             return planned
         budget = parse_budget(request.budget, whole_bytes=none.cost.peak_bytes)
-        points, fitted = self._fitted(budget, planned.frontier)
-        planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
+        points, fitted = self._solved(budget, planned.frontier)
+        planned = msgspec.structs.replace(
+            planned, budget_bytes=budget, frontier=points, fitted=fitted, unused_options=self._unused_options()
+        )
         if fitted is None:
             better = model.better_blocks(points.peak_bytes[0]) if model else None
             own = model.own_form(budget, measure=request.measure) if model else None
@@ -146,7 +147,21 @@ class _Planning:
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, levels: int) -> Frontier:
-        return frontier(self.chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
+        return frontier(self.solved, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
+
+    def _unused_options(self) -> tuple[str, ...]:
+        used = chains.option_names(self.solved)
+        return tuple(name for name in chains.option_names(self.chain) if name not in used)
+
+    def _solved(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
+        """As `_fitted`; where nothing fits, with all save options, and by rules."""
+        points, fitted = self._fitted(budget, points)
+        if fitted is None and self.solved != self.chain:
+            self.solved = self.chain  # at work, an option may need less than a checkpoint
+            points, fitted = self._fitted(budget, self._frontier(self.request.levels or DEPTHS[0]))
+        if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
+            fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
+        return points, fitted
 
     def _fitted(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
         """The fastest plan that fits, of these or deeper ones, and the frontier that it is on."""
@@ -157,8 +172,6 @@ class _Planning:
                 break  # nor is any deeper one lower
             points = self._frontier(levels)
             fitted = self._fit(budget, points)
-        if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
-            fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
         return points, fitted
 
     def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:

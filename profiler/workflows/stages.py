@@ -94,21 +94,16 @@ class ModelOnDevice:
         return msgspec.structs.replace(chain, made_for=self.title)
 
     def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
-        """The model with its own checkpoints, where it has any and its step so fits: traced, then measured if asked."""
+        """The model with its own checkpoints, where it has any and its step fits: measured if asked, else traced."""
         own = msgspec.structs.replace(self.case, strategy=Choice(OWN))
-        cases = [own.foreseen, *([own] if measure and not own.is_predicted else [])]
-        form = None
-        for case in cases:
-            trial = Trial(case=case, passes=("memory",), calibration=self.calibration() if case.is_predicted else None)
-            (record,) = self.engine.run([trial])
-            peak = record.readings.peak_bytes
-            if case.is_predicted and record.outcome != "ok":
-                continue  # what cannot be traced may still be measured
-            has_none = any(note.code == "GCP001" for note in record.notes)  # the model calls no checkpoint itself
-            if record.outcome != "ok" or peak is None or peak > budget_bytes or has_none:
-                return None
-            form = OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
-        return form
+        case = own if measure else own.foreseen
+        trial = Trial(case=case, passes=("memory",), calibration=self.calibration() if case.is_predicted else None)
+        (record,) = self.engine.run([trial])
+        peak = record.readings.peak_bytes
+        has_none = any(note.code == "GCP001" for note in record.notes)  # the model calls no checkpoint itself
+        if record.outcome != "ok" or peak is None or peak > budget_bytes or has_none:
+            return None
+        return OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
 
     def run(
         self, folder: Path, trials: tuple[Trial, ...], *, plans: Mapping[Path, PlanFile], typed: Sequence[str]

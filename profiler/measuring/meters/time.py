@@ -171,20 +171,15 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
     while timed := [one for one in series if one.stopped is None]:
         order = step_order(len(cycles), len(timed), round_number=round_number)
         cycles.append(_run_cycle(timed, lambda: sample(times), order))
-        stopped = _stop_reasons(timed, sampling, least=samples)
-        is_over = None in stopped and is_late(times * max(cycles))
-        if is_over or any(stopped) or is_look(len(cycles)):
+        reasons = [one.stop_reason(sampling, least=samples) for one in timed]
+        is_over = None in reasons and is_late(times * max(cycles))
+        waits = bool(sampling and sampling.ends_together) and None in reasons and not is_over
+        if is_over or any(reasons) or is_look(len(cycles)):
             conditions.append(_conditions(device, group, began))
-        for one, reason in zip(timed, stopped, strict=True):
-            one.stopped = reason or ("limit" if is_over else None)
+        for one, reason in zip(timed, reasons, strict=True):
+            one.stopped = None if waits else reason or ("limit" if is_over else None)
             one.conditions = tuple(conditions)
     return [one.readings(device, times, finds_warmup=bool(sampling)) for one in series]
-
-
-def _stop_reasons(timed: Sequence[_Series], sampling: Sampling | UnsetType, *, least: int) -> list[str | None]:
-    """Why each ends here; None for those that go on."""
-    reasons = [one.stop_reason(sampling, least=least) for one in timed]
-    return [None] * len(timed) if sampling and sampling.ends_together and None in reasons else reasons
 
 
 def _without(sample: Callable[[], Sample], device: Device) -> list[Sample]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from time import thread_time
 from typing import Any
 
 import msgspec
@@ -86,7 +87,7 @@ def _timed(
 
 
 def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: Callable[[str], None]) -> None:
-    for way in step.warmed(samples):
+    for way in step.uncounted_ways(samples):
         if step.sample(way) is None:
             del samples[way]
     began, done = time.monotonic(), 0
@@ -97,7 +98,7 @@ def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: 
             on_step(step_text(done, num_ways=len(samples), seconds=time.monotonic() - began))
             done += 1
             sample = step.sample(way)
-            assert sample is not None, "it fitted before"
+            assert sample is not None, "on a GPU it fitted before, on a CPU none runs out of memory"
             samples[way].append(sample)
 
 
@@ -147,10 +148,11 @@ class _SwitchedStep:
         """What is freed is kept for the steps that follow."""
         self._device.keep_memory()
 
-    def warmed(self, ways: Iterable[str]) -> list[str]:
-        """The ways whose first step is not counted. On a CPU all run the same code, in memory that the first, which
-        takes the most, has left."""
-        return list(ways)[: None if self._device.is_asynchronous else 1]
+    def uncounted_ways(self, ways: Iterable[str]) -> list[str]:
+        """The ways that have a step before those that are counted. On a CPU that of the step as it is will do: the
+        others run the same code, in the memory that it has left.
+        """
+        return list(ways) if self._device.is_asynchronous or WHOLE not in ways else [WHOLE]
 
     def sample(self, way: str) -> StepSample | None:
         """One step; None where its memory is not there."""
@@ -174,9 +176,9 @@ class _SwitchedStep:
             self._labels.append((phase, -1))
             watch.mark()
 
-        on_core = time.thread_time()
+        on_core = thread_time()
         step(mark)
-        held = None if self._device.is_asynchronous else time.thread_time() - on_core
+        held = None if self._device.is_asynchronous else thread_time() - on_core
         sample = _read(list(zip(self._labels, watch.seconds(), strict=False)), len(self._works))
         return msgspec.structs.replace(sample, held=held)
 
