@@ -147,11 +147,15 @@ def test_save_options_that_may_be_no_faster_are_left_out_and_named(here, capsys)
     sure = capsys.readouterr()
     assert plan("--stages", with_option(here, error=1.0), "--budget", "60%") == 0
     unsure = capsys.readouterr()
+    assert plan("--stages", "options.json", "--frontier") == 0
+    all_of_them = capsys.readouterr()
 
     assert "matmul" in sure.out
     assert left_out not in sure.err
     assert "matmul" not in unsure.out
     assert left_out in unsure.err
+    assert "matmul" not in all_of_them.out
+    assert left_out in all_of_them.err
 
 
 def test_where_nothing_else_fits_options_are_used_that_may_be_no_faster(here, capsys):

@@ -137,13 +137,13 @@ def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at(tmp_path):
     words = {"budget_bytes": BUDGET, "path": tmp_path / "plan.json", "calibration": None, "measure": True}
 
     assert fitted(engine, tmp_path)[0] is None
-    found = plan_fitting.fit_rule(engine, make.case(), CHAIN, **words, say=lambda text: None)
+    found = plan_fitting.fit_rule(engine, make.case(), CHAIN, **words)
 
     assert render(found.point.plan) in rules
     assert found.by_rule
     assert plan_file.read(tmp_path / "plan.json").plan == render(found.point.plan)
     nowhere = Scripted(by_costs, lambda plan: 2**40)
-    assert plan_fitting.fit_rule(nowhere, make.case(), CHAIN, **words, say=lambda text: None) is None
+    assert plan_fitting.fit_rule(nowhere, make.case(), CHAIN, **words) is None
 
 
 def test_a_measured_step_outweighs_what_was_foreseen(tmp_path):

@@ -207,6 +207,8 @@ def _print_frontier(planned: Planned, asked: _Asked) -> None:
         say(plans.frontier(points, planned.none, title=title, paper=paper()))
         for line in (*plans.reading(point.plan for point in points), plans.legend(planned.chain)):
             aside(line)
+        for line in plan_text.unused_options(planned):
+            aside(line)
     _write(planned, points, asked)
 
 

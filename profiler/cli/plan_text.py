@@ -90,13 +90,17 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
         else f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
         f"{len(frontier)} plans are on the frontier",
     ]
-    if planned.unused_options:
-        named = ", ".join(planned.unused_options)
-        lines.append(f"save options left out, as by these costs they may be no faster than a checkpoint: {named}")
+    lines += unused_options(planned)
     if fitted.reserve_bytes:
         reserve = bytes_text(fitted.reserve_bytes)
         lines.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
     return lines
+
+
+def unused_options(planned: Planned) -> list[str]:
+    """Which save options no plan has, and why, where there are any."""
+    why = "save options left out, as by these costs they may be no faster than a checkpoint"
+    return [f"{why}: {', '.join(planned.unused_options)}"] if planned.unused_options else []
 
 
 def remarks(planned: Planned) -> list[str]:

@@ -82,7 +82,6 @@ def fit_rule(
     path: Path,
     calibration: Calibration | None,
     measure: bool,
-    say: Callable[[str], None] = lambda text: None,
 ) -> FittedPlan | None:
     """The fastest uniform split, first N or every j-th whose step fits, where costs mislead the solver; else as there.
 

@@ -114,7 +114,7 @@ class _Planning:
 
     def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
         self.chain, self.model, self.request, self.screen = chain, model, request, screen
-        self.solved = chains.with_sure_options(chain)  # what the solver gets
+        self.solver_chain = chains.with_sure_options(chain)
 
     def go(self) -> Planned:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
@@ -129,11 +129,12 @@ class _Planning:
             words=model.words if model else (),
             none=none,
             frontier=self._frontier(request.levels or DEPTHS[0]),
+            unused_options=self._unused_options(),
         )
         if request.budget is None:
             return planned
         budget = parse_budget(request.budget, whole_bytes=none.cost.peak_bytes)
-        points, fitted = self._solved(budget, planned.frontier)
+        points, fitted = self._found(budget, planned.frontier)
         planned = msgspec.structs.replace(
             planned, budget_bytes=budget, frontier=points, fitted=fitted, unused_options=self._unused_options()
         )
@@ -147,17 +148,17 @@ class _Planning:
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, levels: int) -> Frontier:
-        return frontier(self.solved, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
+        return frontier(self.solver_chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
 
     def _unused_options(self) -> tuple[str, ...]:
-        used = chains.option_names(self.solved)
+        used = chains.option_names(self.solver_chain)
         return tuple(name for name in chains.option_names(self.chain) if name not in used)
 
-    def _solved(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
+    def _found(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
         """As `_fitted`; where nothing fits, with all save options, and by rules."""
         points, fitted = self._fitted(budget, points)
-        if fitted is None and self.solved != self.chain:
-            self.solved = self.chain  # at work, an option may need less than a checkpoint
+        if fitted is None and self.solver_chain != self.chain:
+            self.solver_chain = self.chain  # at work, an option may need less than a checkpoint
             points, fitted = self._fitted(budget, self._frontier(self.request.levels or DEPTHS[0]))
         if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
             fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
@@ -179,7 +180,7 @@ class _Planning:
         if self.model is None:
             point = best(points, budget)
             return FittedPlan(point=point, needed_bytes=None) if point else None
-        return self._by_steps(partial(plan_fitting.fit_plan, frontier=points), self.model, budget)
+        return self._by_steps(partial(plan_fitting.fit_plan, frontier=points, say=self.screen.say), self.model, budget)
 
     def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:
         with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +192,6 @@ class _Planning:
                 path=Path(folder) / "plan.json",
                 calibration=model.calibration(),
                 measure=self.request.measure and not model.case.is_predicted,
-                say=self.screen.say,
             )
 
     def _comparison(self, ways: tuple[Way, ...], budget: int) -> PlanComparison:
