@@ -86,12 +86,41 @@ def test_a_damaged_file_is_refused_with_a_hint(tmp_path, text, said):
         read(path)
 
     assert said in caught.value.message
+    assert str(path) in caught.value.message
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("stages", "said", "hint"),
+    [
+        ([STAGE, STAGE], "two stages are called 'a'", "give each stage a name of its own"),
+        ([STAGE | {"blocks": [BLOCK, BLOCK]}], "two blocks are called 'b'", "a block is of one stage"),
+        ([STAGE | {"options": [OPTION] * 2}], "two options of 'a' are called 'a'", "give each its own name"),
+        (
+            [STAGE | {"own_saved_bytes": 4}],
+            "own_saved_bytes of 'a' are 4, saved_bytes 3",
+            "own_saved_bytes are saved_bytes without the output",
+        ),
+    ],
+)
+def test_stages_that_make_no_sense_are_refused_in_these_words(tmp_path, stages, said, hint):
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps({"input_bytes": 1, "stages": stages}))
+
+    with pytest.raises(UserError) as caught:
+        read(path)
+
+    assert (caught.value.message, caught.value.hint) == (f"{path}: {said}", hint)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="cannot read"):
-        read(tmp_path / "none.json")
+    path = tmp_path / "none.json"
+
+    with pytest.raises(UserError) as caught:
+        read(path)
+
+    assert caught.value.message == f"cannot read '{path}': No such file or directory"
+    assert caught.value.hint == "a JSON file with a chain's stages"
 
 
 def stage(**costs: float) -> Stage:
