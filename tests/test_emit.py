@@ -228,3 +228,12 @@ def test_emitted_code_is_short():
 
     assert lengths["python"] <= 62
     assert max(lengths["hf"], lengths["fsdp"]) <= 25
+
+
+def test_code_that_is_applied_twice_says_so():
+    code = emit(planned(BUILDS["a Sequential"](), [[1, 2]]), "python")
+    module = BUILDS["a Sequential"]().module
+    apply(code, module)
+
+    with pytest.raises(AssertionError, match="a plan is applied once, and 1 has one"):
+        apply(code, module)

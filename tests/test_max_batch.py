@@ -230,6 +230,40 @@ def test_a_plan_that_fits_nothing_is_in_no_file_and_is_not_run():
     assert [one.passes for one in trials] == [("memory", "time"), ("time",), ("memory",)]
 
 
+class Sized:
+    """An engine whose steps need so many bytes a sample, measured and foreseen."""
+
+    def __init__(self, measured: int, foreseen: int, outcome: str = "ok") -> None:
+        self.bytes_of = {False: measured, True: foreseen}
+        self.outcome = outcome
+
+    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        for trial in trials:
+            size = trial.case.batch_size * self.bytes_of[trial.case.is_predicted]
+            outcome = "ok" if trial.case.is_predicted else self.outcome
+            yield make.record(case=trial.case, outcome=outcome, readings=Readings(peak_bytes=size))
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome", "batch_size", "foreseen"),
+    [
+        (10, "ok", 10, 100),
+        (11, "ok", 9, 90),
+        (25, "ok", 4, 40),
+        (101, "ok", 0, 100),
+        (1, "out_of_memory", 0, 100),
+        (25, "crashed", 10, 100),  # the run shows it
+    ],
+)
+def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, batch_size, foreseen):
+    engine = Sized(measured=measured, foreseen=10, outcome=outcome)
+    predicted = Largest(strategy=Choice("none"), batch_size=10, predicted_bytes=100)
+
+    found = batch_search.confirm(engine, make.case(), 100, predicted)
+
+    assert (found.batch_size, found.predicted_bytes) == (batch_size, foreseen)
+
+
 def test_samples_a_second_are_of_all_rounds_and_micro_batches():
     case = make.case(batch_size=8, accumulate=3)
     rounds = tuple(make.record(case=case, seconds=(second,), round=at) for at, second in enumerate((0.1, 0.2, 0.4)))

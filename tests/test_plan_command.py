@@ -682,7 +682,8 @@ def test_a_server_that_would_be_left_would_be_seen(noted, here):
 
 @pytest.mark.slow
 def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
-    with Started("plan", *WORDS, "--budget", "60%", "--rounds", "50", cwd=here, tag=tag) as run:
+    words = ("plan", *WORDS, "--budget", "60%", "--rounds", "50", "-o", "mine.json")
+    with Started(*words, cwd=here, tag=tag) as run:
         run.wait_for("round 1: ok")
         run.send(signal.SIGINT)
         done = run.end()
@@ -693,6 +694,9 @@ def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here
     assert done.returncode == 130
     assert "interrupted; what was printed is safe" in done.stderr.splitlines()
     assert any(line.startswith("plan ") for line in done.stdout.splitlines())
+    assert "chosen" not in done.stdout
+    assert "it ended before all of these were measured: no plan is chosen" in done.stderr.splitlines()
+    assert not (here / "mine.json").exists()
     assert {(strategy, number) for _, strategy, number in printed} <= kept
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
 

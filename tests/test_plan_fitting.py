@@ -191,13 +191,16 @@ def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say(tmp_pa
     assert found.point == best(FRONTIER, BUDGET)
 
 
-def test_nothing_is_settled_where_no_plan_fits_by_its_costs(tmp_path):
-    engine = Scripted(by_costs, by_costs)
+def test_where_no_plan_fits_by_its_costs_the_smallest_is_tried(tmp_path):
+    smallest = FRONTIER.point(0)
+    engine = Scripted(by_costs, lambda plan: by_costs(plan) - 40 * MIB)
 
-    found, _ = fitted(engine, tmp_path, FRONTIER.peak_bytes[0] - 1)
+    found, _ = fitted(engine, tmp_path, smallest.peak_bytes - 30 * MIB)
+    none, _ = fitted(engine, tmp_path, smallest.peak_bytes - 50 * MIB)
 
-    assert found is None
-    assert engine.asked == []
+    assert found.needed_bytes == found.point.peak_bytes - 40 * MIB <= smallest.peak_bytes - 30 * MIB
+    assert none is None
+    assert engine.asked[0] == engine.asked[-1] == (False, render(smallest.plan))
 
 
 def test_nothing_is_settled_where_even_the_smallest_plan_needs_more(tmp_path):

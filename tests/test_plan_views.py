@@ -98,11 +98,11 @@ def printed(name: str, **how) -> str:
     ("text", "lines"),
     [
         ("1-4", []),
-        ("1 [2-3] 4", ["plan: [2-3] is one checkpointed segment"]),
-        ("1-2 3:matmul 4", ["plan: 4:matmul is recomputed but for what matmul gives"]),
+        ("1 [2-3] 4", ["in plans, [2-3] is one checkpointed segment"]),
+        ("1-2 3:matmul 4", ["in plans, 4:matmul is recomputed but for what matmul gives"]),
         (
             "[1] [2] [3] 4",
-            ["plan: [2-3] is one checkpointed segment; [4]..[6] are checkpointed each by itself"],
+            ["in plans, [2-3] is one checkpointed segment; [4]..[6] are checkpointed each by itself"],
         ),
     ],
 )

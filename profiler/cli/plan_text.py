@@ -61,7 +61,11 @@ def say_infeasible(planned: Planned, budget: int) -> None:
         rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
         aside(f"the model's own checkpoints fit {budget_text(planned, budget)}: {needed}; {rest}")
     else:
-        aside(f"no plan fits {budget_text(planned, budget)}: the smallest peak is {bytes_text(smallest)}{more}")
+        is_below = budget < working < smallest  # then no deeper plans were looked for
+        lowest = (
+            f"none gets below {bytes_text(working)}" if is_below else f"the smallest peak is {bytes_text(smallest)}"
+        )
+        aside(f"no plan fits {budget_text(planned, budget)}: {lowest}{more}")
     aside(
         f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
         f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
@@ -88,7 +92,7 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
         "the steps of all plans that the costs prefer need more than the costs say: this one is by a rule"
         if fitted.by_rule
         else f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
-        f"{len(frontier)} plans are on the frontier",
+        f"{len(frontier)} {'plan is' if len(frontier) == 1 else 'plans are'} on the frontier",
     ]
     lines += unused_options(planned)
     if fitted.reserve_bytes:
@@ -124,6 +128,8 @@ def remarks(planned: Planned) -> list[str]:
         lines.append(f"note: GCP061: {listed(names)} measured faster than without checkpointing, although {more} more")
     if comparison.chosen:
         lines += sentences(comparison.chosen)
+    elif comparison.is_cut:
+        lines.append("it ended before all of these were measured: no plan is chosen")
     elif comparison.is_timed:
         lines.append("none of these was measured to fit the budget: no plan is chosen")
     return [*lines, *([f"plans and records: {comparison.folder}"] if comparison.folder else [])]
@@ -134,6 +140,8 @@ def say_next(planned: Planned, words: list[str], *, budget: str, written: Path |
     has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # they have no code
     if written is None and planned.comparison:
         written = planned.comparison.file
+    if planned.comparison and planned.comparison.is_cut:
+        return
     if planned.plan is None:
         next_command("gcprof", "plan", *words, "--frontier")
     elif written and planned.case and has_calls:

@@ -21,7 +21,7 @@ $imports
 $plan
 
 def apply_plan(model):
-    """Change the model in place. Parameters and modules keep their names."""
+    """Change the model in place. Parameters and modules keep their names: save its state_dict, not the model."""
 $first    for run in PLAN:
         _Run(model, run)
 
@@ -43,6 +43,7 @@ class _Run:
         self.run, self.inside, self.in_tuples = run, False, set()
         self.blocks = {name: model.get_submodule(name) for name in _names(run)}
         for name, block in self.blocks.items():
+            assert not hasattr(block, "_place"), f"a plan is applied once, and {name} has one"
             block._place, kind = (self, name), type(block)
             block.__class__ = type(kind.__name__, (_Block, kind), {"__module__": kind.__module__})
 

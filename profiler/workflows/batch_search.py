@@ -14,6 +14,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, evidence
+from profiler.core.strategy_label import strategy_label
 from profiler.engines import Engine
 from profiler.planning.chain import with_sure_options
 from profiler.planning.plan import plan_file_of
@@ -102,17 +103,45 @@ def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
     return Need(nbytes=nbytes, static_bytes=sum((readings.static_bytes or {}).values()), context_bytes=context)
 
 
-def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT_BYTES) -> Largest:
-    """The largest batch at which PyTorch does not run out of that memory, looked for from the predicted one on."""
+def confirm(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT_BYTES) -> Largest:
+    """The predicted batch where its step fits or fails, else the largest below at which one fits."""
+    largest = predicted.batch_size
 
     def bytes_of(batch_size: int) -> int | None:
-        sized = msgspec.structs.replace(case, strategy=predicted.strategy, batch_size=batch_size)
-        (record,) = engine.run([Trial(case=sized, passes=("memory",))])
-        if record.outcome not in ("ok", "out_of_memory"):
-            raise UserError(f"{sized.strategy} cannot be rehearsed: {record.detail}")
-        return bytes_needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
+        return _bytes_of_step(engine, case, predicted.strategy, batch_size, context_bytes)
 
-    batch_size = largest_that_fits(bytes_of, limit=limit, start=predicted.batch_size or 1)
+    try:
+        if not largest or ((needed := bytes_of(largest)) is not None and needed <= limit):
+            return predicted
+        batch_size = largest_that_fits(
+            lambda size: bytes_of(size) if size < largest else None, limit=limit, start=max(1, largest - 1)
+        )
+    except UserError:
+        return predicted  # the run that follows shows how it fails
+    return _resized(engine, case, predicted, batch_size, context_bytes)
+
+
+def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT_BYTES) -> Largest:
+    """The largest batch at which PyTorch does not run out of that memory, looked for from the predicted one on."""
+    batch_size = largest_that_fits(
+        lambda size: _bytes_of_step(engine, case, predicted.strategy, size, context_bytes),
+        limit=limit,
+        start=predicted.batch_size or 1,
+    )
+    return _resized(engine, case, predicted, batch_size, context_bytes)
+
+
+def _bytes_of_step(engine: Engine, case: Case, strategy: Choice, batch_size: int, context_bytes: int) -> int | None:
+    """What a step needs that is run, None where it runs out of memory. Raises UserError where it cannot be run."""
+    sized = msgspec.structs.replace(case, strategy=strategy, batch_size=batch_size, verify="off")
+    (record,) = engine.run([Trial(case=sized, passes=("memory",))])
+    if record.outcome not in ("ok", "out_of_memory"):
+        raise UserError(f"{strategy_label(strategy)} cannot be run: {record.detail}")
+    return bytes_needed(record.readings, sized.device, context_bytes) if record.outcome == "ok" else None
+
+
+def _resized(engine: Engine, case: Case, predicted: Largest, batch_size: int, context_bytes: int) -> Largest:
+    """The same with another batch, and what is predicted for it."""
     if batch_size in (0, predicted.batch_size):
         return msgspec.structs.replace(predicted, batch_size=batch_size)
     sized = msgspec.structs.replace(case.foreseen, strategy=predicted.strategy, batch_size=batch_size)

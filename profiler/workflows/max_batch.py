@@ -1,6 +1,6 @@
 """The largest batch that a memory holds, by strategy and by plan: what `gcprof max-batch` does.
 
-Predicted first, then measured there and with one sample more.
+Predicted first, then measured: below, where a step there does not fit, and with one sample more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.batch_search import PLAN, Largest, measured_context, predict, predict_planned, rehearse
+from profiler.workflows.batch_search import (
+    PLAN,
+    Largest,
+    confirm,
+    measured_context,
+    predict,
+    predict_planned,
+    rehearse,
+)
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.stages import ModelOnDevice
 
@@ -88,6 +96,8 @@ def max_batch(
                 device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
                 model.case = case = msgspec.structs.replace(case, device=device)
                 batches = _rehearsed(model, limit, context_bytes, batches)
+            elif request.measure and not case.is_predicted:
+                batches = [confirm(model.engine, case, limit, batch, context_bytes) for batch in batches]
             batches, plans = _in_folder(batches, folder)
         code = 0
         if request.measure and not case.is_predicted:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
@@ -34,6 +35,7 @@ class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     plans: tuple[ComparedPlan, ...]
     is_timed: bool = False  # whether times were measured
+    is_cut: bool = False  # whether it ended before all ways were measured, so that none is chosen
     chosen: Chosen | None = None  # None where nothing was measured that fits
     folder: Path | None = None  # of its records
     file: Path | None = None  # of the plan to take
@@ -61,12 +63,13 @@ def compare_plans(
     code, run = model.run(folder, trials, plans=files, typed=typed)
     plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
     is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
-    chosen = choose(plans, chain, budget_bytes) if is_timed else None
+    is_cut = bool(progress.owed(run.manifest.plan, run.records))
+    chosen = choose(plans, chain, budget_bytes) if is_timed and not is_cut else None
     has_lost = chosen is None if is_timed else not _went_well(plans[0])
     code = code or (UNFIT if has_lost else 0)
-    label = chosen.plan.way.label if chosen else None if is_timed else ways[0].label
+    label = chosen.plan.way.label if chosen else None if is_timed or is_cut else ways[0].label
     return PlanComparison(
-        plans=plans, is_timed=is_timed, chosen=chosen, folder=run.folder, exit_code=code,
+        plans=plans, is_timed=is_timed, is_cut=is_cut, chosen=chosen, folder=run.folder, exit_code=code,
         file=file_of(run.folder, label) if label else None,
     )  # fmt: skip
 

@@ -49,15 +49,14 @@ def fit_plan(  # noqa: PLR0913
     """The fastest plan whose step fits, measured or else traced; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them.
+    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them,
+    which is tried whatever it costs.
     """
     steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need)
     most, reserve, smallest = budget_bytes, 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
         point = best(frontier, most - reserve) if tries_left else None
-        point = point or best(frontier, min(smallest, budget_bytes))
-        if point is None:
-            return None
+        point = point or frontier.point(0)  # also where it does not fit by its costs, which may be too high
         step = steps.run(point, path)
         if steps.fits(step):
             fitted = FittedPlan(point=point, needed_bytes=step.needed_bytes, reserve_bytes=reserve)

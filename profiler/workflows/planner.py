@@ -77,9 +77,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan to take: the best that was measured, else the solver's; None where none fits or all that was
-        measured failed."""
+        """The plan to take: the best that was measured, else the solver's; None where none fits, all that was measured
+        failed, or not all were."""
         comparison = self.comparison
+        if comparison is not None and comparison.is_cut:
+            return None
         if comparison is not None and comparison.is_timed:
             return comparison.chosen.plan.way.plan if comparison.chosen else None
         return self.fitted.point.plan if self.fitted else None
@@ -148,7 +150,9 @@ class _Planning:
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, levels: int) -> Frontier:
-        return frontier(self.solver_chain, levels=levels, points=POINTS if len(self.chain.stages) > LONG else None)
+        points = POINTS if len(self.chain.stages) > LONG else None
+        with self.screen.doing(f"looking for the fastest plans, {levels} deep"):
+            return frontier(self.solver_chain, levels=levels, points=points)
 
     def _unused_options(self) -> tuple[str, ...]:
         used = chains.option_names(self.solver_chain)
@@ -169,17 +173,19 @@ class _Planning:
         _, floor = candidates.largest_stage(self.chain)
         fitted = self._fit(budget, points)
         for levels in () if self.request.levels else DEPTHS[1:]:
-            if fitted is not None or points.peak_bytes[0] <= floor:
-                break  # nor is any deeper one lower
+            if fitted is not None or floor >= min(budget, points.peak_bytes[0]):
+                break  # no deeper one is lower, or low enough
             points = self._frontier(levels)
             fitted = self._fit(budget, points)
         return points, fitted
 
     def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
-        """By costs alone, or by a step, measured or else traced."""
+        """By costs alone, or by a step, measured or else traced; none below the floor, where stages have no times."""
         if self.model is None:
             point = best(points, budget)
             return FittedPlan(point=point, needed_bytes=None) if point else None
+        if candidates.largest_stage(self.chain)[1] > budget:
+            return None
         return self._by_steps(partial(plan_fitting.fit_plan, frontier=points, say=self.screen.say), self.model, budget)
 
     def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:

@@ -84,7 +84,7 @@ def reading(plans: Iterable[Plan]) -> list[str]:
     """How the lines of these plans are read."""
     text = " ".join(map(plan_text, plans))
     said = [words for part, words in READING.items() if part in text]
-    return [f"plan: {'; '.join(said)}"] if said else []
+    return [f"in plans, {'; '.join(said)}"] if said else []
 
 
 def legend(chain: Chain) -> str:
