@@ -22,7 +22,7 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.staging import stage_seconds
 from profiler.predicting.staging import stages as stages_module
-from profiler.predicting.staging.pooled_seconds import NOTHING
+from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, WHOLE
 from profiler.predicting.staging.stage_operators import spans
 from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS, ROUNDS, step_text
 from profiler.predicting.staging.stages import stages
@@ -371,7 +371,7 @@ def test_every_step_that_times_stages_is_told_with_the_time_left(engine, monkeyp
 
 @pytest.mark.parametrize(("is_asynchronous", "uncounted"), [(False, 1), (True, 3)])
 def test_on_a_cpu_the_first_step_alone_is_not_counted(monkeypatch, is_asynchronous, uncounted):
-    run, ways = [], [stage_seconds.WHOLE, stage_seconds.PLAIN, stage_seconds.EVERY]
+    run, ways = [], [WHOLE, PLAIN, EVERY]
     step = Mock(spec=stage_seconds._SwitchedStep, _device=Mock(is_asynchronous=is_asynchronous))
     step.uncounted_ways = partial(stage_seconds._SwitchedStep.uncounted_ways, step)
     step.sample.side_effect = lambda way: run.append(way) or Mock()
