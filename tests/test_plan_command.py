@@ -470,6 +470,15 @@ def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(nested, ca
     assert (flat.depth(), deep.depth()) == (1, 2)
 
 
+def test_a_budget_at_the_floor_is_reached_by_deeper_plans(nested, capsys):
+    two = smallest(nested, 2)
+    nested.write_bytes(encode_indented(msgspec.structs.replace(chains.read(nested), floor_bytes=two)))
+
+    assert plan("--stages", nested, "--budget", f"{two}B", "--json") == 0
+
+    assert document(capsys)["ways"][0]["peak_bytes"] == two < smallest(nested, 1)
+
+
 def test_no_more_levels_are_used_than_were_asked_for(nested, capsys):
     two = smallest(nested, 2)
 

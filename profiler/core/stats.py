@@ -133,9 +133,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     precision_target: float = 0.03  # how far the interval of the median may reach from it, as a fraction of it
     max_samples: int = 100
     max_seconds: float = 2.0  # of timed steps
-    ends_together: bool | UnsetType = (
-        UNSET  # strategies of one process: until all are sure at one look, or a limit ends all
-    )
+    ends_together: bool | UnsetType = UNSET  # strategies of one process: until all are sure, or a limit ends all
 
 
 def is_look(count: int, *, first: int = FIRST_LOOK) -> bool:

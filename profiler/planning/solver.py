@@ -31,7 +31,7 @@ class Frontier:
 
     def __init__(self, chain: Chain, costs: Costs, tables: tuple[Inner, ...]) -> None:
         """`tables`: of the chain's end, of segments, of segments in them, and so on; the last serves all the rest."""
-        self._chain = chain
+        self.chain = chain
         self._costs = costs
         self._tables = tables
         whole = tables[0].of(1, costs.num_stages + 1)
@@ -51,7 +51,7 @@ class Frontier:
     def point(self, index: int) -> Point:
         """One point with its plan, which is put together here and judged by the simulator."""
         plan = self._plan(int(self._nbytes[index]))
-        cost = simulate(self._chain, plan)
+        cost = simulate(self.chain, plan)
         assert cost.peak_bytes == self.peak_bytes[index], "the simulator finds another peak"
         assert abs(cost.step_seconds - self.step_seconds[index]) < TOLERANCE, "the simulator finds another time"
         return Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)

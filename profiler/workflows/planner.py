@@ -61,7 +61,6 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The plans of a chain, and the one that fits."""
 
     chain: Chain
-    unused_options: tuple[str, ...] = ()  # save options of no stage, since they may be no faster than checkpoints
     case: Case | None  # of the model, where it is at hand
     evidence: Evidence | None  # what a step on its device is
     title: str
@@ -74,6 +73,12 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     better_blocks: str | None = None  # in words, where no plan fits and others have a lower floor
     own: OwnForm | None = None  # the model with its own checkpoints, where no plan fits and it does
     exit_code: int = 0
+
+    @property
+    def unused_options(self) -> tuple[str, ...]:
+        """Save options that were left out of every stage, since they may be no faster than a checkpoint."""
+        used = chains.option_names(self.frontier.chain)
+        return tuple(name for name in chains.option_names(self.chain) if name not in used)
 
     @property
     def plan(self) -> Plan | None:
@@ -116,7 +121,6 @@ class _Planning:
 
     def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
         self.chain, self.model, self.request, self.screen = chain, model, request, screen
-        self.solver_chain = chains.with_sure_options(chain)
 
     def go(self) -> Planned:
         """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
@@ -130,16 +134,13 @@ class _Planning:
             title=model.heading if model else request.stages.name if request.stages else "",
             words=model.words if model else (),
             none=none,
-            frontier=self._frontier(request.levels or DEPTHS[0]),
-            unused_options=self._unused_options(),
+            frontier=self._frontier(chains.with_sure_options(self.chain), request.levels or DEPTHS[0]),
         )
         if request.budget is None:
             return planned
         budget = parse_budget(request.budget, whole_bytes=none.cost.peak_bytes)
         points, fitted = self._found(budget, planned.frontier)
-        planned = msgspec.structs.replace(
-            planned, budget_bytes=budget, frontier=points, fitted=fitted, unused_options=self._unused_options()
-        )
+        planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
         if fitted is None:
             better = model.better_blocks(points.peak_bytes[0]) if model else None
             own = model.own_form(budget, measure=request.measure) if model else None
@@ -149,21 +150,15 @@ class _Planning:
         comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget), budget)
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
-    def _frontier(self, levels: int) -> Frontier:
-        points = POINTS if len(self.chain.stages) > LONG else None
+    def _frontier(self, chain: Chain, levels: int) -> Frontier:
         with self.screen.doing(f"looking for the fastest plans, {levels} deep"):
-            return frontier(self.solver_chain, levels=levels, points=points)
-
-    def _unused_options(self) -> tuple[str, ...]:
-        used = chains.option_names(self.solver_chain)
-        return tuple(name for name in chains.option_names(self.chain) if name not in used)
+            return frontier(chain, levels=levels, points=POINTS if len(chain.stages) > LONG else None)
 
     def _found(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
         """As `_fitted`; where nothing fits, with all save options, and by rules."""
         points, fitted = self._fitted(budget, points)
-        if fitted is None and self.solver_chain != self.chain:
-            self.solver_chain = self.chain  # at work, an option may need less than a checkpoint
-            points, fitted = self._fitted(budget, self._frontier(self.request.levels or DEPTHS[0]))
+        if fitted is None and points.chain != self.chain:  # at work, an option may need less than a checkpoint
+            points, fitted = self._fitted(budget, self._frontier(self.chain, self.request.levels or DEPTHS[0]))
         if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
             fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
         return points, fitted
@@ -173,9 +168,9 @@ class _Planning:
         _, floor = candidates.largest_stage(self.chain)
         fitted = self._fit(budget, points)
         for levels in () if self.request.levels else DEPTHS[1:]:
-            if fitted is not None or floor >= min(budget, points.peak_bytes[0]):
-                break  # no deeper one is lower, or low enough
-            points = self._frontier(levels)
+            if fitted is not None or points.peak_bytes[0] <= floor or floor > budget:
+                break  # nor is any deeper one lower, or low enough
+            points = self._frontier(points.chain, levels)
             fitted = self._fit(budget, points)
         return points, fitted
 
