@@ -33,6 +33,7 @@ from profiler.workflows.batch_search import (
     rehearse,
 )
 from profiler.workflows.plan_comparison import file_of
+from profiler.workflows.planner import GATE
 from profiler.workflows.stages import ModelOnDevice
 
 ROUNDS = 3
@@ -99,7 +100,7 @@ def max_batch(
             elif request.measure and not case.is_predicted:
                 batches = [confirm(model.engine, case, limit, batch, context_bytes) for batch in batches]
             batches, plans = _in_folder(batches, folder)
-        code = 0
+        code, holds_any = 0, any(batch.batch_size for batch in batches)
         if request.measure and not case.is_predicted:
             code, batches = _measured(model, request, folder, batches, plans, screen)
         return LargestBatches(
@@ -109,7 +110,7 @@ def max_batch(
             limit=limit,
             context_bytes=context_bytes,
             context_source=source,
-            exit_code=code,
+            exit_code=code or (0 if holds_any else GATE),
         )
 
 
