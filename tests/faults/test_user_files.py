@@ -91,6 +91,11 @@ def test_fault_23_a_function_that_wants_more_is_told_what_and_how_to_give_it(tmp
             "TypeError: the factory returned (Tensor, Net), not (module, batch[, loss[, optimizer]]) "
             "or a dict with these keys",
         ),
+        (
+            "loss_before_batch",
+            "TypeError: the factory returned (Net, function, Tensor), not (module, batch[, loss[, optimizer]]) "
+            "or a dict with these keys",
+        ),
     ],
 )
 def test_fault_23_what_the_users_code_raises_is_the_outcome_with_the_users_line(engine, factory, detail):

@@ -37,5 +37,9 @@ def batch_first():
     return torch.randn(2, 4), Net()
 
 
+def loss_before_batch():
+    return Net(), lambda output: output.sum(), torch.randn(2, 4)
+
+
 def loss_of_integers():
     return Net(), torch.randn(2, 4), lambda output: (output > 0).sum()

@@ -99,11 +99,19 @@ def _parts(returned: Any) -> dict[str, Any]:
     is_tuple = isinstance(returned, (tuple, list)) and len(returned) <= len(KEYS)
     parts = dict(zip(KEYS, returned, strict=False)) if is_tuple else returned
     if isinstance(parts, Mapping) and not parts.keys() - set(KEYS):
-        if isinstance(parts.get("module"), nn.Module) and "batch" in parts:
+        if "batch" in parts and all(_is_part(name, part) for name, part in parts.items()):
             return dict(parts)
         parts = [type(part).__name__ for part in parts.values()]
     what = f"({', '.join(parts)})" if isinstance(parts, list) else type(returned).__name__
     raise TypeError(f"the factory returned {what}, not (module, batch[, loss[, optimizer]]) or a dict with these keys")
+
+
+def _is_part(name: str, part: Any) -> bool:
+    """Whether the part can be what it stands for."""
+    if name == "module":
+        return isinstance(part, nn.Module)
+    is_optimizer = name == "optimizer" and isinstance(part, torch.optim.Optimizer)
+    return name == "batch" or part is None or is_optimizer or callable(part)
 
 
 def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
