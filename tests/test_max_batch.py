@@ -159,14 +159,14 @@ def test_where_cuda_itself_leaves_no_room_that_is_said_with_its_bytes(here, caps
 
 
 def test_what_cuda_itself_takes_can_be_told(here, capsys):
-    words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "600MiB"]
+    words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "324MiB"]
 
     assert answer([*words, "--context", "300MiB"]) == 0
 
     said = capsys.readouterr()
     text = " ".join(said.out.split())
     assert "of that CUDA itself takes 300 MiB, as asked" in text
-    assert next_words(said.err)[-2:] == ["--budget", "300MiB"]  # what is left for the plan
+    assert next_words(said.err)[-2:] == ["--budget", "24MiB"]  # what is left for the plan
     assert "not even one sample" not in said.err
     assert answer([*words[:3], "cpu", *words[4:], "--context", "300MiB"]) == 2
     assert "--context has no effect on a CPU" in capsys.readouterr().err
@@ -288,10 +288,10 @@ def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, 
 def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json"]
 
-    assert answer(["max-batch", *words, "--memory", "60%"]) == 0
+    assert answer(["max-batch", *words, "--memory", "5%", "--context", "730MiB"]) == GATE
 
     said = json.loads(capsys.readouterr().out)
-    assert said["memory_bytes"] == int(0.6 * gpu_specs.find("t4").memory_bytes)
+    assert said["memory_bytes"] == int(0.05 * gpu_specs.find("t4").memory_bytes)
 
 
 def test_where_the_blocks_are_no_chain_the_strategies_are_answered_and_no_plan_is_said(here, shared, capsys):

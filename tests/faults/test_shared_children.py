@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,13 +45,19 @@ def num_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return entries
 
 
-def both_ways(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[Local]:
+    with Local(stage_seconds=PATIENCE_SECONDS, measures=False) as engine:
+        yield engine
+
+
+def both_ways(tracer: Local, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record]]:
     """The records by whether children are shared; the logs are in folders of these names."""
     records = {}
     for way, key in {"shared": lambda trial: ("predicted", None), "alone": lambda trial: ("", trial)}.items():
         monkeypatch.setattr(order, "_sharing", key)
-        with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path / way, measures=False) as engine:
-            records[way] = list(engine.run(plan(model)))
+        monkeypatch.setattr(tracer, "logs", tmp_path / way)
+        records[way] = list(tracer.run(plan(model)))
     return records
 
 
@@ -58,8 +65,8 @@ def logs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.log")}
 
 
-def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tmp_path, monkeypatch, num_children):
-    records = both_ways("mlp", tmp_path, monkeypatch)
+def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tracer, tmp_path, monkeypatch, num_children):
+    records = both_ways(tracer, "mlp", tmp_path, monkeypatch)
 
     assert num_children == [local.RUN_TRIALS, *[local.RUN_TRIAL] * len(STRATEGIES)]
     assert [record.outcome for record in records["shared"]] == ["ok", "ok", "ok", "skipped", "ok"]
@@ -69,23 +76,22 @@ def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tmp_path, m
 @pytest.mark.parametrize(
     ("kind", "outcome"), [("kill", "crashed"), ("exit", "failed"), ("raise", "failed"), ("fine", "ok")]
 )
-def test_what_goes_wrong_after_others_is_made_again_alone(kind, outcome, tmp_path, monkeypatch):
-    records = both_ways(f"tests.faulty:build:kind={kind},at=recompute", tmp_path, monkeypatch)
+def test_what_goes_wrong_after_others_is_made_again_alone(kind, outcome, tracer, tmp_path, monkeypatch):
+    records = both_ways(tracer, f"tests.faulty:build:kind={kind},at=recompute", tmp_path, monkeypatch)
 
     assert [record.outcome for record in records["shared"]] == ["ok", "ok", outcome, "skipped", "ok"]
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
     assert logs(tmp_path / "shared") == logs(tmp_path / "alone")
 
 
-def test_nothing_is_run_after_a_baseline_that_fails(tmp_path, monkeypatch, num_children):
-    records = both_ways("tests.faulty:build:kind=raise", tmp_path, monkeypatch)
+def test_nothing_is_run_after_a_baseline_that_fails(tracer, tmp_path, monkeypatch, num_children):
+    records = both_ways(tracer, "tests.faulty:build:kind=raise", tmp_path, monkeypatch)
 
     assert [record.outcome for record in records["shared"]] == ["failed"]
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
 
 
-def test_users_code_has_a_process_for_each_row(num_children):
-    with Local(stage_seconds=PATIENCE_SECONDS, measures=False) as engine:
-        list(engine.run(plan("tests.faulty:build:kind=fine")))
+def test_users_code_has_a_process_for_each_row(tracer, num_children):
+    list(tracer.run(plan("tests.faulty:build:kind=fine")))
 
     assert num_children == [local.RUN_TRIAL] * len(STRATEGIES)
