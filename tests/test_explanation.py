@@ -1,6 +1,7 @@
 """Planted cases are explained by their cause, and sums add up at every operator."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from profiler.core.trace_data import CATEGORIES, Trace, live
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
+
+FUNCTIONS = Path(__file__).parent / "user_models" / "checkpointed_functions.py"
 
 
 def runs(*chosen: list[int] | range) -> Callable[[Workload], None]:
@@ -70,6 +73,18 @@ def test_a_flag_that_never_reached_the_layers_is_the_reason_also_where_the_peak_
     model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
 
     assert why(model, change=nothing, batch_size=1, optimizer="adamw") == "unreached"
+
+
+def test_what_is_recomputed_outside_of_all_modules_was_reached():
+    assert why(f"{FUNCTIONS}:head", "own", batch_size=None) == "outside"
+
+
+def test_a_step_that_recomputes_more_than_these_blocks_has_a_floor_of_its_own():
+    (baseline, blocks), (trace, _) = (traced(f"{FUNCTIONS}:loop", way, batch_size=None) for way in ("none", "own"))
+
+    own, plain = explain(trace, blocks=blocks, baseline=baseline), explain(baseline, blocks=blocks)
+
+    assert own.floor.nbytes <= own.peak.nbytes < plain.floor.nbytes <= plain.peak.nbytes
 
 
 def test_blocks_that_are_left_as_they_are_are_the_reason():

@@ -56,8 +56,8 @@ def explain(
 
     `blocks` are the names of the model's blocks in order; `baseline` is the trace of the same step without
     checkpointing, `choices` are what other blocks come to, and `split` is only passed on. The floor is read from the
-    baseline where there is one: what runs only in a recompute is not in it. A trace that is its own baseline needs no
-    reason.
+    baseline where there is one: what runs only in a recompute is not in it. But a step whose checkpoints hold more than
+    these blocks may pass that one, and has its own. A trace that is its own baseline needs no reason.
     """
     if baseline is trace:
         baseline = None
@@ -65,6 +65,8 @@ def explain(
     modules = live_bytes.modules_at(trace, highest.number, blocks=blocks)
     others = modules[NUM_MODULES:]
     least = floor(baseline or trace, blocks=blocks)
+    if least.nbytes > highest.nbytes:
+        least = floor(trace, blocks=blocks)
     has_lines = any(storage.line for storage in trace.allocations)
     return Explanation(
         peak=highest,

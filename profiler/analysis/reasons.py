@@ -33,7 +33,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[str, ...]
     segment: tuple[str, ...]  # the blocks of the last recompute that began before the peak
     recomputed: frozenset[str]  # the blocks of all recomputes
-    num_recomputes: int
+    is_recomputed: bool  # whether anything is, in a block or outside of all
     inputs: tuple[Allocation, ...]  # of what is held: what the checkpoints keep to begin from
     all_gradient_bytes: int
     saved_bytes: int
@@ -67,7 +67,7 @@ def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
         blocks=blocks,
         segment=next((run_blocks for first, run_blocks in reversed(ran) if first <= peak.number), ()),
         recomputed=recomputed,
-        num_recomputes=len(ran),
+        is_recomputed=bool(ran) or any(storage.category == "recomputed" for storage in trace.allocations),
         inputs=tuple(storage for storage in saved if stage(trace.operators[storage.died - 1].module) in recomputed),
         all_gradient_bytes=max(lives["gradients"]),
         saved_bytes=max(lives["saved"]),
@@ -86,7 +86,7 @@ def _recomputed(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tu
 
 
 def _unreached(step: _Step) -> Reason | None:
-    if step.num_recomputes or step.saved_bytes < SAME * step.baseline_saved_bytes:
+    if step.is_recomputed or step.saved_bytes < SAME * step.baseline_saved_bytes:
         return None
     text = "nothing is recomputed in the whole step: the checkpoints never reached the layers"
     return Reason(kind="unreached", text=f"{text}, and {bytes_text(step.saved_bytes)} is saved as without them")
