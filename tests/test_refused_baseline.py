@@ -73,3 +73,11 @@ def test_a_baseline_that_is_out_of_memory_still_lets_checkpointed_rows_run(here)
     assert answer(["run", "--model", f"{PATH}:too_large", "--strategies", "none,all", *QUICK, "--rounds", "1"]) == 1
 
     assert outcomes(here) == [("none", 1, "out_of_memory"), ("all", 1, "out_of_memory")]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_model_that_has_no_such_blocks_did_not_fail(here, capsys):
+    assert answer(["run", "mlp", "--blocks", "nope*", *QUICK]) == 1
+
+    assert outcomes(here) == [("none", 1, "skipped")]
+    assert "the model cannot be had as it was asked for, so there is nothing to compare" in capsys.readouterr().err

@@ -356,7 +356,19 @@ def test_the_command_that_names_the_code_again_rehearses_it_again(tmp_path):
     with pytest.raises(UserError) as refused:
         refuse_cases([case], folder, named=(), typed=["explain", folder])
 
-    assert refused.value.hint.endswith("gcprof explain train.py:make --device rehearse:t4")
+    assert refused.value.hint.endswith("gcprof explain train.py:make --batch-size 64 --device rehearse:t4")
+
+
+def test_the_command_that_names_the_code_again_has_the_settings_of_the_run(tmp_path):
+    settings = {"batch_size": None, "precision": "bf16", "optimizer": Choice("adamw"), "keep_gradients": True}
+    case = make.case(model=Choice("train.py:make"), device="cpu", **settings)
+    folder = str(examples.run(tmp_path / "base", [make.record(case=case)]).folder)
+
+    with pytest.raises(UserError) as refused:
+        refuse_cases([case], folder, named=(), typed=["timeline", folder])
+
+    named = "gcprof timeline train.py:make --optimizer adamw --precision bf16 --device cpu --keep-grads"
+    assert refused.value.hint.endswith(named)
 
 
 def test_a_choice_of_gpu_without_options_has_none():

@@ -40,6 +40,13 @@ def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
     assert "GCP012" not in notes(record(**{**asked, "sampling": Sampling(precision_target=0.06)}))
 
 
+def test_what_is_less_sure_by_a_hair_is_told_with_as_many_digits_as_show_it():
+    wide = (0.100, 0.095, 0.105, 0.100, 0.096, 0.104)
+    asked = record(seconds=wide, sampling=Sampling(precision_target=0.0496), stopped="seconds")
+
+    assert "the median is sure to ±5.00 %, not to ±4.96 %" in notes(asked)["GCP012"]
+
+
 def test_threads_that_wait_for_each_other_have_a_remedy():
     stolen = {"processor_seconds": (0.01,) * len(CALM)}
     one = record(**stolen)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import Row
-from profiler.core.record import Note, Readings
+from profiler.core.record import Built, Note, Readings
 from profiler.core.stats import Sampling
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
@@ -115,6 +115,20 @@ def test_the_heading_names_no_optimizer_that_was_not_at_work():
     assert ", its own optimizer," in own
     assert "sgd" not in own + mixed
     assert "optimizer" not in mixed
+
+
+def test_a_row_that_was_not_built_says_nothing_of_its_data_or_optimizer():
+    own = (Note(code="GCP009", text="the model brings its own optimizer"),)
+    built = Built(num_parameters=1, num_blocks=2, data="the user's own")
+    brings = make.record("none", notes=own, built=built)
+    skipped = make.record("segments:k=8", outcome="skipped", built=None)
+
+    heading = printed(examples.table([brings, skipped]), width=200).splitlines()[0]
+    alone = printed(examples.table([skipped]), width=200).splitlines()[0]
+
+    assert ", its own optimizer, the user's own data," in heading
+    assert "data" not in alone
+    assert [row.data for row in examples.table([skipped, brings])] == ["the user's own"] * 2
 
 
 def test_a_row_out_of_memory_is_there_with_its_reason():

@@ -132,8 +132,8 @@ def value(row: Row, name: str) -> str:
         return (row.environment.torch or "").partition("+")[0] if row.environment else ""
     if name == BUILT:
         return str(row.built.num_parameters) if row.built else ""
-    if name == "data" and row.built:
-        return row.built.data
+    if name == "data":
+        return row.data or ""
     field = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
     if field is UNSET:
         return next(iter(SETTINGS[name].choices), "none") if name in SETTINGS else "none"

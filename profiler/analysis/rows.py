@@ -40,6 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     outcome: str
     detail: str | None
     built: Built | None
+    data: str | None  # of its batch, as any row of its group was built with; None where none was built
     readings: Readings  # memory of the first round, time samples of all rounds
     equality: Equality | None
     environment: Environment | None
@@ -80,8 +81,11 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
     neither need not wait for them.
     """
     rounds: dict[Case, list[Record]] = {}
+    data: dict[Case, str] = {}  # by baseline
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
+        if record.built:
+            data[record.case.baseline] = record.built.data
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
     peaks, drifts = twin_peaks(pooled), trust.between_rounds(rounds)
     baselines: dict[Case, _Baseline] = {}
@@ -89,7 +93,9 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
     for case, record in pooled.items():
         own = case.baseline
         if own not in baselines:
-            baselines[own] = _Baseline.of(own, rounds.get(own, []), pooled.get(own), drifts.get(own))
+            baselines[own] = _Baseline.of(
+                own, rounds.get(own, []), pooled.get(own), drifts.get(own), data=data.get(own)
+            )
         built.append(_row(record, rounds[case], baselines[own], peaks))
     return _judged(built, largest=largest)
 
@@ -124,6 +130,7 @@ class _Baseline(NamedTuple):
     """What the rows of one group are held against."""
 
     case: Case
+    data: str | None
     rounds: list[Record]
     peak_bytes: int | None
     seconds: dict[int, float]  # the median step of each round that has one
@@ -131,10 +138,13 @@ class _Baseline(NamedTuple):
     drift: tuple[Note, ...]  # of all rows of the group together
 
     @classmethod
-    def of(cls, case: Case, rounds: list[Record], pooled: Record | None, drift: Note | None) -> _Baseline:
+    def of(
+        cls, case: Case, rounds: list[Record], pooled: Record | None, drift: Note | None, *, data: str | None
+    ) -> _Baseline:
         medians = {record.round: median(record.readings.step_seconds or (0.0,)) for record in rounds}
         return cls(
             case=case,
+            data=data,
             rounds=rounds,
             peak_bytes=pooled.readings.peak_bytes if pooled else None,
             seconds={number: seconds for number, seconds in medians.items() if seconds},
@@ -157,6 +167,7 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
         outcome=record.outcome,
         detail=record.detail,
         built=record.built,
+        data=record.built.data if record.built else baseline.data,
         readings=record.readings,
         equality=record.equality,
         environment=record.environment,

@@ -156,7 +156,9 @@ def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
     if reached is None:
         few = count_text(count, "pair" if ratio else "sample")
         return f"{few} cannot tell how sure {what} is"
-    return f"{what} is sure to {spread_text(reached)}, not to {spread_text(sampling.precision_target)}"
+    wanted = sampling.precision_target
+    digits = next(digits for digits in (1, 2, 3) if digits == 3 or f"{reached:.{digits}%}" != f"{wanted:.{digits}%}")
+    return f"{what} is sure to {spread_text(reached, digits=digits)}, not to {spread_text(wanted, digits=digits)}"
 
 
 def computes_more(readings: Readings, none: Readings) -> bool:

@@ -82,6 +82,7 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 
 def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, json: bool) -> int:
     """Print what was found within this memory, and name the next command; the exit code."""
+    from profiler.request.model_choice import optimizer_text
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
 
@@ -90,7 +91,7 @@ def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, js
     if json:
         say_bytes(view.document(lines, model=str(case.model), limit=limit, context_bytes=context_bytes))
     else:
-        setting = f"{case.model}, {case.optimizer}, {case.precision}, {device_word(case.device)}"
+        setting = f"{case.model}, {optimizer_text(case)}, {case.precision}, {device_word(case.device)}"
         title = f"{setting}: the largest batch that fits {bytes_text(limit)}"
         if largest.context_source:
             title += f"; {view.context_text(context_bytes, largest.context_source)}"

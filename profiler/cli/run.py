@@ -240,7 +240,9 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
         say_bytes(document(run.folder.name, run.records, status="complete", exit_code=code))
     cases = {*progress.rows_of(run.manifest.plan, run.records)} - {record.case for record in run.records}
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
-    aside(f"the step failed without checkpointing, so there is nothing to compare{rest}")
+    is_refused = all(record.outcome == "skipped" for record in run.records)
+    why = "the model cannot be had as it was asked for" if is_refused else "the step failed without checkpointing"
+    aside(f"{why}, so there is nothing to compare{rest}")
     aside(f"wrote {run.folder / 'trials.jsonl'}")
     return code
 

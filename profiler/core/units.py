@@ -102,9 +102,9 @@ def change_range_text(ratios: tuple[float, float] | None) -> str:
     return MISSING if ratios is None else f"{_percent(ratios[0])}..{_percent(ratios[1])}"
 
 
-def spread_text(fraction: float | None) -> str:
+def spread_text(fraction: float | None, *, digits: int = 1) -> str:
     """A relative half-width: 0.034 -> '±3.4 %'."""
-    return MISSING if fraction is None else f"±{fraction * 100:.1f} %"
+    return MISSING if fraction is None else f"±{fraction * 100:.{digits}f} %"
 
 
 def exact_error_text(fraction: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.core import catalogue
-from profiler.core.case import Choice
+from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
 from profiler.training import models
 
@@ -22,6 +22,11 @@ def check_batch_size(text: str | None, chosen: list[Choice]) -> None:
         if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
             hint = "give its function a parameter batch_size, or leave it out"
             raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
+
+
+def optimizer_text(case: Case) -> str:
+    """The optimizer, in a title that is written before the model is made: a user's model may bring another."""
+    return f"{case.optimizer}{'' if catalogue.listed(case.model.name, models.TABLE) else ' or its own'}"
 
 
 def smaller(model: Choice, remarks: list[str]) -> Choice:

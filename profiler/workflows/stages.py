@@ -22,6 +22,7 @@ from profiler.core.units import batch_text
 from profiler.engines import TRACING, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
+from profiler.request.model_choice import optimizer_text
 from profiler.request.spec import Request
 from profiler.runs import run_diff, store
 from profiler.runs.store import Run
@@ -65,7 +66,7 @@ class ModelOnDevice:
     def title(self) -> str:
         """What is planned for, in one line."""
         case = self.case
-        return f"{case.model}, {batch_text(case.batch_size)}, {case.optimizer}, {case.precision}, {case.device}"
+        return f"{case.model}, {batch_text(case.batch_size)}, {optimizer_text(case)}, {case.precision}, {case.device}"
 
     @property
     def heading(self) -> str:

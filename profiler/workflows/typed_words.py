@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from profiler.core.case import SWITCHES, Case, Choice
+import msgspec
+
+from profiler.core.case import FAKE, SWITCHES, Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.secret_filter import hide
 from profiler.request import consent
@@ -34,6 +36,18 @@ def setting_words(words: Request, *, device: str | None) -> list[str]:
     return [
         *(word for name, value in asked if value is not None for word in (flag(name), str(value))),
         *(flag(key) for key in switches if getattr(words, key)),
+    ]
+
+
+def case_words(case: Case) -> list[str]:
+    """The flags of a case's settings that are no defaults, for a command that traces a step of its model by name."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
+    defaults |= {"batch_size": None, "optimizer": "sgd", "device": "cuda"}
+    device = case.device if case.is_rehearsed else case.foreseen.device.removeprefix(FAKE)
+    values = {name: device if name == "device" else getattr(case, name) for name in MODEL_FLAGS}
+    return [
+        *(word for name, value in values.items() if value != defaults[name] for word in (flag(name), str(value))),
+        *(flag(switch.key or name) for name, switch in SWITCHES.items() if switch.help and getattr(case, name)),
     ]
 
 
@@ -74,8 +88,8 @@ def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice],
     cases = list(cases)
     unnamed = consent.unnamed(cases, folder=run_folder(target), named={"strategy": set(named)})
     if unnamed:
-        device = ["--device", cases[0].device] if cases[0].is_rehearsed else []
-        words = [str(cases[0].model) if word == target else word for word in [*typed, *device]]
+        case = cases[0]
+        words = [str(case.model) if word == target else word for word in [*typed, *case_words(case)]]
         raise _refusal(unnamed, hint=f"name the model and its settings: {shlex.join(['gcprof', *words])}")
 
 

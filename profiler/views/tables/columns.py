@@ -90,14 +90,13 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 def heading(rows: Sequence[Row]) -> str:
     """Returns what the rows of one group share: model, size, settings, data and device."""
-    case = rows[0].case
     built = next((row.built for row in rows if row.built), None)
     environment = environment_of(rows)
     build = built if len({row.case.model for row in rows}) == 1 else None
     size = [count_text(build.num_parameters, "parameter"), count_text(build.num_blocks, "block")] if build else []
     software = [f"torch {environment.torch}"] if environment and environment.torch else []
-    data = f"{built.data if built else case.data} data"
-    return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), data, device(rows), *software])
+    data = [f"{built.data} data"] if built else []
+    return ", ".join([model(rows), *size, *one_strategy(rows), *setting(rows), *data, device(rows), *software])
 
 
 def model(rows: Sequence[Row]) -> str:
@@ -266,7 +265,7 @@ def batch(case: Case) -> str:
 def setting(rows: Sequence[Row]) -> list[str]:
     """Returns the settings that all rows share, without defaults."""
     case = rows[0].case
-    brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows}
+    brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows if row.built}
     optimizer = "" if len(brings_own) > 1 else "its own optimizer" if True in brings_own else str(case.optimizer)
     words = {
         "batch_size": batch(case),
