@@ -275,6 +275,38 @@ def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(devi
 
 def test_with_the_whole_peak_nothing_is_recomputed():
     assert profiler.plan(deep(), "max", device="cpu").segments == ()
+    assert profiler.plan(deep(), "1TiB").segments == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("share", [0.9, 0.8])
+def test_where_no_speed_is_known_no_single_run_of_fewer_blocks_fits(device, share):
+    build = equal(16)
+    budget = int(share * profiler.predict(build, device=device).readings.peak_bytes)
+
+    plan = profiler.plan(build, budget, device=device)
+
+    recomputed = sum(len(plan_file.names(segment)) for segment in plan.segments)
+    blocks = tuple(plan.fingerprint)
+    runs = [blocks[first : first + recomputed - 1] for first in range(len(blocks) - recomputed + 2)]
+    peaks = [profiler.predict(build, one_run(plan, run), device=device).readings.peak_bytes for run in runs]
+    assert min(peaks) > budget
+
+
+def equal(layers: int):
+    """A factory of as many layers that save the same bytes."""
+
+    def build():
+        layer = (nn.Linear(256, 256) for _ in range(layers))
+        batch = torch.randn(4096, 256), torch.zeros(4096, 256)
+        return nn.Sequential(*layer), batch, nn.functional.mse_loss
+
+    return build
+
+
+def one_run(plan, blocks: tuple[str, ...]) -> plan_file.PlanFile:
+    """The plan with a single checkpoint, of these blocks."""
+    return plan_file.PlanFile(plan="-", segments=(plan_file.Segment(blocks=blocks),), fingerprint=plan.fingerprint)
 
 
 def test_a_plan_goes_to_every_other_function_and_to_a_file(here):

@@ -23,6 +23,7 @@ from profiler.predicting.prediction import better_choice
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
+from profiler.request.model_choice import optimizer_text
 from profiler.training.assemble import Build
 from profiler.workflows import plan_fitting
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
@@ -96,7 +97,13 @@ def _chain(case: Case, fresh: Build | None) -> Chain:
         return stages(Trial(case=case), build=fresh)
     chain = stages(Trial(case=case, passes=("memory",)), build=fresh)
     counted = (
-        msgspec.structs.replace(stage, forward_seconds=len(stage.blocks), backward_seconds=2 * len(stage.blocks))
+        msgspec.structs.replace(
+            stage,
+            forward_seconds=len(stage.blocks),
+            backward_seconds=2 * len(stage.blocks),
+            early_stop_seconds=None,  # a recompute is a forward again
+            inner_recompute_seconds=None,
+        )
         for stage in chain.stages
     )
     return msgspec.structs.replace(chain, stages=tuple(counted))
@@ -132,7 +139,7 @@ def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Po
     """What the plan was found among."""
     none = candidates.none(chain)
     percent = f"{budget_bytes / none.cost.peak_bytes * 100:.0f} % of the peak without checkpointing"
-    settings = f"{case.optimizer}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
+    settings = f"{optimizer_text(case)}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
     return Found(
         title=f"{case.model}, {settings}: at most {bytes_text(budget_bytes)}, {percent}",
         chain=chain,
