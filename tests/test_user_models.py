@@ -36,6 +36,7 @@ FACTORIES = {
     "sparse": "words",
     "data_dependent": "router",
     "unet": "segmentation",
+    "wrapped_optimizers": "make",
 }
 STRATEGIES = ("segments:k=2", "all", "every:k=2", "recursive", "selective:save=matmul")
 REASONS = {  # why some blocks cannot be put into one segment
@@ -135,6 +136,23 @@ def test_a_users_optimizer_stands_in_and_is_noted():
 
     assert "GCP009" in [note.code for note in record.notes]
     assert record.readings.static_bytes["optimizer"] > 2 * record.readings.static_bytes["gradients"]  # AdamW's two
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
+def test_the_state_of_optimizers_that_are_wrapped_in_one_is_counted(device):
+    alone, both = (read(choice("wrapped_optimizers", wraps=wraps), device) for wraps in (False, True))
+
+    assert alone.readings.static_bytes["optimizer"] >= 2 * alone.readings.static_bytes["gradients"]  # Adam's two
+    assert both.readings.static_bytes == alone.readings.static_bytes
+    if device == "fake:cpu":
+        truth = read(choice("wrapped_optimizers"), "cpu").readings.peak_bytes
+        assert both.readings.peak_bytes == pytest.approx(truth, abs=64)  # a scalar takes a few bytes more
+
+
+def read(model, device):
+    if device == "cpu":
+        return measured(model, "none", batch_size=None, passes=("memory",))
+    return predict(Trial(case=make.case(model=model, batch_size=None, device=device)))
 
 
 def test_options_are_the_factorys_own_parameters():

@@ -12,6 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiler.core.allocator_history import Block, Event, blocks_in_use, events
+from profiler.training.optimizers.wrapped import state_of
 from profiler.training.workload import Step, Workload, dense_parts, tensors
 
 PHASE, MODULE = "gcprof phase: ", "gcprof module: "  # what the labels of a recording begin with
@@ -146,7 +147,7 @@ def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
         _keep(held, parameter.detach(), "parameters", owners[name])
         if parameter.grad is not None:
             _keep(held, parameter.grad, "gradients", owners[name])
-        for tensor in tensors(dict(optimizer.state.get(parameter, {}))):
+        for tensor in tensors(state_of(optimizer, parameter)):
             _keep(held, tensor, "optimizer", owners[name])
     for name, buffer in workload.module.named_buffers():
         _keep(held, buffer, "buffers", name.rpartition(".")[0])

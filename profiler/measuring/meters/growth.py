@@ -17,6 +17,7 @@ from profiler.core.user_code import users_line
 from profiler.measuring.devices import Device
 from profiler.measuring.meters.holders import Holder, holder
 from profiler.measuring.meters.operators import operator_name
+from profiler.training.optimizers.wrapped import states
 from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors, uncollected
 
 NUM_STEPS = 8  # beside the one that was watched: memory that stays in all of them is no cache that was filled once
@@ -49,14 +50,14 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: set[int]) -> int:
     """Returns the bytes that end growing by themselves: gradients, and state of parameters that are not `known`."""
     gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
-    states = [dict(state) for parameter, state in optimizer.state.items() if id(parameter) not in known]
+    made = [dict(state) for parameter, state in states(optimizer) if id(parameter) not in known]
     kinds = {parameter.device.type for parameter in workload.module.parameters()}
-    return storage_bytes([tensor for tensor in (*gradients, *tensors(states)) if tensor.device.type in kinds])
+    return storage_bytes([tensor for tensor in (*gradients, *tensors(made)) if tensor.device.type in kinds])
 
 
 def with_state(optimizer: torch.optim.Optimizer) -> set[int]:
     """Returns the identities of the parameters that have state."""
-    return {id(parameter) for parameter, state in optimizer.state.items() if state}
+    return {id(parameter) for parameter, state in states(optimizer) if state}
 
 
 def read(

@@ -24,6 +24,7 @@ from profiler.predicting.trace.fake_tensors import FakeTensors
 from profiler.predicting.trace.in_place import adding_in_place
 from profiler.predicting.trace.kernel_bytes import AMPERE, HALF
 from profiler.predicting.trace.temporaries import is_cudnn_norm
+from profiler.training.optimizers.wrapped import wrapped
 from profiler.training.strategies import offload
 
 aten = torch.ops.aten
@@ -61,7 +62,7 @@ def _pinned(*, pin_memory: bool) -> save_on_cpu:
 
 def foreach(optimizer: torch.optim.Optimizer) -> None:
     """What optimizers choose by themselves for CUDA's parameters: all in one kernel, with a list of temporaries."""
-    for group in optimizer.param_groups:
+    for group in (group for part in wrapped(optimizer) for group in part.param_groups):
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
 

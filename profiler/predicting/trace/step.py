@@ -18,6 +18,7 @@ from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
+from profiler.training.optimizers.wrapped import state_of, wrapped
 from profiler.training.workload import Step, Workload, local, tensors
 
 TRIES = 3
@@ -72,7 +73,8 @@ def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]
     for parameter in workload.module.parameters():
         has_one = id(parameter) in used
         if not has_one:
-            optimizer.state.pop(parameter, None)
+            for part in wrapped(optimizer):
+                part.state.pop(parameter, None)
         parameter.grad = torch.zeros_like(parameter) if has_one else None
     optimizer.step()
 
@@ -206,7 +208,7 @@ class _FollowedStep:
             self._keep(parameter.detach(), "parameters", owner)
             if parameter.grad is not None:
                 self._keep(parameter.grad, "gradients", owner)
-            for tensor in tensors(dict(self._optimizer.state.get(parameter, {}))):
+            for tensor in tensors(state_of(self._optimizer, parameter)):
                 if not is_on_host(tensor):
                     self._keep(tensor, "optimizer", owner)
         for name, buffer in module.named_buffers():
