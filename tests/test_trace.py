@@ -360,13 +360,31 @@ def test_on_cuda_what_is_offloaded_is_not_on_the_device():
     assert saved("offload", "fake:cpu") == saved("none", "fake:cpu")
 
 
-def test_recurrent_layers_are_said_to_be_followed_otherwise():
-    model = "tests/user_models/lstm.py:char_rnn"
+def test_on_cuda_recurrent_layers_are_said_to_be_followed_otherwise():
+    def codes(model: str, device: str, batch_size: int | None = 2) -> set[str]:
+        return {note.code for note in predict(Trial(case=case(model, device=device, batch_size=batch_size))).notes}
 
-    notes = predict(Trial(case=case(model, device="fake:cpu", batch_size=None))).notes
+    lstm = "tests/user_models/lstm.py:char_rnn"
 
-    assert "GCP018" in {note.code for note in notes}
-    assert "GCP018" not in {note.code for note in predict(Trial(case=case(MLP, device="fake:cpu"))).notes}
+    assert "GCP018" in codes(lstm, "fake:cuda", batch_size=None)
+    assert "GCP018" not in codes(lstm, "fake:cpu", batch_size=None)
+    assert "GCP018" not in codes(MLP, "fake:cuda")
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_on_a_cpu_what_recurrent_layers_keep_is_predicted_as_it_is_measured(kind, layers, strategy):
+    model = f"tests/user_models/recurrent.py:make:kind={kind},layers={layers}"
+
+    real = measure(Trial(case=case(model, strategy, batch_size=None), passes=("memory", OPERATORS))).readings
+
+    fake = case(model, strategy, device="fake:cpu", batch_size=None)
+    blind = predict(Trial(case=fake)).readings
+    calibrated = predict(Trial(case=fake, calibration=Calibration(hidden_bytes=real.hidden_bytes))).readings
+
+    assert blind.saved_bytes == calibrated.saved_bytes == pytest.approx(real.saved_bytes, rel=0.001)
+    assert calibrated.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
 
 
 def test_compiled_strategies_are_refused():

@@ -188,9 +188,9 @@ def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
     notes = (*notes, *filter(None, remarks))
-    if not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
+    if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
-    text = "recurrent layers are followed step by step; their fused kernels keep more, so that the peak is higher"
+    text = "recurrent layers are followed as a CPU runs them: how much cuDNN keeps of them is not known, nor their time"
     return (*notes, Note(code="GCP018", text=text))
 
 

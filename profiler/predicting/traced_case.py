@@ -21,6 +21,7 @@ from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.predicting.trace.host_state import HostMarking, host_state
+from profiler.predicting.trace.mkldnn_layers import kept_by_layers
 from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
@@ -156,7 +157,7 @@ def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
     with (
         fake_tensors(routing) as fakes,
         user_hooks(on_cuda=on_cuda),
-        cuda_like(*capability) if on_cuda else nullcontext(),
+        cuda_like(*capability) if on_cuda else kept_by_layers(),
     ):
         try:
             yield fakes
