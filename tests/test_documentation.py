@@ -121,7 +121,8 @@ panels = [layout.panel_of(option) for command, group in groups.items() for optio
 print(json.dumps({
     "ids": [off.id, on.id], "norms": [large, small], "key": b"clip_gradients" in encode(off),
     "column": "clip_gradients" in flat_row.COLUMNS, "compared": "clip_gradients" in pairing.ALLOWED,
-    "flags": helps.getvalue().count("--clip-gradients"), "heading": setting([types.SimpleNamespace(case=on, notes=(), built=True)]),
+    "flags": helps.getvalue().count("--clip-gradients"),
+    "heading": setting([types.SimpleNamespace(case=on, notes=(), built=True)]),
     "unnamed": consent.unnamed([on], folder=None, named={}), "panels": panels,
 }))
 """
