@@ -138,13 +138,16 @@ def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
     assert [line.partition("; ")[2] for line in file.getvalue().splitlines()] == ["40 s left", "20 s left", ""]
 
 
-def test_quiet_shows_no_progress():
+def test_quiet_shows_no_progress_but_what_went_wrong():
     file = io.StringIO()
 
     with Follow(file, is_quiet=True) as follow:
         follow.show(make.record(), left=3)
+        follow.show(make.record("all", outcome="skipped", detail="no blocks match 'nope*'"), left=0)
 
-    assert file.getvalue() == ""
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("[2/2]")
+    assert line.endswith("all round 1: skipped, peak 100 MiB, step 110 ms, no blocks match 'nope*'")
 
 
 PHASES = (  # a command that is interrupted while torch is being imported

@@ -133,7 +133,7 @@ def value(row: Row, name: str) -> str:
     if name == BUILT:
         return str(row.built.num_parameters) if row.built else ""
     if name == "data":
-        return row.data or ""
+        return row.data or row.case.data
     field = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
     if field is UNSET:
         return next(iter(SETTINGS[name].choices), "none") if name in SETTINGS else "none"

@@ -125,7 +125,7 @@ def _is_plan(output: Path | None) -> bool:
 
 def _refuse(request: PlanRequest, asked: _Asked) -> None:
     """Raises UserError for what cannot be, or would have no effect."""
-    from profiler.views.export.files import refuse_existing_file
+    from profiler.views.export.files import refuse_output
 
     request.check()
     if request.budget is None and not asked.frontier:
@@ -133,7 +133,7 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
     if request.budget is None and asked.emit:
         raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
     if asked.output is not None:
-        refuse_existing_file(asked.output, force=asked.force)
+        refuse_output(asked.output, force=asked.force)
         suffix = asked.output.suffix.lower()
         if suffix not in (".json", ".csv", *PICTURES):
             raise UserError(f"cannot write '{asked.output.name}'", hint="plan.json, or frontier.csv, .png, .svg, .pdf")

@@ -33,13 +33,13 @@ def stages(
     from profiler.core.case import encode_indented
     from profiler.request.device_choice import planned
     from profiler.request.spec import Request
-    from profiler.views.export.files import refuse_existing_file, write_whole
+    from profiler.views.export.files import refuse_output, write_whole
     from profiler.views.tables import plans
     from profiler.views.tables.evidence import SAID
     from profiler.workflows.stages import ModelOnDevice
 
     if output is not None:
-        refuse_existing_file(output, force=force)
+        refuse_output(output, force=force)
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, device=planned(device),

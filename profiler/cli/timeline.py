@@ -45,9 +45,11 @@ def timeline(
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
+    from profiler.views.export.files import refuse_output
     from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
     from profiler.workflows.typed_words import setting_words
 
+    refuse_output(output, force=force)
     words = prediction(
         strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, routing=routing, device=device, **switches or {},

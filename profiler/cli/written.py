@@ -165,7 +165,7 @@ def report(
     from profiler.core import optional_deps
     from profiler.runs.find import run_folder
     from profiler.runs.store import load
-    from profiler.views.export.files import refuse_existing_file, write_whole
+    from profiler.views.export.files import refuse_output, write_whole
 
     render = optional_deps.load("profiler.views.report", needs="jinja2").render
 
@@ -173,7 +173,7 @@ def report(
 
     words = runs or ["last"]
     level = one_of(redact, LEVELS, flag="--redact")
-    refuse_existing_file(output, force=force)
+    refuse_output(output, force=force)
     loaded = [load(run_folder(word)) for word in words]
     for warning in (warning for run in loaded for warning in run.warnings):
         aside(f"warning: {warning}")

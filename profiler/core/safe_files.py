@@ -28,6 +28,7 @@ PATIENCE_SECONDS = 3.0  # for a holder that is about to end
 ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
 PAUSE_SECONDS = 0.05
 BUFFER_BYTES = 1 << 18  # that lines are read from; records take thousands
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
@@ -52,7 +53,8 @@ def write(path: Path, text: bytes) -> None:
     except OSError as error:
         remove(new)
         message = f"cannot write '{path}': {error.strerror}"
-        hint = "name a file in a folder that is there and may be written to"
+        is_full = error.errno in FULL
+        hint = "free some space" if is_full else "name a file in a folder that is there and may be written to"
         raise UserError(message, hint=hint, exit_code=74) from error
 
 

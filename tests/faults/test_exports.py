@@ -112,4 +112,4 @@ def test_twin_38_a_dangling_link_would_pass_for_nothing(tmp_path: Path):
 
     assert not (tmp_path / "link").exists()
     with pytest.raises(UserError, match="is there already"):
-        files.refuse_existing_file(tmp_path / "link", force=False)
+        files.refuse_output(tmp_path / "link", force=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -23,13 +24,18 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
     Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written or is not regular.
     """
-    refuse_existing_file(path, force=force)
+    refuse_output(path, force=force)
     safe_files.write(path, text)
     return path
 
 
-def refuse_existing_file(path: Path, *, force: bool = False) -> None:
-    """Raises UserError if the file exists and must not be overwritten, with `force` if it is not regular (74)."""
+def refuse_output(path: Path, *, force: bool = False) -> None:
+    """Raises UserError for a file that exists and must not be overwritten, with `force` if it is not regular (74), and
+    for one in a folder that is not there (74): before work is done whose result it would hold.
+    """
+    if not os.path.isdir(path.parent):
+        message = f"cannot write '{path}': there is no folder '{path.parent}'"
+        raise UserError(message, hint=f"mkdir -p {shlex.quote(str(path.parent))}", exit_code=74)
     if not safe_files.is_replaceable(path):
         message = f"'{path}' is there already and is no regular file, which alone is replaced"
         raise UserError(message, hint="name another file", exit_code=74 if force else 2)

@@ -15,7 +15,7 @@ from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 from profiler.views import PLOTS
-from profiler.views.export.files import refuse_existing_file, write_whole
+from profiler.views.export.files import refuse_output, write_whole
 from profiler.views.plots.panels import Plot
 from profiler.views.plots.style import STYLES, Style, at_work, sized
 from profiler.views.plots.theme import legend_below, names_width, tell_start, title
@@ -58,7 +58,7 @@ def refuse(path: Path, *, force: bool) -> None:
     """Raises UserError where a picture cannot be written there: by its suffix, or since something is there already."""
     if path.suffix.lower().removeprefix(".") not in SUFFIXES:
         raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
-    refuse_existing_file(path, force=force)
+    refuse_output(path, force=force)
 
 
 def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Path:

@@ -21,6 +21,7 @@ from profiler.views.tables.grid import numbers, words
 from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, titled
 
 LISTED_BYTES = 512 << 20  # of the records of one run; those of 100,000 trials take half of it
+MOST_NAMED = 3  # blocks
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
@@ -81,7 +82,9 @@ def _remark(outline: ModelSummary) -> str | None:
     if outline.remark:
         return outline.remark
     apart = [block.name for block in outline.blocks if block.feeds_next is False]
-    return f"segments cannot hold both a block with 'no' and the next ({', '.join(apart[:3])})" if apart else None
+    more = f" and {len(apart) - MOST_NAMED} more" if apart[MOST_NAMED:] else ""
+    named = f"{', '.join(apart[:MOST_NAMED])}{more}"
+    return f"segments cannot hold both a block with 'no' and the next ({named})" if apart else None
 
 
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):

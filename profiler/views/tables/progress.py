@@ -84,7 +84,8 @@ class Follow:
         self._shown += 1
         total = self._shown + left
         self._screen.add(record, total=total)
-        if not self._console.is_terminal and not self._is_quiet:
+        is_told = record.outcome != "ok" if self._is_quiet else not self._console.is_terminal
+        if is_told:
             line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
             seconds = self._screen.left_seconds() if left else None
             remaining = f"; {left_text(seconds)}" if seconds is not None else ""
