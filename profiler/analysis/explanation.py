@@ -147,9 +147,10 @@ def is_accumulated(trace: Trace) -> bool:
 
 
 def _changed_peak(trace: Trace, change: Change) -> int:
-    """The peak with the lives that the change gives."""
+    """The peak with the lives that the change gives; in half the batch operators take less besides their results."""
     held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
-    hidden = (0, *(operator.hidden_bytes for operator in trace.operators))
+    less = change is _half_batch
+    hidden = (0, *(operator.hidden_bytes - less * operator.batch_bytes for operator in trace.operators))
     return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
 
 
@@ -159,7 +160,7 @@ def _as_it_is(storage: Allocation) -> Iterable[Life]:
 
 def _half_batch(storage: Allocation) -> Iterable[Life]:
     grows = storage.category in GROWING and storage.phase != "optimizer"
-    yield (storage.nbytes + 1) // 2 if grows else storage.nbytes, storage.born, storage.died
+    yield -(-storage.nbytes >> storage.batch_power) if grows else storage.nbytes, storage.born, storage.died
 
 
 def _no_state(storage: Allocation) -> Iterable[Life]:

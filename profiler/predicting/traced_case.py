@@ -52,13 +52,14 @@ def trace_case(
     on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
     with_calls: bool = False,
+    with_growth: bool = False,
     build: Build | None = None,
     in_calls: bool = False,
 ) -> tuple[Assembled, Trace, Assumed]:
     """Returns the case's fake model with its strategy, one traced step of it, and what that takes for granted.
 
-    A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves` and `with_calls`
-    are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves`, `with_calls` and
+    `with_growth` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), products.keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
@@ -83,6 +84,8 @@ def trace_case(
                     kept_bytes=workspace if is_kept else 0,
                     with_saves=with_saves,
                     with_calls=with_calls,
+                    with_growth=with_growth,
+                    batch_size=case.batch_size,
                     buckets=rank.buckets.values if rank else None,
                     builder=builder,
                 )
