@@ -21,6 +21,7 @@ from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.predicting.trace.host_state import HostMarking, host_state
+from profiler.predicting.trace.kernel_bytes import Measured
 from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
@@ -205,6 +206,6 @@ def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
         call = call_signature(operator, arguments, keywords) if names and operator_name(operator) in names else ""
         measured = measured_bytes.get(call)
-        return foreseen(operator, arguments, keywords) if measured is None else measured
+        return foreseen(operator, arguments, keywords) if measured is None else Measured(measured)
 
     return hidden

@@ -22,24 +22,24 @@ aten = torch.ops.aten
 META = torch.device("meta")
 OF_PLAIN_SIZES = (aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty_strided, aten.repeat)
 SIZE_NAMES = ("input_size", "input_sizes", "sizes", "N")  # of arguments that repeat the sizes of a tensor
-NOT_WITHOUT_DATA = (RuntimeError, IndexError, TypeError, ValueError, AssertionError)  # raised by kernels for `meta`
+NOT_WITHOUT_DATA = (  # what kernels for `meta` raise, in C++ and in Python
+    *(RuntimeError, LookupError, TypeError, ValueError),
+    *(ArithmeticError, AttributeError, AssertionError),
+)
 
 Grown = tuple[tuple[int, int], ...]  # of a storage, for each dimension that grows: its stride and its extent in bytes
 Places = tuple[int, ...]  # the dimensions of a tensor that grow; twice where the square of the batch is in one
 Find = Callable[[torch.Tensor], Grown | None]  # what is known of a tensor's storage; None where nothing is
 
 
-def batch_growth(batch_size: int | None, batch: Sequence[torch.Tensor], find: Find) -> BatchGrowth | None:
-    """Of a batch of this size; of the size that most of its tensors have, where none has this one. None without any.
+def size_of(batch: Sequence[torch.Tensor], batch_size: int | None) -> int | None:
+    """The size of a batch: this one where a tensor has it, else the one that most tensors have. None without any.
 
     Of several such sizes it is the one that leads the first tensor.
     """
     shapes = [tensor.shape for tensor in batch if tensor.ndim]
     counts = Counter(size for shape in shapes for size in dict.fromkeys(shape))  # in the order in which they are met
-    if not counts:
-        return None
-    most_common = max(counts, key=counts.__getitem__)
-    return BatchGrowth(batch_size if batch_size and batch_size in counts else most_common, find)
+    return batch_size if batch_size in counts else max(counts, key=counts.__getitem__, default=None)
 
 
 class BatchGrowth:
@@ -65,9 +65,9 @@ class BatchGrowth:
 
     def of_results(self, func: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> list[Grown]:
         """How the storages that an operator made grow, in the order of its results."""
-        given = {id(tensor): self._places(tensor) for tensor in _tensors((args, kwargs))}
+        given = {id(tensor): self._places(tensor) for tensor in tensors_of((args, kwargs))}
         if func._overloadpacket in OF_PLAIN_SIZES or not given:
-            outcome = [self._by_sizes(tensor.shape) for tensor in results]
+            outcome = [self._by_sizes(tensor.shape) or _flattened(tensor, args, given) for tensor in results]
         elif not any(given.values()):
             return [()] * len(results)
         else:
@@ -80,14 +80,16 @@ class BatchGrowth:
             for tensor, places in zip(results, outcome, strict=True)
         ]
 
-    def saved_by_half(self, hidden: Callable[[Any, Any, Any], int], func: Any, args: Any, kwargs: Any) -> int:
-        """How much less an operator takes besides its results with half the batch."""
-        given = {id(tensor): self._places(tensor) for tensor in _tensors((args, kwargs))}
+    def with_half(self, hidden: Callable[[Any, Any, Any], int], func: Any, args: Any, kwargs: Any, now: int) -> int:
+        """What an operator that takes `now` besides its results takes with half the batch. Bytes."""
+        given = {id(tensor): self._places(tensor) for tensor in tensors_of((args, kwargs))}
         if not any(given.values()):
-            return 0
-        with no_dispatch():
-            less = hidden(func, *_resized(func, args, kwargs or {}, given, Fraction(1, 2)))
-        return max(0, int(hidden(func, args, kwargs)) - int(less))
+            return now
+        try:
+            with no_dispatch():
+                return int(hidden(func, *_resized(func, args, kwargs, given, Fraction(1, 2))))
+        except NOT_WITHOUT_DATA:
+            return now
 
     @staticmethod
     def _unreduced(tensor: torch.Tensor, given: dict[int, Places]) -> Grown:
@@ -96,7 +98,10 @@ class BatchGrowth:
         return ((nbytes, nbytes),) if nbytes > tensor.nbytes and any(given.values()) else ()
 
     def _places(self, tensor: torch.Tensor) -> Places:
-        """The dimensions of a tensor that grow: of several over the same bytes the outermost, else an expanded one."""
+        """The dimensions of a tensor that grow; else an expanded one.
+
+        Of several over the same bytes it is the one of the batch's size, or the outermost.
+        """
         grown = self._find(tensor)
         if grown is None:
             return self._by_sizes(tensor.shape)
@@ -106,7 +111,7 @@ class BatchGrowth:
             dims = [dim for dim, size in enumerate(sizes) if size > 1]
             for low, high in grown:
                 within = [dim for dim in dims if strides[dim] < high and low < strides[dim] * sizes[dim]]
-                places += [max(within, key=strides.__getitem__)] if within else []
+                places += [max(within, key=lambda dim: (sizes[dim] == self._size, strides[dim]))] if within else []
         return tuple(places) or self._expanded(tensor)
 
     def _expanded(self, tensor: torch.Tensor) -> Places:
@@ -125,15 +130,15 @@ class BatchGrowth:
     def _tried(
         self, func: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor], given: dict[int, Places]
     ) -> tuple[Places, ...]:
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_of((args, kwargs)):
             self._note(tensor, given[id(tensor)])
         try:
             with no_dispatch():
                 more_args, more_kwargs = _resized(func, args, kwargs, given, Fraction(2))
-                larger = list(_tensors(func(*more_args, **more_kwargs)))
+                larger = list(tensors_of(func(*more_args, **more_kwargs)))
             outcome = tuple(_longer(tensor, other) for tensor, other in zip(results, larger, strict=True))
         except NOT_WITHOUT_DATA:
-            outcome = tuple(_matched(func, tensor, list(_tensors((args, kwargs))), given) for tensor in results)
+            outcome = tuple(_matched(func, tensor, list(tensors_of((args, kwargs))), given) for tensor in results)
         for tensor, places in zip(results, outcome, strict=True):
             self._note(tensor, places)
         return outcome
@@ -151,7 +156,7 @@ def extents(tensor: torch.Tensor, places: Places) -> Grown:
 
 def _resized(func: Any, args: Any, kwargs: Any, given: dict[int, Places], by: Fraction) -> tuple[Any, Any]:
     """The arguments of an operator, without data, as those of a batch that is so many times as large."""
-    sizes = max(([tensor.shape[dim] for dim in given[id(tensor)]] for tensor in _tensors((args, kwargs))), key=len)
+    sizes = max(([tensor.shape[dim] for dim in given[id(tensor)]] for tensor in tensors_of((args, kwargs))), key=len)
 
     def resized(value: Any, name: str) -> Any:
         if name in SIZE_NAMES:
@@ -190,12 +195,19 @@ def _longer(tensor: torch.Tensor, other: torch.Tensor) -> Places:
     return tuple(longer + [dim for dim, (size, larger) in pairs if larger > 3 * size > 0])
 
 
+def _flattened(result: torch.Tensor, args: Any, given: dict[int, Places]) -> Places:
+    """Of a new tensor in one row: it grows where it has as many elements as a tensor that does."""
+    numbers = {tensor.numel() for tensor in tensors_of(args) if given[id(tensor)]}
+    return (0,) if result.ndim == 1 and result.numel() in numbers else ()
+
+
 def _matched(func: Any, result: torch.Tensor, given: Sequence[torch.Tensor], growing: dict[int, Places]) -> Places:
-    """Of an operator that cannot be run without data: the first dimension that an argument has in its place."""
+    """Of an operator that cannot be run without data: the dimensions that an argument has in their places."""
     for tensor in given:
-        for dim in growing[id(tensor)]:
-            if dim < result.ndim and result.shape[dim] == tensor.shape[dim]:
-                return (dim,)
+        own = growing[id(tensor)]
+        places = tuple(dim for dim in own if dim < result.ndim and result.shape[dim] == tensor.shape[dim])
+        if places:
+            return places
     return (0,) if torch.Tag.dynamic_output_shape in func.tags and result.ndim else ()
 
 
@@ -215,11 +227,12 @@ def _spelled(value: Any, given: dict[int, Places]) -> Any:
     return value
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples, lists and dicts, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif isinstance(tree, dict):
-        yield from _tensors(tuple(tree.values()))
+        yield from tensors_of(tuple(tree.values()))

@@ -117,8 +117,8 @@ class SavedTensors:
         size, stride, dtype, device = kind
         with self._tracer.paused():
             tensor = torch.empty_strided(size, stride, dtype=dtype, device=device)
-        if life:
-            self._tracer.stand_in(tensor, life)
+        if life and self._tracer.growth:
+            self._tracer.growth.stand_in(tensor, life)
         return tensor
 
     def _use(self, saved: _SavedTensor) -> None:

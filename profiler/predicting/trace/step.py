@@ -13,10 +13,10 @@ from torch import nn
 
 from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
 from profiler.predicting.trace import products
-from profiler.predicting.trace.batch_growth import BatchGrowth, Find, batch_growth
 from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
+from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
 from profiler.training.workload import Step, Workload, local, tensors
@@ -59,7 +59,7 @@ def follow(  # noqa: PLR0913
         builder,
         with_saves=with_saves,
         with_calls=with_calls,
-        growth=partial(batch_growth, batch_size) if with_growth else None,
+        growth=partial(StepGrowth, batch_size=batch_size, hidden=hidden) if with_growth else None,
     )
     if buckets is not None:
         step(lambda phase: None)
@@ -142,7 +142,7 @@ class _FollowedStep:
         *,
         with_saves: bool,
         with_calls: bool,
-        growth: Callable[[Sequence[torch.Tensor], Find], BatchGrowth | None] | None,
+        growth: Callable[[Tracer, Sequence[torch.Tensor]], StepGrowth] | None,
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
@@ -157,7 +157,7 @@ class _FollowedStep:
         self._builder = builder
         self._built: list[StorageLife | None] = []  # by place, the lives that storages had while they were built
         self._hold()
-        self._hold_inputs(growth)
+        self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
         """Follow buckets that are there before the step; gradients that are views of them are followed already."""
@@ -200,7 +200,7 @@ class _FollowedStep:
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
                     stream=life.stream,
-                    batch_power=1 if life.grown is None or not self._tracer.growth else len(life.grown),
+                    batch_power=self._tracer.growth.power(life) if self._tracer.growth else 1,
                 )
                 for life in self._tracer.lives
             ),
@@ -226,20 +226,12 @@ class _FollowedStep:
                     self._keep(tensor, "optimizer", owner)
         for name, buffer in module.named_buffers():
             self._keep(buffer, "buffers", name.rpartition(".")[0])
-
-    def _hold_inputs(self, growth: Callable[[Sequence[torch.Tensor], Find], BatchGrowth | None] | None) -> None:
-        """Follow the batch, and how it grows."""
-        batch = tensors(self._workload.batch)
-        growing = growth(batch, self._tracer.grown) if growth else None
-        for tensor in batch:
-            life = self._keep(tensor, "inputs", "")
-            if life and growing:
-                life.grown = growing.of_batch(tensor)
+        for tensor in tensors(self._workload.batch):
+            self._keep(tensor, "inputs", "")
         for storage in self._builder.unheld(self._built) if self._builder else ():
             life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # in the loss's closure
             if life:
                 life.grown = None
-        self._tracer.growth = growing
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> StorageLife | None:
         life = self._tracer.hold(local(tensor), "", module)

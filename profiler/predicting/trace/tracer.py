@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -19,10 +19,13 @@ from torch.utils.flop_counter import flop_registry
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.trace.batch_growth import BatchGrowth, Grown
+from profiler.predicting.trace.batch_growth import Grown
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import rounded
+
+if TYPE_CHECKING:
+    from profiler.predicting.trace.step_growth import StepGrowth
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
@@ -35,6 +38,9 @@ ORDERS = {  # the order in which results are allocated, by their index, where it
 }
 
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
+
+
+PLACE = ("category", "module", "operator", "phase")  # what is told of a storage in words
 
 
 @contextmanager
@@ -50,19 +56,7 @@ def on_host() -> Iterator[None]:
 class StorageLife:
     """One storage as it is followed; `died` is None while it is there."""
 
-    __slots__ = (
-        "born",
-        "category",
-        "died",
-        "grown",
-        "let_go",
-        "module",
-        "nbytes",
-        "operator",
-        "phase",
-        "stream",
-        "watch",
-    )
+    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "stream", "watch", *PLACE)
 
     def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str, stream: int = 0) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
@@ -93,8 +87,7 @@ class Tracer(TorchDispatchMode):
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
-        self.growth: BatchGrowth | None = None
-        self._stand_ins: dict[int, StorageLife] = {}  # by the address of the storage that stands in for it
+        self.growth: StepGrowth | None = None  # told of what operators make
         self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
@@ -123,11 +116,7 @@ class Tracer(TorchDispatchMode):
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
         requests = hidden.parts if isinstance(hidden, Requests) else ()
-        less = (
-            self.growth.saved_by_half(self._hidden, func, args, kwargs)
-            if hidden and self.growth and self._hidden
-            else 0
-        )
+        less = self.growth.saved_by_half(hidden, func, args, kwargs) if hidden and self.growth else 0
         self.operators.append(
             Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests, batch_bytes=less)
         )
@@ -136,7 +125,7 @@ class Tracer(TorchDispatchMode):
             results = list(_tensors(out if kind.order is None else [out[place] for place in kind.order]))
             made = [self._find(tensor, kind.name, module, phase) for tensor in results]
             if self.growth and any(made) and phase != "optimizer":
-                self._grow(func, args, kwargs, out, made)
+                self.growth.note(func, args, kwargs, out, made)
         if self.seen:
             self.seen(kind.name, args)
         return out
@@ -157,18 +146,6 @@ class Tracer(TorchDispatchMode):
     def life(self, tensor: torch.Tensor) -> StorageLife | None:
         """Returns the life of a tensor's storage, if it is followed."""
         return self._there.get(tensor.untyped_storage()._cdata)
-
-    def stand_in(self, tensor: torch.Tensor, life: StorageLife) -> None:
-        """Take a tensor that autograd is given for one that it saved to grow as that did."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._stand_ins[key] = life
-        weakref.finalize(storage, self._stand_ins.pop, key)
-
-    def grown(self, tensor: torch.Tensor) -> Grown | None:
-        """How a tensor's storage grows with the batch; None where that is not known."""
-        life = self.life(tensor) or self._stand_ins.get(tensor.untyped_storage()._cdata)
-        return life.grown if life else None
 
     def name_of(self, module: nn.Module) -> str | None:
         """A module's full name, within the call that is a block where one is at work; None outside of the model."""
@@ -212,15 +189,6 @@ class Tracer(TorchDispatchMode):
 
         with mock.patch.object(nn.Module, "__call__", called):
             yield
-
-    def _grow(self, func: Any, args: Any, kwargs: Any, out: Any, made: list[StorageLife | None]) -> None:
-        """Note how what an operator made grows with the batch."""
-        assert self.growth
-        results = list(_tensors(out))
-        for tensor, grown in zip(results, self.growth.of_results(func, args, kwargs or {}, results), strict=True):
-            life = self.life(tensor)
-            if life in made and life:
-                life.grown = grown
 
     def _place(self) -> tuple[str, str]:
         """The phase and the module of the operator that has just run."""
