@@ -145,3 +145,21 @@ def test_a_history_and_a_profile_that_disagree_are_no_trace():
 def test_blocks_that_do_not_add_up_to_the_allocators_own_count_are_no_trace():
     with pytest.raises(AssertionError, match="add up"):
         trace(step().recording(before=()))
+
+
+def test_what_a_product_works_in_is_not_said_to_grow_with_the_batch():
+    tree = Tree()
+    tree.phase("zero")
+    tree.phase("forward")
+    result, workspace = tree.give(A, 1024), tree.give(B, 8192)
+    tree.free(B, 8192)
+    tree.roots.append(tree.run(MODULE + "layer", tree.run("aten::mm", result, workspace, sequence=7)))
+    tree.phase("backward")
+    tree.roots.append(tree.run(f"{NODE}Backward0", tree.run("aten::mul", tree.give(C, 2048)), sequence=7))
+    tree.free(C, 2048)
+    tree.phase("optimizer")
+    tree.phase("end")
+
+    powers = {life.nbytes: life.batch_power for life in trace(tree.recording()).allocations if life.born}
+
+    assert powers == {1024: 1, 8192: 0, 2048: 1}

@@ -11,11 +11,12 @@ from profiler.analysis import live_bytes
 from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
 from profiler.analysis.reasons import Reason, reason
+from profiler.core.allocator_history import GRANULE
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Life, Trace, live, summed
 
 NUM_MODULES = 10  # the largest, that are named
 LEAST_GAIN = 0.01  # of the peak: what gives less is not worth its line
-GROWING = ("inputs", "saved", "recomputed", "temporaries")  # with the batch, where the optimizer did not make them
+GROWING = ("inputs", "saved", "recomputed", "temporaries")  # what may grow with the batch
 
 CHUNKS = 8  # of the tokens, in a cross-entropy that is taken in chunks
 SOFTMAX, SOFTMAX_BACKWARD = "aten._log_softmax", "aten._log_softmax_backward_data"
@@ -125,7 +126,7 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
     highest = max(live(trace))
     is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
     changes: dict[str, Change] = {
-        "batch": _half_batch,
+        "batch": _half_batch(trace),
         "optimizer": _no_state,
         "gradients": _freed_gradients,
         "kept-gradients": _dropped_gradients(trace),
@@ -136,7 +137,9 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
     if is_accumulated(trace):
         del changes["gradients"]
     gains = {"checkpointing": highest - floor_bytes}
-    gains |= {kind: highest - _changed_peak(trace, change) for kind, change in changes.items()}
+    gains |= {
+        kind: highest - _changed_peak(trace, change, is_half_batch=kind == "batch") for kind, change in changes.items()
+    }
     worth = [Remedy(kind=kind, nbytes=gain) for kind, gain in gains.items() if gain >= max(1, LEAST_GAIN * highest)]
     return tuple(sorted(worth, key=lambda remedy: -remedy.nbytes))
 
@@ -146,10 +149,10 @@ def is_accumulated(trace: Trace) -> bool:
     return sum(phase == "backward" for phase, _ in trace.marks) > 1
 
 
-def _changed_peak(trace: Trace, change: Change) -> int:
-    """The peak with the lives that the change gives."""
+def _changed_peak(trace: Trace, change: Change, *, is_half_batch: bool = False) -> int:
+    """The peak with the lives that the change gives; of half the batch operators hide less."""
     held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
-    hidden = (0, *(operator.hidden_bytes for operator in trace.operators))
+    hidden = (0, *(operator.hidden_bytes - is_half_batch * operator.batch_bytes for operator in trace.operators))
     return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
 
 
@@ -157,9 +160,17 @@ def _as_it_is(storage: Allocation) -> Iterable[Life]:
     yield storage.nbytes, storage.born, storage.died
 
 
-def _half_batch(storage: Allocation) -> Iterable[Life]:
-    grows = storage.category in GROWING and storage.phase != "optimizer"
-    yield (storage.nbytes + 1) // 2 if grows else storage.nbytes, storage.born, storage.died
+def _half_batch(trace: Trace) -> Change:
+    """What the optimizer makes never grows; the allocator rounds what is left up."""
+    granule = GRANULE if trace.device == "cuda" else 1
+
+    def change(storage: Allocation) -> Iterable[Life]:
+        if storage.batch_power and storage.category in GROWING and storage.phase != "optimizer":
+            yield -(-storage.nbytes // (granule << storage.batch_power)) * granule, storage.born, storage.died
+        else:
+            yield from _as_it_is(storage)
+
+    return change
 
 
 def _no_state(storage: Allocation) -> Iterable[Life]:

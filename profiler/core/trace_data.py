@@ -31,6 +31,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unsplit: int = 0  # of `nbytes`: what its block has beyond the request, because the allocator did not split it
     stream: int = 0  # CUDA's, in which it was requested: FSDP2 has several, and the allocator keeps their blocks apart
     line: str = ""  # `file.py:12`: the user's line that asked for it; "" where that is not known
+    batch_power: int = 1  # its bytes grow with this power of the batch; 0: not at all; 1 where that is not followed
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -44,6 +45,7 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hidden_bytes: int = 0  # what it took besides its outputs while it ran, where that is known
     unsplit: int = 0  # of `hidden_bytes`, as in an allocation
     requests: tuple[int, ...] = ()  # of which `hidden_bytes` are the sum, in order; empty: taken as one request
+    batch_bytes: int = 0  # of `hidden_bytes`: what half the batch does not take
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, gc=False):

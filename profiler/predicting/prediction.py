@@ -89,7 +89,13 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
 
     `with_choices` also tells what other blocks would come to, of a step without checkpointing.
     """
-    built, trace, assumed = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices, build=build)
+    built, trace, assumed = trace_case(
+        trial.case,
+        calibration=trial.calibration,
+        with_saves=with_choices,
+        with_growth=not trial.case.ranks,
+        build=build,
+    )
     notes = (*_notes(built, trial.case), *_stated(trial, None, assumed))
     return Followed(
         trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside

@@ -21,6 +21,7 @@ from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.predicting.trace.host_state import HostMarking, host_state
+from profiler.predicting.trace.kernel_bytes import Measured
 from profiler.predicting.trace.mkldnn_layers import kept_by_layers
 from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
@@ -53,13 +54,14 @@ def trace_case(
     on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
     with_calls: bool = False,
+    with_growth: bool = False,
     build: Build | None = None,
     in_calls: bool = False,
 ) -> tuple[Assembled, Trace, Assumed]:
     """Returns the case's fake model with its strategy, one traced step of it, and what that takes for granted.
 
-    A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves` and `with_calls`
-    are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves`, `with_calls` and
+    `with_growth` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), products.keeps_workspaces()
     workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
@@ -84,6 +86,8 @@ def trace_case(
                     kept_bytes=workspace if is_kept else 0,
                     with_saves=with_saves,
                     with_calls=with_calls,
+                    with_growth=with_growth,
+                    batch_size=case.batch_size,
                     buckets=rank.buckets.values if rank else None,
                     builder=builder,
                 )
@@ -203,6 +207,6 @@ def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
         call = call_signature(operator, arguments, keywords) if names and operator_name(operator) in names else ""
         measured = measured_bytes.get(call)
-        return foreseen(operator, arguments, keywords) if measured is None else measured
+        return foreseen(operator, arguments, keywords) if measured is None else Measured(measured)
 
     return hidden

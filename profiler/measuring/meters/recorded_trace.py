@@ -13,6 +13,11 @@ from profiler.measuring.meters.allocations import Recording
 from profiler.measuring.meters.profiled_calls import Call, Profiled
 from profiler.training.workload import rounded
 
+WORKING = {  # operators, without their room, that ask for a workspace of a library's choice; and convolutions
+    *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
+    *("_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
+}
+
 
 class _Life(NamedTuple):
     """The first and last entry during which a block is in use; the last is None where it outlives the step."""
@@ -51,6 +56,7 @@ class _Steps:
         self._recording = recording
         self._profiled = profiled
         self._begun: list[int] = []  # when each entry began
+        self._calls: list[int] = []  # of which call each entry is
         self._sizes: list[tuple[int, int, int, int]] = []  # of each allocation: bytes, entry, call, total live after it
         self._lines: dict[int, str] = {}  # by call: that of its first allocation
         self._allocations = [event for event in recording.events if event.is_allocation]
@@ -85,7 +91,15 @@ class _Steps:
                 category,
                 unsplit=life.nbytes - rounded(life.event.requested, "cuda"),
                 line=line,
+                batch_power=0 if self._is_workspace(life) else 1,
             )
+
+    def _is_workspace(self, life: _Life) -> bool:
+        """Whether a product or a convolution had the block to itself while it ran: how that grows is not known."""
+        name = life.call.name.rpartition(".")[2]
+        if life.died is None or not (name in WORKING or "convolution" in name):
+            return False
+        return self._profiled.calls[self._calls[life.died - 1]] is life.call
 
     def _take(self, began: int, kind: str, what: Any) -> None:
         if kind == "phase":
@@ -99,6 +113,7 @@ class _Steps:
     def _begin(self, began: int, call: int) -> None:
         self._entry = call
         self._begun.append(began // 1000)
+        self._calls.append(call)
         one = self._profiled.calls[call]
         phase = "recompute" if one.is_recompute else self.marks[-1][0]
         self.operators.append(Operator(one.name, one.module, phase, moved_bytes=one.moved_bytes))

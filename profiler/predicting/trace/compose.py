@@ -272,10 +272,13 @@ def _random_states(trace: Trace, placed: list[_PlacedSegment], moved: list[int])
         first = segment.piece.first
         category = "saved" if segment.held > moved[forward_ends[first]] else "temporaries"
         caller = _caller(segment.piece.module, called)
-        yield Allocation(RANDOM_STATE, moved[first], segment.held, "random state", caller, "forward", category)
+        state = Allocation(
+            RANDOM_STATE, moved[first], segment.held, "random state", caller, "forward", category, batch_power=0
+        )
+        yield state
         if segment.start is not None:
-            yield Allocation(
-                RANDOM_STATE, segment.start + 1, segment.end, "random state", "", "backward", "temporaries"
+            yield replace(
+                state, born=segment.start + 1, died=segment.end, module="", phase="backward", category="temporaries"
             )
 
 

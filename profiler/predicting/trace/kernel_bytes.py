@@ -39,6 +39,10 @@ class Requests(int):
         return self * times
 
 
+class Measured(int):
+    """The bytes that were read of one call: what other sizes would take is not known."""
+
+
 def request(nbytes: int) -> Requests:
     """One request, rounded up to the allocator's granule."""
     return Requests(round_up(nbytes, GRANULE))

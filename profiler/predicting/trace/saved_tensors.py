@@ -103,18 +103,23 @@ class SavedTensors:
         if is_first:
             saved.unpacked = len(self._tracer.operators)
         if not is_static:
-            unpacked = self._empty(packet.kind)
+            assert saved.life
+            unpacked = self._empty(packet.kind, saved.life)
             if is_first:
                 saved.watch = weakref.ref(unpacked.untyped_storage(), lambda _: self._use(saved))
             return unpacked
-        if packet.kind not in self._stand_ins:
-            self._stand_ins[packet.kind] = self._empty(packet.kind)
-        return self._stand_ins[packet.kind]
+        key = packet.kind, saved.life and saved.life.grown
+        if key not in self._stand_ins:
+            self._stand_ins[key] = self._empty(packet.kind, saved.life)
+        return self._stand_ins[key]
 
-    def _empty(self, kind: Any) -> torch.Tensor:
+    def _empty(self, kind: Any, life: StorageLife | None) -> torch.Tensor:
         size, stride, dtype, device = kind
         with self._tracer.paused():
-            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+            tensor = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        if life and self._tracer.growth:
+            self._tracer.growth.stand_in(tensor, life)
+        return tensor
 
     def _use(self, saved: _SavedTensor) -> None:
         saved.used = len(self._tracer.operators)

@@ -16,6 +16,7 @@ from profiler.predicting.trace import products
 from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
+from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
 from profiler.training.optimizers.wrapped import state_of, wrapped
@@ -34,6 +35,8 @@ def follow(  # noqa: PLR0913
     kept_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
+    with_growth: bool = False,
+    batch_size: int | None = None,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
     builder: Builder | None = None,
 ) -> Trace:
@@ -43,12 +46,21 @@ def follow(  # noqa: PLR0913
     optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
     gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
     what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
+    `with_growth` tells what grows with the batch, whose size is looked for in its tensors where none has `batch_size`.
     With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
     `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
     each thread that multiplies matrices keeps for it. Bytes.
     """
     make = partial(
-        _FollowedStep, workload, optimizer, device, hidden, builder, with_saves=with_saves, with_calls=with_calls
+        _FollowedStep,
+        workload,
+        optimizer,
+        device,
+        hidden,
+        builder,
+        with_saves=with_saves,
+        with_calls=with_calls,
+        growth=partial(StepGrowth, batch_size=batch_size, hidden=hidden) if with_growth else None,
     )
     if buckets is not None:
         step(lambda phase: None)
@@ -132,6 +144,7 @@ class _FollowedStep:
         *,
         with_saves: bool,
         with_calls: bool,
+        growth: Callable[[Tracer, Sequence[torch.Tensor]], StepGrowth] | None,
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
@@ -146,6 +159,7 @@ class _FollowedStep:
         self._builder = builder
         self._built: list[StorageLife | None] = []  # by place, the lives that storages had while they were built
         self._hold()
+        self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
         """Follow buckets that are there before the step; gradients that are views of them are followed already."""
@@ -188,6 +202,7 @@ class _FollowedStep:
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
                     stream=life.stream,
+                    batch_power=self._tracer.growth.power(life) if self._tracer.growth else 1,
                 )
                 for life in self._tracer.lives
             ),
@@ -216,13 +231,16 @@ class _FollowedStep:
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
         for storage in self._builder.unheld(self._built) if self._builder else ():
-            self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # labels in the loss's closure
+            life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # in the loss's closure
+            if life:
+                life.grown = None
 
-    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
+    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> StorageLife | None:
         life = self._tracer.hold(local(tensor), "", module)
         if life:
             life.category = category
             self._built.append(self._builder.life(tensor) if self._builder else None)
+        return life
 
     def _mark(self, phase: str) -> None:
         self._tracer.phase = phase

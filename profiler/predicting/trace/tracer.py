@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -19,9 +19,13 @@ from torch.utils.flop_counter import flop_registry
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
+from profiler.predicting.trace.batch_growth import Grown
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import rounded
+
+if TYPE_CHECKING:
+    from profiler.predicting.trace.step_growth import StepGrowth
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
@@ -34,6 +38,9 @@ ORDERS = {  # the order in which results are allocated, by their index, where it
 }
 
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
+
+
+PLACE = ("category", "module", "operator", "phase")  # what is told of a storage in words
 
 
 @contextmanager
@@ -49,7 +56,7 @@ def on_host() -> Iterator[None]:
 class StorageLife:
     """One storage as it is followed; `died` is None while it is there."""
 
-    __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "stream", "watch")
+    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "stream", "watch", *PLACE)
 
     def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str, stream: int = 0) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
@@ -58,6 +65,7 @@ class StorageLife:
         self.let_go: int | None = None  # where saves are followed: when all but autograd had let go
         self.category: str | None = None
         self.watch: weakref.ref[Any] | None = None
+        self.grown: Grown | None = ()  # with the batch; None where that is not known
 
 
 class Tracer(TorchDispatchMode):
@@ -79,6 +87,7 @@ class Tracer(TorchDispatchMode):
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
+        self.growth: StepGrowth | None = None  # told of what operators make
         self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
@@ -107,11 +116,16 @@ class Tracer(TorchDispatchMode):
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
         requests = hidden.parts if isinstance(hidden, Requests) else ()
-        self.operators.append(Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests))
+        less = self.growth.saved_by_half(hidden, func, args, kwargs) if hidden and self.growth else 0
+        self.operators.append(
+            Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests, batch_bytes=less)
+        )
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
-            for tensor in _tensors(out if kind.order is None else [out[place] for place in kind.order]):
-                self._find(tensor, kind.name, module, phase)
+            results = list(_tensors(out if kind.order is None else [out[place] for place in kind.order]))
+            made = [self._find(tensor, kind.name, module, phase) for tensor in results]
+            if self.growth and any(made) and phase != "optimizer":
+                self.growth.note(func, args, kwargs, out, made)
         if self.seen:
             self.seen(kind.name, args)
         return out

@@ -1,0 +1,60 @@
+"""Notes of every storage of a followed step how it grows with the batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from profiler.predicting.trace.batch_growth import BatchGrowth, Grown, size_of, tensors_of
+from profiler.predicting.trace.kernel_bytes import Measured
+from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
+
+
+class StepGrowth:
+    """How the storages of a step grow; `batch_size` is that of the batch, None where its tensors tell it."""
+
+    def __init__(self, tracer: Tracer, batch: Sequence[torch.Tensor], batch_size: int | None, hidden: Hidden | None):
+        self._tracer = tracer
+        self._hidden = hidden
+        self._stand_ins: dict[int, StorageLife] = {}  # by the address of the storage that stands in for it
+        size = size_of(batch, batch_size)
+        self._growth = BatchGrowth(size, self._grown) if size else None
+        for tensor in batch:
+            life = tracer.life(tensor)
+            if life:
+                life.grown = self._growth.of_batch(tensor) if self._growth else None
+
+    def note(self, func: Any, args: Any, kwargs: Any, out: Any, made: Sequence[StorageLife | None]) -> None:
+        """Note how the storages that an operator made grow."""
+        results = list(tensors_of(out))
+        all_grown = (
+            self._growth.of_results(func, args, kwargs or {}, results) if self._growth else [None] * len(results)
+        )
+        for tensor, grown in zip(results, all_grown, strict=True):
+            life = self._tracer.life(tensor)
+            if life and life in made:
+                life.grown = grown
+
+    def saved_by_half(self, hidden_bytes: int, func: Any, args: Any, kwargs: Any) -> int:
+        """What an operator takes less besides its results with half the batch; 0 where that is not known."""
+        if not self._growth or not self._hidden or isinstance(hidden_bytes, Measured):
+            return 0
+        return max(0, int(hidden_bytes) - self._growth.with_half(self._hidden, func, args, kwargs or {}, hidden_bytes))
+
+    def power(self, life: StorageLife) -> int:
+        """The power of the batch with which a storage grows; 1 where that is not known."""
+        return 1 if life.grown is None or not self._growth else len(life.grown)
+
+    def stand_in(self, tensor: torch.Tensor, life: StorageLife) -> None:
+        """Take a tensor that autograd is given to grow as the storage that it had saved."""
+        storage = tensor.untyped_storage()
+        self._stand_ins[storage._cdata] = life
+        weakref.finalize(storage, self._stand_ins.pop, storage._cdata)
+
+    def _grown(self, tensor: torch.Tensor) -> Grown | None:
+        """How a tensor's storage grows; None where that is not known."""
+        life = self._tracer.life(tensor) or self._stand_ins.get(tensor.untyped_storage()._cdata)
+        return life.grown if life else None
