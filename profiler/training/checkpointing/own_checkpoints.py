@@ -2,8 +2,8 @@
 
 The code of the innermost function of `torch.utils.checkpoint.checkpoint` is swapped while a forward of the model runs,
 so that every name under which the model has it leads here. Checkpoints of our strategies are told by their function,
-and go on to PyTorch's own code. What torch.compile traces calls that function once, when it compiles: its checkpoints are
-on or off for as long as the compiled code lives.
+and go on to PyTorch's own code. What torch.compile traces calls that function once, when it compiles: such checkpoints
+are on or off for as long as the compiled code lives.
 """
 
 from __future__ import annotations
