@@ -21,6 +21,7 @@ from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
+from profiler.training.compiled_code import forget
 from profiler.training.workload import Mark
 
 NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
@@ -61,8 +62,9 @@ class Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, name: str) -> None:
-        """Release what the last pass has left, and begin the next one."""
+        """Release what the last pass has left, and begin the next one, which compiles its own code."""
         self.device.release()
+        forget()
         self.leftovers.start()
         self._on_pass(name)
         self._begun.append((name, time.monotonic()))
@@ -94,7 +96,8 @@ class Bench:
         return built
 
     def listen(self, built: Assembled) -> None:
-        """Take what the trial's model and strategy tell once a step has run."""
+        """Take what the trial's model and strategy tell once a step has run; code may have been compiled before."""
+        built.own_calls.num_compiled = max(built.own_calls.num_compiled, self._own_calls.num_compiled)
         self._own_calls, self._remark = built.own_calls, built.applied.remark
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:

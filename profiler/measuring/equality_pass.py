@@ -16,6 +16,7 @@ from profiler.measuring.ranks import Group
 from profiler.training import missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
+from profiler.training.compiled_code import forget, num_compiled
 from profiler.training.workload import local, tensors, trained
 
 MOST_NAMED = 3
@@ -132,14 +133,22 @@ class _Comparison:
         )
 
     def _against(self, baseline: Case, step: GradientStep, digests: dict[str, str], applied: Applied) -> Equality:
-        nudged = (lambda: self._gradients(baseline, nudge=True)) if applied.changes_kernels else None
-        return equality.verify(step, lambda: self._gradients(baseline), digests, nudged=nudged, group=self._group)
+        before = num_compiled()
+        return equality.verify(
+            step,
+            lambda: self._gradients(baseline),
+            digests,
+            nudged=lambda: self._gradients(baseline, nudge=True),
+            other_kernels=lambda: applied.changes_kernels or num_compiled() > before,
+            group=self._group,
+        )
 
     def _alone(self, rank: int, *, nudge: bool = False) -> Ran:
         """Runs the step of one process with the batch of a rank."""
         return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
 
     def _gradients(self, case: Case, *, nudge: bool = False) -> Ran:
+        forget()
         return self._run(self._bench.build(case), nudge=nudge)
 
     def _run(self, built: Assembled, *, nudge: bool = False) -> Ran:

@@ -186,9 +186,16 @@ def _time(bench: Bench) -> dict[str, Any]:
 
 
 def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
-    """The strategy's switch; none where the step without it is known to fail, or ranks could not agree that it did."""
+    """The strategy's switch; none where the step without it is known to fail, or ranks could not agree that it did.
+
+    Nor where the model's own checkpoints are in its compiled code, which stays as it is.
+    """
     can_fail_apart = bench.group.size > 1 and bench.device.is_asynchronous
-    return built.switch if bench.trial.is_paired and not can_fail_apart else None
+    if can_fail_apart or not bench.trial.is_paired:
+        return None
+    if built.applied.keeps_own:
+        bench.gradients(built)  # which compiles
+    return None if built.own_calls.num_compiled else built.switch
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {

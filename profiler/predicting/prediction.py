@@ -29,6 +29,10 @@ from profiler.training.assemble import Assembled, Build
 from profiler.training.checkpointing import own_checkpoints
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
+UNFUSED = (
+    "compiled code was followed operator by operator: what it saves is as torch.compile chooses; the peak is that "
+    "without fused kernels, which as a rule take less, and no time is estimated"
+)
 ROUTED = {
     "balanced": "the step depends on its data: tokens are taken to be routed evenly; --routing worst sends all one way",
     "worst": "the step depends on its data: all tokens are taken to be routed to the same experts",
@@ -55,7 +59,7 @@ def predict(
     else:
         built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
-    seconds = _seconds(trial, trace, rates, build)
+    seconds = {} if assumed.is_unfused else _seconds(trial, trace, rates, build)  # fused kernels have no rate
     trace, reserved = _allocated(trace)
     return Record(
         case=case,
@@ -172,6 +176,7 @@ def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
         "GCP017": guessed if assumed.num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
         "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
+        "GCP065": UNFUSED if assumed.is_unfused else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
 

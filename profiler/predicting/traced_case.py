@@ -27,6 +27,7 @@ from profiler.predicting.trace.row_buffers import taking_buffers
 from profiler.predicting.trace.step import Builder, follow
 from profiler.predicting.trace.temporaries import temporary_bytes
 from profiler.predicting.trace.tracer import Hidden
+from profiler.predicting.trace.unfused import unfused
 from profiler.predicting.trace.user_hooks import user_hooks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Observation, Seen, observe, remembering
@@ -41,6 +42,7 @@ class Assumed(NamedTuple):
 
     num_guesses: int = 0  # tests taken as passed, numbers taken as 0
     routing: str | None = None  # where tokens go, where the step has sizes that hang on it
+    is_unfused: bool = False  # whether compiled code ran operator by operator, without the kernels that fuse them
 
 
 class _DependsOnData(Unsupported):
@@ -68,7 +70,7 @@ def trace_case(
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
-        with _rank(case) as rank, _fakes(case, routing) as fakes:
+        with _rank(case) as rank, unfused() as compiled, _fakes(case, routing) as fakes:
             make = partial(assemble, case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
             built, builder = _followed(make, kind, hidden) if kind == "cuda" and not case.parallel else (make(), None)
             if built.applied.changes_kernels:
@@ -93,7 +95,7 @@ def trace_case(
                 )
             if rank:
                 rank.refuse_unused()
-        return built, trace, Assumed(fakes.num_guesses, routing)
+        return built, trace, Assumed(fakes.num_guesses, routing, compiled.num_graphs > 0)
 
     return _as_data_allow(case, traced)
 
@@ -141,7 +143,7 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
     """How the blocks of the case's model work together. Raises as `predict` does."""
 
     def observed(routing: str | None) -> Observation:
-        with _fakes(case, routing):
+        with unfused(), _fakes(case, routing):
             return observe(assemble(case.baseline, build=build, in_calls=in_calls).workload)
 
     return _as_data_allow(case, observed)

@@ -77,14 +77,15 @@ def verify(
     digests: Mapping[str, str],
     *,
     nudged: GradientStep | None = None,
+    other_kernels: Callable[[], bool] = lambda: True,
     group: Group = ALONE,
 ) -> Equality:
     """Compares a strategy's two steps with the baseline's: by digests alone where these are equal.
 
     Only where they differ is the baseline run again, twice, for the noise floor and the differences; and the strategy,
     where its first gradients differ within that noise, so that its second step has the baseline's weights. `nudged` is
-    the baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, for
-    strategies that do the same work by other kernels.
+    the baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, where
+    the same work is done by `other_kernels`, which is asked once the steps have run.
     """
     results = collect_two(step)
     own = _digests(results, group)
@@ -92,7 +93,9 @@ def verify(
         return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
     first, second = _twice(baseline, group)
     floor = compared(first, second, group).largest_difference or 0.0
-    rounding = compared(first, collect(nudged), group).largest_difference or 0.0 if nudged else None
+    rounding = None
+    if nudged and other_kernels():
+        rounding = compared(first, collect(nudged), group).largest_difference or 0.0
     floors = {"noise_floor": floor, "rounding_floor": rounding, "digests": own}
     alone = msgspec.structs.replace(results, second=None)
     result = msgspec.structs.replace(_closest((first, second), alone, group), **floors)

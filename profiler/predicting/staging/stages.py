@@ -56,12 +56,14 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     case = trial.case.baseline
     fake = case.foreseen
     rates = _rates(trial)
-    built, trace, _ = trace_case(fake, calibration=trial.calibration, with_saves=True, build=build, in_calls=in_calls)
+    built, trace, assumed = trace_case(
+        fake, calibration=trial.calibration, with_saves=True, build=build, in_calls=in_calls
+    )
     refuse_none(built.workload.blocks)
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
-    offers = _saves(trial, trace, stage_spans)
+    offers = [] if assumed.is_unfused else _saves(trial, trace, stage_spans)  # Inductor writes over what would be saved
     found = {save: _selective(trial, fake, save, build, in_calls=in_calls) for save in offers}
     selective = {save: of for save, of in found.items() if of is not None}
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)

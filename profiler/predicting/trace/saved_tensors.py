@@ -77,6 +77,8 @@ class SavedTensors:
         call, tracer = nn.Module.__call__, self._tracer
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(module, *args, **kwargs)
             name = tracer.name_of(module)
             if tracer.phase != "forward" or name is None:
                 return call(module, *args, **kwargs)

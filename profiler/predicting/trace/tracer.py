@@ -21,6 +21,7 @@ from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.trace.batch_growth import Grown
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
+from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import rounded
 
@@ -102,6 +103,10 @@ class Tracer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # as CachingFakeMode
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # it sees what compiled code runs, not how it is compiled
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._sharded and any(kind in types for kind in self._sharded):
             return NotImplemented  # its own handler comes back with the shard that this rank holds
@@ -178,6 +183,8 @@ class Tracer(TorchDispatchMode):
         call = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(module, *args, **kwargs)
             is_block = isinstance(module, CalledBlock)
             self._stack.append(self.name_of(module) or self._stack[-1])
             self._called += [module] if is_block else []  # type: ignore[list-item]  # by is_block
@@ -241,6 +248,9 @@ class Tracer(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self._there.pop(key).died = len(self.operators)
+
+
+uncompiled(Tracer.__torch_dispatch__)
 
 
 class _Kind:

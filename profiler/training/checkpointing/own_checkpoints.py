@@ -2,14 +2,15 @@
 
 The code of the innermost function of `torch.utils.checkpoint.checkpoint` is swapped while a forward of the model runs,
 so that every name under which the model has it leads here. Checkpoints of our strategies are told by their function,
-and go on to PyTorch's own code.
+and go on to PyTorch's own code. What torch.compile traces calls that function once, when it compiles: such checkpoints
+are on or off for as long as the compiled code lives.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from profiler.core.case import OWN, Case
 from profiler.core.record import Note
+from profiler.training.compiled_code import counted_checkpoints, num_compiled
 
 HAS_OWN = "the model's own checkpoints"  # what a note of them begins with
 
@@ -48,11 +50,16 @@ _original = _copy(_TARGET)
 
 
 class OwnCalls:
-    """How often the model's last forward called a checkpoint of its own."""
+    """How often the model's last forward called a checkpoint of its own, and how many its compiled code has."""
 
     def __init__(self, *, are_off: bool = True) -> None:
         self.num = 0
+        self.num_compiled = 0  # calls in the graphs that were compiled, which later forwards run
         self.are_off = are_off
+
+    def compile(self, num: int) -> None:
+        """Count the checkpoints of a graph that is compiled."""
+        self.num_compiled += num
 
 
 class WatchedLoss:
@@ -69,11 +76,16 @@ class WatchedLoss:
 
 def remark(case: Case, calls: OwnCalls) -> Note | None:
     """What there is to say of the model's own checkpoints, once a forward of the case has run."""
-    if case.strategy.name == OWN and not calls.num:
-        return Note(code="GCP001", text="the model calls no checkpoint of its own; it is `none` by another name")
-    if case != case.baseline or not calls.num:
+    has_some = calls.num or calls.num_compiled
+    if case.strategy.name == OWN and not has_some:
+        seen = "the model calls no checkpoint of its own"
+        if num_compiled():  # perhaps by a torch of which it is not known where to look
+            seen = "no checkpoint of the model's own was seen, in its compiled code neither"
+        return Note(code="GCP001", text=f"{seen}; it is `none` by another name")
+    if case != case.baseline or not has_some:
         return None
-    text = f"{HAS_OWN} ({calls.num} calls in a forward) are switched off here and in all other rows"
+    where = "within its compiled code" if calls.num_compiled else f"{calls.num} calls in a forward"
+    text = f"{HAS_OWN} ({where}) are switched off here and in all other rows"
     return Note(code="GCP047", text=f"{text} but `own` and `hf`: --strategies own measures them")
 
 
@@ -102,10 +114,12 @@ _states: list[OwnCalls] = []  # of the forwards at work, the innermost last
 @contextmanager
 def _watched(calls: OwnCalls) -> Iterator[None]:
     """Lead the model's calls of checkpoint here while the block runs."""
+    counted = nullcontext() if _states else counted_checkpoints(lambda num: _states[-1].compile(num))
     _states.append(calls)
     _TARGET.__code__ = _redirected.__code__
     try:
-        yield
+        with counted:
+            yield
     finally:
         _states.pop()
         if not _states:

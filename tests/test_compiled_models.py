@@ -1,0 +1,189 @@
+"""Users' models that call torch.compile: their own checkpoints, their rounding, their predictions.
+
+The truth is PyTorch's own profiler around a plain step, without gcprof.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import msgspec
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from profiler.analysis.rows import verdict
+from profiler.core.case import Choice, Trial
+from profiler.measuring.bench import Bench
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import predict
+from profiler.training.checkpointing import own_checkpoints
+from profiler.training.compiled_code import forget, num_compiled
+from tests import make
+from tests.conftest import measured
+from tests.user_models import compiled
+
+PARTITION = "aot_eager_decomp_partition"  # Inductor's choice of what is saved, without a C++ compiler
+WAYS = {
+    "module": {"backend": PARTITION},
+    "wrapped": {"backend": PARTITION},
+    "blocks": {"backend": PARTITION},
+    "decorated": {},
+}
+
+
+def model(factory="make", **options):
+    return Choice.of(f"{compiled.__file__}:{factory}", options)
+
+
+def record(strategy, choice, **fields):
+    return measured(str(choice), strategy, batch_size=32, **fields)
+
+
+def predicted(strategy, choice):
+    case = make.case(strategy, model=choice, batch_size=32, device="fake:cpu", warmup=0, samples=1)
+    return predict(Trial(case=case))
+
+
+def saved_by_pytorch(make_model, **options):
+    """Bytes that a plain forward leaves, after one step that compiles."""
+    forget()
+    net, batch = make_model(**options)
+    net(batch).backward()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        loss = net(batch)
+    forget()
+    assert loss.requires_grad
+    return sum(event.self_cpu_memory_usage for event in seen.key_averages())
+
+
+def codes(record):
+    return {note.code for note in record.notes}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
+    options = {"way": way, **WAYS[way]}
+    plain, checkpointed = (saved_by_pytorch(compiled.make, own=own, **options) for own in (False, True))
+
+    none, own = (record(strategy, model(own=True, **options)) for strategy in ("none", "own"))
+
+    assert checkpointed < plain / 4
+    assert (none.readings.saved_bytes, own.readings.saved_bytes) == (plain, checkpointed)
+    assert ["within its compiled code" in note.text for note in none.notes if note.code == "GCP047"] == [True]
+    assert codes(own) & {"GCP001", "GCP047"} == set()
+
+
+def test_a_checkpoint_that_the_compiler_breaks_at_is_counted_as_a_call():
+    options = {"backend": PARTITION, "own": True, "breaks": True}
+
+    none, own = (record(strategy, model(**options)) for strategy in ("none", "own"))
+
+    assert ["(4 calls in a forward)" in note.text for note in none.notes if note.code == "GCP047"] == [True]
+    assert own.readings.saved_bytes < none.readings.saved_bytes / 4
+
+
+def test_code_without_its_checkpoints_is_not_kept_for_other_processes(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    truth = saved_by_pytorch(compiled.make, way="decorated", own=True)
+
+    record("none", model(way="module", own=True))
+
+    assert saved_by_pytorch(compiled.make, way="module", own=True) == truth
+
+
+def test_what_compiled_code_may_hide_is_not_said_to_be_none(monkeypatch):
+    """As where a torch of another version compiles by a function that is not known here."""
+    monkeypatch.setattr(own_checkpoints, "counted_checkpoints", lambda count: nullcontext())
+
+    (text,) = (note.text for note in record("own", model(backend=PARTITION)).notes if note.code == "GCP001")
+
+    assert (
+        text == "no checkpoint of the model's own was seen, in its compiled code neither; it is `none` by another name"
+    )
+
+
+def test_the_step_without_them_is_not_taken_from_code_that_has_them():
+    case = make.case("own", model=model(backend=PARTITION, own=True), batch_size=32, warmup=0, samples=2)
+
+    read, plain = (
+        measure(Trial(case=msgspec.structs.replace(case, model=choice), passes=("time",))).readings
+        for choice in (case.model, model(backend=PARTITION, own=True, breaks=True))
+    )
+
+    assert not read.plain_step_seconds
+    assert plain.plain_step_seconds
+
+
+def test_each_pass_compiles_anew_and_only_what_was_compiled(monkeypatch):
+    record("none", model(backend=PARTITION))
+    resets = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(1))
+    bench = Bench(Trial(case=make.case()), lambda name: None)
+
+    bench.begin("memory")
+    monkeypatch.setattr("profiler.training.compiled_code.COUNTERS", "not imported")
+    bench.begin("time")
+
+    assert len(resets) == 1
+    assert num_compiled() == 0
+
+
+@pytest.mark.parametrize("way", ["module", "blocks"])
+def test_other_kernels_of_a_compiled_model_may_round_otherwise(way):
+    result = record("all", model(way=way, backend=PARTITION), passes=("equality",))
+
+    assert result.outcome == "ok"
+    assert verdict(result) == ("within noise" if way == "module" else "bit-equal")
+
+
+def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
+    """The recompute draws its dropout anew."""
+    choice = model(backend=PARTITION, drop=0.5)
+    truth = measure(Trial(case=make.case(model=choice, batch_size=32), passes=("equality",)))
+    case = make.case("_planted:fault=random-state", model=choice, batch_size=32)
+
+    result = measure(Trial(case=case, passes=("equality",), digests=truth.equality.digests))
+
+    assert (truth.outcome, result.outcome, verdict(result)) == ("ok", "invalid", "differ")
+
+
+SLOW = [
+    pytest.param(way, strategy, marks=pytest.mark.slow) for way in ("blocks", "graphs") for strategy in ("none", "all")
+]
+
+
+@pytest.mark.parametrize(("way", "strategy"), [("module", "none"), ("module", "own"), *SLOW])
+def test_compiled_models_are_predicted_without_their_kernels(way, strategy):
+    choice = model(way=way, own=strategy == "own")
+
+    foreseen, read = predicted(strategy, choice).readings, record(strategy, choice).readings
+
+    assert foreseen.saved_bytes == read.saved_bytes
+    assert read.peak_bytes <= foreseen.peak_bytes <= 1.1 * read.peak_bytes
+
+
+def test_a_prediction_of_fused_kernels_says_so_and_has_no_time():
+    case = make.case(model=model(), batch_size=32, device="fake:h100", warmup=0, samples=1)
+
+    record = predict(Trial(case=case))
+
+    assert "GCP065" in codes(record)
+    assert not record.readings.step_seconds
+    assert "GCP065" not in codes(predicted("none", model(backend="aot_eager")))
+
+
+def test_what_compiled_code_saves_less_is_foreseen():
+    eager, foreseen = (predicted("none", model("gated", **o)).readings for o in ({"is_compiled": False}, {}))
+
+    read = record("none", model("gated")).readings
+
+    assert foreseen.saved_bytes == read.saved_bytes < eager.saved_bytes
+    assert read.peak_bytes <= foreseen.peak_bytes
+
+
+@pytest.mark.parametrize(("backend", "breaks"), [("eager", True), ("aot_eager", False)])
+def test_backends_without_kernels_are_predicted_to_the_byte(backend, breaks):
+    choice = model(backend=backend, breaks=breaks)
+
+    assert predicted("none", choice).readings.peak_bytes == record("none", choice).readings.peak_bytes
