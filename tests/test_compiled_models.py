@@ -17,6 +17,7 @@ from profiler.core.case import Choice, Trial
 from profiler.measuring.bench import Bench
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
+from profiler.training.assemble import assemble
 from profiler.training.checkpointing import own_checkpoints
 from profiler.training.compiled_code import forget, num_compiled
 from tests import make
@@ -187,3 +188,26 @@ def test_backends_without_kernels_are_predicted_to_the_byte(backend, breaks):
     choice = model(backend=backend, breaks=breaks)
 
     assert predicted("none", choice).readings.peak_bytes == record("none", choice).readings.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("way", "strategy", "is_told"),
+    [("module", "all", True), ("wrapped", "segments:k=2", True), ("decorated", "all", True),
+     ("blocks", "all", False), ("module", "none", False), ("none", "all", False)],
+)  # fmt: skip
+def test_blocks_that_a_checkpoint_keeps_from_the_compiler_are_told(way, strategy, is_told):
+    choice = model(way=way, backend=PARTITION)
+
+    made = assemble(
+        make.case(
+            strategy, model=choice, batch_size=32, blocks="_orig_mod.blocks.?" if way == "wrapped" else "blocks.?"
+        )
+    )
+    before = num_compiled()
+    loss = made.gradients()
+    has_compiled = num_compiled() > before
+
+    assert loss.isfinite()
+    assert ("GCP066" in {note.code for note in made.applied.notes}) == is_told
+    assert has_compiled == (way != "none")  # the rest of the model, at least
+    forget()

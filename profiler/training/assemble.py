@@ -28,6 +28,7 @@ from profiler.training import (
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
+from profiler.training.compiled_code import compiled_modules, is_left_alone
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
@@ -88,6 +89,10 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Build = Callable[[], Workload]
+UNCOMPILED = (
+    "checkpointed blocks run uncompiled, since a checkpoint breaks the compiled code around it: their time is not that "
+    "of a checkpoint within compiled code; blocks that are compiled themselves (block.compile()) stay so"
+)
 MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # what acts otherwise in eval mode
 
 
@@ -178,6 +183,7 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
     """The strategy applied; where it cuts a chain, and blocks run several times, to their calls. Not with ranks, which
     shard modules.
     """
+    compiled = compiled_modules(workload.module)
     uncount = _count_calls(workload, calls) if calls is not None else lambda: None
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     if case.parallel:
@@ -190,7 +196,14 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
             _count_calls(chain, calls)
         return chain
 
-    return called_blocks.applied(workload, case.strategy.name, lambda chain: apply(chain, **options), by_calls=by_calls)
+    workload, applied = called_blocks.applied(
+        workload, case.strategy.name, lambda chain: apply(chain, **options), by_calls=by_calls
+    )
+    left_alone = [index for index in applied.recomputes if is_left_alone(workload.blocks[index], compiled)]
+    if left_alone:
+        remark = Note(code="GCP066", text=f"{len(left_alone)} of {len(applied.recomputes)} {UNCOMPILED}")
+        applied = msgspec.structs.replace(applied, notes=(*applied.notes, remark))
+    return workload, applied
 
 
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:

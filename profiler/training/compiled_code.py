@@ -6,12 +6,12 @@ Nothing here imports Dynamo. Where it is not imported, nothing is compiled.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
-from torch import fx
+from torch import fx, nn
 
 COUNTERS = "torch._dynamo.utils"  # which a compiler that is only stood in for has not imported
 GRAPHS = "torch._dynamo.output_graph"
@@ -57,3 +57,23 @@ def counted_checkpoints(count: Callable[[int], None]) -> Iterator[None]:
 def _num_checkpoints(module: fx.GraphModule) -> int:
     graphs = [child.graph for child in module.modules() if isinstance(child, fx.GraphModule)]
     return sum(getattr(node.target, "__name__", "") == TAGGED for graph in graphs for node in graph.nodes)
+
+
+def compiled_modules(module: nn.Module) -> frozenset[str]:
+    """The names of the modules that are compiled: by module.compile(), torch.compile(module), or over their forward."""
+    return frozenset(name for name, part in module.named_modules() if _is_compiled(part))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    is_by_itself = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+    return is_by_itself or hasattr(module.forward, "_torchdynamo_orig_callable")
+
+
+def is_left_alone(block: str, compiled: Collection[str]) -> bool:
+    """Whether a block that would be compiled with a module around it is not under a checkpoint.
+
+    A checkpoint breaks the graph of what calls it, and switches the compiler off for what it calls, but for modules
+    that are compiled themselves (`_disable_dynamo` over torch.utils.checkpoint.checkpoint).
+    """
+    is_within = any(not name or block.startswith(f"{name}.") for name in compiled)
+    return is_within and not any(name == block or name.startswith(f"{block}.") for name in compiled)
