@@ -70,7 +70,9 @@ class WatchedLoss:
 def remark(case: Case, calls: OwnCalls) -> Note | None:
     """What there is to say of the model's own checkpoints, once a forward of the case has run."""
     if case.strategy.name == OWN and not calls.num:
-        return Note(code="GCP001", text="the model calls no checkpoint of its own; it is `none` by another name")
+        return Note(
+            code="GCP001", text="the model calls no torch.utils.checkpoint of its own; it is `none` by another name"
+        )
     if case != case.baseline or not calls.num:
         return None
     text = f"{HAS_OWN} ({calls.num} calls in a forward) are switched off here and in all other rows"
