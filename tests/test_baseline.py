@@ -194,7 +194,7 @@ def test_own_says_where_a_model_has_no_checkpoints():
     record = measured("mlp", "own")
 
     assert record.readings == measured("mlp", "none").readings
-    assert ["no checkpoint of its own" in text for text in notes(record, "GCP001")] == [True]
+    assert ["no torch.utils.checkpoint of its own" in text for text in notes(record, "GCP001")] == [True]
 
 
 def test_outside_of_a_watched_forward_pytorch_is_as_it_was():

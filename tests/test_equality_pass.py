@@ -21,11 +21,11 @@ from tests import make
 EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
 
 
-def left(gradients, loss=1.0, buffers=None):
+def left(gradients, loss=1.0, buffers=None, frozen=()):
     """What a step with these gradients leaves; they are written down as lists, and the next step has the same."""
     module = nn.Module()
     for name in gradients:
-        module.register_parameter(name, nn.Parameter(torch.ones(2)))
+        module.register_parameter(name, nn.Parameter(torch.ones(2), requires_grad=name not in frozen))
     for name, values in (buffers or {}).items():
         module.register_buffer(name, torch.tensor(values))
 
@@ -469,6 +469,16 @@ def test_only_the_steps_in_the_cases_precision_tell_something():
     equality_pass.compare(bench)
 
     assert bench.notes["GCP014"] == "all gradients are zero or not finite, so that their equality says nothing"
+
+
+@pytest.mark.parametrize(("frozen", "text"), [(("a", "b"), equality_pass.UNTRAINED), (("a",), equality_pass.VANISHED)])
+def test_where_no_parameter_trains_it_is_said_that_there_is_no_gradient(frozen, text):
+    bench = Scripted(make.case(), scripted({"a": None, "b": None}, frozen=frozen))
+
+    equality_pass.compare(bench)
+
+    assert equality_pass.UNTRAINED == "no parameter trains, so there is no gradient to compare"
+    assert bench.notes["GCP014"] == text
 
 
 def test_no_comparison_is_a_note_and_where_it_is_off_too(unrepairable):

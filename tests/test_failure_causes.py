@@ -12,6 +12,7 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
 from profiler.engines.error_record import error_detail
 from profiler.engines.replies import attempt
+from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.request.spec import Request
 from profiler.workflows.planner import PlanRequest, plan
@@ -27,6 +28,19 @@ def under(strategy: str, factory: str, *passes: str, **fields: object) -> Record
     none = measure(Trial(case=make.case("none", **fields), passes=("equality",)))
     trial = Trial(case=make.case(strategy, **fields), passes=passes or ("equality",), digests=none.equality.digests)
     return attempt(trial, on_pass=lambda name: None, by=measure)
+
+
+def trial(strategy: str, factory: str) -> Trial:
+    """One that runs its steps without comparing them."""
+    case = make.case(strategy, model=Choice(f"{FILE}:{factory}"), batch_size=4)
+    return Trial(case=case, passes=("memory",))
+
+
+def failed(strategy: str, factory: str) -> str:
+    """Why a trial failed."""
+    record = attempt(trial(strategy, factory), on_pass=lambda name: None, by=measure)
+    assert record.outcome == "failed"
+    return str(record.detail)
 
 
 def notes(record: Record, code: str) -> list[str]:
@@ -150,3 +164,91 @@ def test_what_hangs_on_ctx_escapes_the_checkpoints_and_is_told_with_its_bytes():
 
 def test_nothing_escapes_where_nothing_is_checkpointed():
     assert notes(under("none", "squaring", "flops"), "GCP054") == []
+
+
+def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had_changed():
+    whole, cut = (failed(strategy, "once") for strategy in ("all", "segments:k=3"))
+    plain = attempt(trial("none", "once"), on_pass=lambda name: None, by=measure)
+
+    words = (
+        "ValueError: a second call (causes.py:{}), raised in the backward, in the recompute of '{}', whose forward had "
+    )
+    cause = "passed; likely cause: the forward changes 1.seen, 2.seen, which the recompute finds changed"
+    (line,) = re.findall(r"causes\.py:(\d+)", whole)
+    assert (whole, cut) == tuple(words.format(line, block) + cause for block in (2, 1))  # of three, the last is plain
+    assert plain.outcome == "ok"
+
+
+def test_what_the_plain_forward_raises_is_told_without_a_recompute():
+    """The planted checkpoint recomputes nothing, so that the blocks are called again in the second step's forward."""
+    assert re.fullmatch(r"ValueError: a second call \(causes\.py:\d+\)", failed("_planted:fault=reentrant", "once"))
+
+
+@pytest.mark.parametrize("reentrant", ["true", "false"])
+def test_what_a_backward_raises_after_its_recompute_is_not_told_as_one(reentrant):
+    detail = failed("own", f"refusing:reentrant={reentrant}")
+
+    assert re.fullmatch(r"ValueError: no gradient \(causes\.py:\d+\)", detail)
+
+
+def test_looking_for_a_cause_that_raises_itself_leaves_the_error_as_it_is(monkeypatch):
+    def raise_anew(workload):
+        raise KeyError("anew")
+
+    monkeypatch.setattr(failure_causes, "loss_of", raise_anew)
+
+    assert failed("all", "once").endswith("in the recompute of '2', whose forward had passed")
+
+
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        (
+            1,  # in the first call
+            "the forward changes requires_grad of 0.layer.weight, requires_grad of 1.layer.weight, 0.calls and 1 more, "
+            "which the recompute finds changed",
+        ),
+        (
+            3,  # in the forward of the second step
+            "requires_grad of 0.layer.weight, requires_grad of 1.layer.weight is no longer as built, perhaps changed "
+            "between a forward and its recompute",
+        ),
+    ],
+)
+def test_a_parameter_that_is_frozen_between_forward_and_recompute_is_named(after, cause):
+    detail = failed("all", f"freezing:after={after}")
+
+    assert detail == f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause}"
+
+
+def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both_ways_out():
+    detail = failed("own", "whole")
+
+    assert "does not require grad and does not have a grad_fn" in detail
+    assert "likely cause: 4 of 4 trainable parameters get no gradient: layers.0.weight, " in detail
+    assert detail.endswith(
+        "(in a reentrant checkpoint of which no input needs a gradient; use_reentrant=False gives them theirs, and so "
+        "does requires_grad_() on an input)"
+    )
+    for way in ("plain", "input"):
+        assert under("own", f"whole:way={way}").equality.gradients_equal
+
+
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [
+        ("detached", "and 1 more (used, but the loss does not follow from it: detached, or its result is not used)"),
+        (
+            "frozen",
+            "likely cause: the forward switches requires_grad of layers.0.weight, layers.0.bias, layers.1.weight and 1 "
+            "more off",
+        ),
+        ("untrained", f"likely cause: {failure_causes.NOTHING_TRAINS}"),
+    ],
+)
+def test_a_loss_without_gradient_is_told_with_another_cause_where_there_is_one(way, cause):
+    assert failed("none", f"whole:way={way}").endswith(cause)
+
+
+def test_what_the_users_own_call_of_autograd_lacks_is_not_explained():
+    assert "likely cause" not in failed("none", "searching")

@@ -20,7 +20,7 @@ from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
-from profiler.measuring.failure_causes import CAUSE
+from profiler.measuring.failure_causes import CAUSE, WHERE
 from profiler.rehearsal.device import is_open
 from profiler.training.checkpointing.own_checkpoints import HAS_OWN
 from profiler.training.rehearsed_build import ZEROS
@@ -117,6 +117,7 @@ def error_detail(error: Exception) -> str:
         return f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause or _first_line(error)}"
     words = _first_line(error).partition(". ")[0] if cause else _first_line(error)
     text = f"{type(error).__name__}: {words}" + (f" ({place})" if place else "")
+    text = ", ".join([text, *(hide(note) for note in _added(error) if note.startswith(WHERE))])
     return f"{text}; {CAUSE}{cause}" if cause else text
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from profiler.core.case import Case, Trial
 from profiler.core.record import Note
@@ -46,6 +48,7 @@ class Bench:
         self.num_steps = 0
         self._build = build
         self._seen: Seen = {}  # of the blocks, which only the first model is looked at for
+        self._built: Callable[[], nn.Module | None] = lambda: None  # the last model, if it is still there
         self._notes: list[Note] = []
         self._warnings = StepWarnings()
         self._own_calls = OwnCalls()  # of checkpoints by the model itself, in the last step that ran
@@ -91,6 +94,7 @@ class Bench:
                 case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh
             )
         self.leftovers.built(built.workload)
+        self._built = weakref.ref(built.workload.module)
         if built.case == self.trial.case:
             self.listen(built)
         return built
@@ -99,6 +103,10 @@ class Bench:
         """Take what the trial's model and strategy tell once a step has run; code may have been compiled before."""
         built.own_calls.num_compiled = max(built.own_calls.num_compiled, self._own_calls.num_compiled)
         self._own_calls, self._remark = built.own_calls, built.applied.remark
+
+    def at_work(self) -> nn.Module | None:
+        """The model that was built last, while it is there: what raises has raised in its step."""
+        return self._built()
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
         """A fresh model in this process alone; with the batch of a rank where one is named."""

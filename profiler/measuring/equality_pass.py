@@ -21,6 +21,8 @@ from profiler.training.workload import local, tensors, trained
 
 MOST_NAMED = 3
 COUNT = "num_batches_tracked"
+VANISHED = "all gradients are zero or not finite, so that their equality says nothing"
+UNTRAINED = "no parameter trains, so there is no gradient to compare"
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -42,7 +44,7 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if result:
         result = comparison.with_lost(result)
     if result and not comparison.tells:
-        bench.note("GCP014", "all gradients are zero or not finite, so that their equality says nothing")
+        bench.note("GCP014", VANISHED if comparison.trains else UNTRAINED)
     if result and not result.random_state_equal:
         drawn = equality.unkept(result)
         source = f" from {', '.join(drawn)}, which checkpoints do not put back" if drawn else ""
@@ -68,6 +70,7 @@ class _Comparison:
     def __init__(self, bench: Bench) -> None:
         self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
         self.tells = False  # whether the steps that were compared had a gradient to compare
+        self.trains = False  # whether any parameter of theirs does
         self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
         self._case = bench.trial.case
@@ -160,6 +163,7 @@ class _Comparison:
         moved = plain_state.moved(before, plain_state.image(module))
         if built.case.precision == self._case.precision:
             self.tells = self.tells or equality.tells(built.workload)
+            self.trains = self.trains or any(value.requires_grad for value in trained(built.workload).values())
         if built.case == self._case:
             self._lost = missing_gradients.without_gradient(built.workload.module)
 

@@ -19,6 +19,7 @@ from profiler.measuring.meters import flops, growth, memory, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
+from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.training.assemble import Assembled
 from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload
@@ -44,26 +45,56 @@ def _flops(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
     calls: list[int] = []
     built = bench.build(calls=calls)
-    reads = ValueReads()
+    reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
+
+    def look(loss: torch.Tensor) -> None:
+        kept.update(_look_at_graph(bench, loss, built.workload))
+
     try:
         with reads if bench.device.is_hollow else nullcontext():
-            counted = flops.read(built.workload, lambda loss: _tell_graph(bench, loss, built.workload))
+            counted = flops.read(built.workload, look, watching=recomputes.watching())
     except Exception as error:  # the user's model may raise anything; it goes on from here
         if reads.places:
             error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
         raise
     if reads.places:
         bench.note("GCP041", f"{ZEROS}: {reads}; sizes that follow from them are not real")
-    return {**counted, "block_calls": tuple(calls)}
+    readings = {**counted, "block_calls": tuple(calls)}
+    _tell_recomputes(bench, recomputes, built.workload)
+    _tell_kept(bench, kept, recomputes.functions)
+    return readings
 
 
-def _tell_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> None:
-    """Note what custom Functions keep past every checkpoint, and without checkpoints what is saved for nothing."""
-    if bench.trial.case == bench.trial.case.baseline:
-        _tell_needless(bench, needless_bytes(loss, workload), workload)
-    elif kept := kept_on_ctx(loss, workload):
-        text = f"{bytes_text(sum(kept.values()))} are attributes of ctx, which no checkpoint frees"
-        bench.note("GCP054", f"{text}: {', '.join(kept)}; ctx.save_for_backward lets them be recomputed")
+def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict[str, int]:
+    """What custom Functions keep past every checkpoint; without checkpoints, note what is saved for nothing."""
+    if bench.trial.case != bench.trial.case.baseline:
+        return kept_on_ctx(loss, workload)
+    _tell_needless(bench, needless_bytes(loss, workload), workload)
+    return {}
+
+
+def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload) -> None:
+    """Note what the model itself runs again in its backward, where nothing of gcprof's does."""
+    if bench.trial.case != bench.trial.case.baseline or not any(bench.group.gather(bool(recomputes.modules))):
+        return
+    if names := recomputes.names(workload):
+        bench.note("GCP064", remark(names))
+
+
+def _tell_kept(bench: Bench, kept: dict[str, int], recomputing: Collection[str]) -> None:
+    """Note what Functions keep on their ctx, and the way out; those that recompute may need it there."""
+    if not kept:
+        return
+    own = [name for name in kept if name in recomputing]
+    others = [name for name in kept if name not in recomputing]
+    parts = [f"{bytes_text(sum(kept.values()))} are attributes of ctx, which no checkpoint frees: {', '.join(kept)}"]
+    if others:
+        them = f"those of {', '.join(others)}" if own else "them"
+        parts.append(f"ctx.save_for_backward lets {them} be recomputed")
+    if own:
+        runs = "runs" if len(own) == 1 else "run"
+        parts.append(f"{', '.join(own)} {runs} modules again in the backward, perhaps from them")
+    bench.note("GCP054", "; ".join(parts))
 
 
 def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:

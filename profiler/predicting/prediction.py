@@ -18,6 +18,7 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
 from profiler.core.trace_data import STATIC, BlockChoice, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
+from profiler.measuring.meters import own_recomputes
 from profiler.measuring.meters.memory import timeline
 from profiler.predicting.block_choices import block_choices
 from profiler.predicting.shared_traces import SharedTraces
@@ -70,7 +71,7 @@ def predict(
             **memory_readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
         ),
         environment=_environment(rates),
-        notes=(*_notes(built, case), *_stated(trial, None if case.parallel else rates, assumed)),
+        notes=(*_notes(built, case, trace), *_stated(trial, None if case.parallel else rates, assumed)),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -100,7 +101,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
         with_growth=not trial.case.ranks,
         build=build,
     )
-    notes = (*_notes(built, trial.case), *_stated(trial, None, assumed))
+    notes = (*_notes(built, trial.case, trace), *_stated(trial, None, assumed))
     return Followed(
         trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside
         blocks=built.workload.blocks,
@@ -193,12 +194,14 @@ def _stated_error(trial: Trial, rates: Rates) -> str:
     return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
 
 
-def _notes(built: Assembled, case: Case) -> tuple[Note, ...]:
-    """Returns the strategy's notes, without those on the CPU where a prediction for CUDA was traced."""
+def _notes(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
+    """Returns the notes of strategy and model, without those on the CPU where a prediction for CUDA was traced."""
     on_cuda = kind_of(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
     notes = (*notes, *filter(None, remarks))
+    if case == case.baseline and (again := own_recomputes.of_trace(trace.operators)):
+        notes = (*notes, Note(code="GCP064", text=own_recomputes.remark(again)))
     if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
     text = "recurrent layers are followed as a CPU runs them: how much cuDNN keeps of them is not known, nor their time"

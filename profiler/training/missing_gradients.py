@@ -15,7 +15,10 @@ from profiler.training.checkpointing.one_forward import TensorUses
 from profiler.training.workload import Workload, restored, tensors
 
 MOST_NAMED = 3
-REENTRANT = "in a reentrant checkpoint of which no input needs a gradient; use_reentrant=False gives them theirs"
+REENTRANT = (
+    "in a reentrant checkpoint of which no input needs a gradient; use_reentrant=False gives them theirs, and so does "
+    "requires_grad_() on an input"
+)
 OFF = "used only where gradients are off, as under torch.no_grad"
 DETACHED = "used, but the loss does not follow from it: detached, or its result is not used"
 UNUSED = "not used in the forward"

@@ -31,7 +31,7 @@ PLACE = re.compile(
 )
 
 # notes that quote names or words of the model's own
-QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054", "GCP055")
+QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054", "GCP055", "GCP064")
 LEVELS = ("default", "all", "none")
 
 

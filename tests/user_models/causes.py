@@ -245,3 +245,92 @@ def own_autocast(batch_size: int = 4, cache: bool = True):
 
     model.forward = under_autocast
     return model, x, loss
+
+
+class Once(nn.Module):
+    """Raises where it is called a second time before the backward has come to its end."""
+
+    def __init__(self, number: int, seen: set) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.number, self.seen = number, seen
+
+    def forward(self, x):
+        if self.number in self.seen:
+            raise ValueError("a second call")
+        self.seen.add(self.number)
+        return torch.tanh(self.layer(x))
+
+
+def once(batch_size: int = 4):
+    seen = set()
+    blocks = nn.Sequential(nn.Linear(8, 8), *(Once(number, seen) for number in range(2)))
+    blocks[0].weight.register_post_accumulate_grad_hook(lambda parameter: seen.clear())
+    return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+class Freezing(nn.Module):
+    """Freezes its weight once it has been called so often."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.after = after
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        out = torch.tanh(self.layer(x))
+        if self.calls == self.after:
+            self.layer.weight.requires_grad_(False)
+        return out
+
+
+def freezing(batch_size: int = 4, after: int = 1):
+    blocks = nn.Sequential(*(Freezing(after) for _ in range(2)))
+    return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+class Whole(nn.Module):
+    """All of it under one checkpoint, or nothing of it in the graph of the loss."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(2)))
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "frozen":
+            self.requires_grad_(False)
+        if self.way == "detached":
+            return self.layers(x).detach()
+        return checkpoint(self.layers, x.requires_grad_(self.way == "input"), use_reentrant=self.way != "plain")
+
+
+def whole(batch_size: int = 4, way: str = "reentrant"):
+    return Whole(way).requires_grad_(way != "untrained"), torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+def searching(batch_size: int = 4):
+    """Its forward asks for a gradient of what has none."""
+    layer = nn.Linear(8, 8)
+    ask = lambda out: torch.autograd.grad(out.detach().sum(), layer.weight)[0].sum()  # noqa: E731
+    return layer, torch.randn(batch_size, 8), ask
+
+
+class Refusing(torch.autograd.Function):
+    """Has no backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no gradient")
+
+
+def refusing(batch_size: int = 4, reentrant: bool = True):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model.forward = lambda x: checkpoint(lambda x: Refusing.apply(model[1](x)), model[0](x), use_reentrant=reentrant)
+    return model, torch.randn(batch_size, 8), lambda out: out.square().sum()

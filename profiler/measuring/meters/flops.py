@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,16 +13,21 @@ from torch.utils.module_tracker import ModuleTracker
 from profiler.training.workload import Workload, loss_of
 
 
-def read(workload: Workload, look: Callable[[torch.Tensor], None] = lambda loss: None) -> dict[str, Any]:
+def read(
+    workload: Workload,
+    look: Callable[[torch.Tensor], None] = lambda loss: None,
+    *,
+    watching: AbstractContextManager[None] | None = None,
+) -> dict[str, Any]:
     """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
 
     Counts matrix products, convolutions and attention, as torch.utils.flop_counter does. `look` is given the loss
-    before the backward.
+    before the backward, which runs within `watching`.
     """
     with _Counter() as forward:
         loss = loss_of(workload)
     look(loss)
-    with _Counter() as backward:
+    with watching or nullcontext(), _Counter() as backward:
         loss.backward()
     return {"forward_flops": forward.get_total_flops(), "backward_flops": backward.get_total_flops()}
 

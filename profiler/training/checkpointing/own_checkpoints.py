@@ -78,7 +78,7 @@ def remark(case: Case, calls: OwnCalls) -> Note | None:
     """What there is to say of the model's own checkpoints, once a forward of the case has run."""
     has_some = calls.num or calls.num_compiled
     if case.strategy.name == OWN and not has_some:
-        seen = "the model calls no checkpoint of its own"
+        seen = "the model calls no torch.utils.checkpoint of its own"
         if num_compiled():  # perhaps by a torch of which it is not known where to look
             seen = "no checkpoint of the model's own was seen, in its compiled code neither"
         return Note(code="GCP001", text=f"{seen}; it is `none` by another name")

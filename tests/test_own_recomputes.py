@@ -1,0 +1,153 @@
+"""A model that recomputes by its own means is told of, and one that only looks like it is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from profiler.core.case import Choice, Trial
+from profiler.engines.replies import attempt
+from profiler.measuring.meters.own_recomputes import remark
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import predict
+from profiler.predicting.shared_traces import SharedTraces
+from tests import make
+from tests.conftest import measured
+from tests.user_models import hooks, lstm, own_checkpoint, own_recompute, switched
+from tests.user_models.own_recompute import Net
+
+FILE = own_recompute.__file__
+RECOMPUTING = ("own", "own-and-saving", "class")
+LINEARS = tuple(f"blocks.{block}.{layer}" for block in range(3) for layer in ("first", "second"))
+
+
+def model(way):
+    return Choice.of(f"{FILE}:make", {"way": way})
+
+
+def notes(record, code):
+    return [note.text for note in record.notes if note.code == code]
+
+
+def flops_notes(choice, code="GCP064", *, strategy="none", **fields):
+    return notes(measured(choice, strategy, passes=("flops",), **fields), code)
+
+
+def ran_in_backward(net):
+    """The names of the linear layers that a plain step runs with gradients in its backward."""
+    names = []
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(
+                lambda module, arguments, name=name: names.append(name) if torch.is_grad_enabled() else None
+            )
+    loss = net(torch.randn(4, 8)).square().mean()
+    names.clear()
+    loss.backward()
+    return sorted(names)
+
+
+@pytest.mark.parametrize("way", RECOMPUTING)
+def test_the_modules_that_run_again_are_named_in_the_order_of_the_model(way):
+    assert ran_in_backward(Net(way)) == list(LINEARS)
+
+    assert flops_notes(model(way)) == [remark(LINEARS)]
+
+
+def test_it_is_said_that_this_is_neither_switched_off_nor_verified():
+    text = remark(LINEARS)
+
+    assert text.startswith(
+        "the model recomputes by its own means: blocks.0.first, blocks.0.second, blocks.1.first and 3 "
+    )
+    assert (
+        "3 more run again in its backward, with gradients on; this is not switched off here nor in any other row"
+        in text
+    )
+    assert text.endswith(", and that it changes no gradient is not verified")
+    assert remark(["", "head"]).startswith("the model recomputes by its own means: the whole model, head run again")
+    assert "blocks.0 runs again" in remark(["blocks.0"])
+
+
+def test_of_a_module_that_runs_again_the_modules_within_are_not_named():
+    assert flops_notes(model("nested")) == [remark(["stem"])]
+
+
+@pytest.mark.parametrize("way", [*RECOMPUTING, "none", "reentrant", "non-reentrant", "looking", "hooked", "saving"])
+def test_a_prediction_says_the_same_of_none_and_nothing_of_other_rows(way):
+    is_told, shared = way in RECOMPUTING, SharedTraces()
+    for strategy in ("none", "own", "all"):
+        trial = Trial(case=make.case(strategy, model=model(way), batch_size=4, device="fake:cpu"))
+        expected = [remark(LINEARS)] if is_told and strategy == "none" else []
+
+        assert notes(predict(trial), "GCP064") == expected
+        assert notes(predict(trial, shared=shared), "GCP064") == expected
+
+
+@pytest.mark.parametrize("way", ["none", "reentrant", "non-reentrant", "looking", "hooked", "saving"])
+@pytest.mark.parametrize("strategy", ["none", "own", "all"])
+def test_what_only_looks_like_a_recompute_of_its_own_is_not_told(way, strategy):
+    assert flops_notes(model(way), strategy=strategy) == []
+
+
+def test_what_only_the_backward_runs_is_not_run_again():
+    assert flops_notes(f"{FILE}:synthetic") == []
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "mlp",
+        "transformer",
+        "batchnorm",
+        f"{lstm.__file__}:char_rnn",
+        f"{hooks.__file__}:hooked",
+        f"{switched.__file__}:bert",
+        f"{own_checkpoint.__file__}:wrapped:way=sequential",
+    ],
+)
+def test_other_models_recompute_nothing_by_their_own_means(with_test_models, choice):
+    assert flops_notes(choice, batch_size=4) == []
+
+
+def test_own_says_only_that_the_model_calls_no_checkpoint_of_pytorchs():
+    text = "the model calls no torch.utils.checkpoint of its own; it is `none` by another name"
+
+    assert flops_notes(model("own"), "GCP001", strategy="own") == [text]
+
+
+@pytest.mark.parametrize("strategy", ["own", "all"])
+def test_what_is_kept_for_a_recompute_is_not_advised_away(strategy):
+    blocks, batch = 3, 64
+    kept = blocks * batch * 8 * 4  # the input of each block: (batch, width)
+
+    (text,) = flops_notes(model("own"), "GCP054", strategy=strategy, batch_size=batch)
+
+    assert text == (
+        f"{kept / 1024:.2f} KiB are attributes of ctx, which no checkpoint frees: OwnCheckpoint; "
+        "OwnCheckpoint runs modules again in the backward, perhaps from them"
+    )
+
+
+def test_of_two_functions_only_the_one_that_recomputes_is_not_advised():
+    """The other's backward asks for a saved tensor, so that a checkpoint around it recomputes in it."""
+    (text,) = flops_notes(model("own-and-saving"), "GCP054", strategy="all")
+
+    assert "Saving, OwnCheckpoint; ctx.save_for_backward lets those of Saving be recomputed; OwnCheckpoint runs" in text
+
+
+@pytest.mark.parametrize("way", ["looking", "saving"])
+def test_where_nothing_recomputes_the_way_out_is_named(way):
+    (text,) = flops_notes(model(way), "GCP054", strategy="all")
+
+    assert text.endswith("; ctx.save_for_backward lets them be recomputed")
+
+
+def test_what_such_a_recompute_raises_is_told_with_its_module():
+    case = make.case("none", model=model("raising"), batch_size=4)
+
+    record = attempt(Trial(case=case, passes=("memory",)), on_pass=lambda name: None, by=measure)
+
+    assert record.outcome == "failed"
+    assert ", raised in the backward, where the model's own code runs 'blocks.2.second'" in record.detail
