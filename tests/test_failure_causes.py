@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from profiler.engines.replies import attempt
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.request.spec import Request
+from profiler.training import marked_functions
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
 from tests.user_models import causes, switched
@@ -34,6 +36,12 @@ def trial(strategy: str, factory: str) -> Trial:
     """One that runs its steps without comparing them."""
     case = make.case(strategy, model=Choice(f"{FILE}:{factory}"), batch_size=4)
     return Trial(case=case, passes=("memory",))
+
+
+@pytest.fixture(autouse=True)
+def no_marks(monkeypatch):
+    """Where functions are marked, a forward that looks for their calls runs when a model is built, with its effects."""
+    monkeypatch.setattr(marked_functions, "_marked", WeakSet())
 
 
 def failed(strategy: str, factory: str) -> str:

@@ -28,7 +28,7 @@ from profiler.training import (
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
-from profiler.training.compiled_code import compiled_modules, is_left_alone
+from profiler.training.compiled_code import compiled_modules, forget, is_left_alone
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
@@ -135,8 +135,9 @@ def assemble(
         workload = distribute(workload, mesh, **options)
         if _is_unmade(workload):
             workload.module.to_empty(device=case.torch_device)
+    forget()  # a strategy may have run the model to look at it, with other checkpoints than its steps will have
     if calls is not None:
-        calls[:] = [0] * len(calls)  # a strategy may have run the model to look at it
+        calls[:] = [0] * len(calls)
     random_sources.seed(workload, case.seed + own)
     return Assembled(
         case=case,
