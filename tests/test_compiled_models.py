@@ -14,9 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported
 from profiler.measuring.bench import Bench
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
+from profiler.predicting.staging.stages import stages
 from profiler.training.assemble import assemble
 from profiler.training.checkpointing import own_checkpoints
 from profiler.training.compiled_code import forget, num_compiled
@@ -211,3 +213,15 @@ def test_blocks_that_a_checkpoint_keeps_from_the_compiler_are_told(way, strategy
     assert ("GCP066" in {note.code for note in made.applied.notes}) == is_told
     assert has_compiled == (way != "none")  # the rest of the model, at least
     forget()
+
+
+@pytest.mark.parametrize("way", ["module", "wrapped", "blocks", "none"])
+def test_a_plan_is_for_blocks_that_are_not_compiled_with_what_is_around_them(way):
+    choice = model(way=way, backend=PARTITION)
+    trial = Trial(case=make.case(model=choice, batch_size=32, device="fake:cpu"), passes=("memory",))
+
+    if way in ("module", "wrapped"):
+        with pytest.raises(Unsupported, match="compile each block instead"):
+            stages(trial)
+    else:
+        assert len(stages(trial).stages) >= 4

@@ -26,6 +26,7 @@ from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
+from profiler.training.compiled_code import compiled_modules, is_left_alone
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
@@ -60,6 +61,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
         fake, calibration=trial.calibration, with_saves=True, build=build, in_calls=in_calls
     )
     refuse_none(built.workload.blocks)
+    _refuse_compiled_around(built.workload)
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
@@ -97,6 +99,15 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
         if candidates.largest_stage(without_times)[1] > parse_budget(trial.budget, whole_bytes=whole):
             return without_times
     return chain(_seconds(trial, built, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
+
+
+def _refuse_compiled_around(workload: Workload) -> None:
+    compiled = compiled_modules(workload.module)
+    if any(is_left_alone(name, compiled) for name in workload.blocks):
+        raise Unsupported(
+            "the model compiles a module around its blocks, in which they have no costs of their own, and a checkpoint "
+            "of one breaks the compiled code; compile each block instead (block.compile()), or plan without compiling"
+        )
 
 
 def _refuse_backward_in_forward(trace: Trace) -> None:
