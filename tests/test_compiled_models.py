@@ -172,6 +172,7 @@ def test_a_prediction_of_fused_kernels_says_so_and_has_no_time():
     record = predict(Trial(case=case))
 
     assert "GCP065" in codes(record)
+    assert "GCP016" not in codes(record)
     assert not record.readings.step_seconds
     assert "GCP065" not in codes(predicted("none", model(backend="aot_eager")))
 

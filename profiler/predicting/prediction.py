@@ -9,35 +9,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from torch import nn
 
 from profiler.analysis import live_bytes
 from profiler.analysis.explanation import better_blocks
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
+from profiler.core.record import PHASES, Environment, PhaseBytes, Readings, Record, Timeline
 from profiler.core.trace_data import STATIC, BlockChoice, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
-from profiler.measuring.meters import own_recomputes
 from profiler.measuring.meters.memory import timeline
+from profiler.predicting import prediction_notes
 from profiler.predicting.block_choices import block_choices
 from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
 from profiler.predicting.trace.allocator import read_settings
 from profiler.predicting.trace.replay import replay
-from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
+from profiler.predicting.traced_case import known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
-from profiler.training.checkpointing import own_checkpoints
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
-UNFUSED = (
-    "compiled code was followed operator by operator: what it saves is as torch.compile chooses; the peak is that "
-    "without fused kernels, which as a rule take less, and no time is estimated"
-)
-ROUTED = {
-    "balanced": "the step depends on its data: tokens are taken to be routed evenly; --routing worst sends all one way",
-    "worst": "the step depends on its data: all tokens are taken to be routed to the same experts",
-}
 
 
 def predict(
@@ -71,7 +61,10 @@ def predict(
             **memory_readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
         ),
         environment=_environment(rates),
-        notes=(*_notes(built, case, trace), *_stated(trial, None if case.parallel else rates, assumed)),
+        notes=(
+            *prediction_notes.of_model(built, case, trace),
+            *prediction_notes.stated(trial, None if case.parallel else rates, assumed),
+        ),
         stage_seconds={"build": time.monotonic() - began},
     )
 
@@ -101,7 +94,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
         with_growth=not trial.case.ranks,
         build=build,
     )
-    notes = (*_notes(built, trial.case, trace), *_stated(trial, None, assumed))
+    notes = (*prediction_notes.of_model(built, trial.case, trace), *prediction_notes.stated(trial, None, assumed))
     return Followed(
         trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside
         blocks=built.workload.blocks,
@@ -152,60 +145,13 @@ def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:
     if rates is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
         return {}
-    case, measured = trial.case, _measured_seconds(trial, rates)
+    case, measured = trial.case, prediction_notes.measured_seconds(trial, rates)
     estimate = roofline.seconds(trace, rates, case.precision)
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
         estimated = roofline.seconds(bare, rates, case.precision)["step"]
         estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
-
-
-def _measured_seconds(trial: Trial, rates: Rates) -> float | None:
-    """Returns the measured step without checkpointing on the very GPU that is predicted for, if there is one."""
-    calibration = trial.calibration
-    return calibration.step_seconds if calibration and calibration.device_name == rates.name else None
-
-
-def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
-    """Returns notes on how sure the prediction is."""
-    blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
-    guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
-    texts = {
-        "GCP015": blind if trial.calibration is None else None,
-        "GCP016": _stated_error(trial, rates) if rates else None,
-        "GCP017": guessed if assumed.num_guesses else None,
-        "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
-        "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
-        "GCP065": UNFUSED if assumed.is_unfused else None,
-    }
-    return [Note(code=code, text=text) for code, text in texts.items() if text]
-
-
-def _stated_ranks(case: Case) -> str:
-    on_cuda = " without what NCCL takes of the device itself;" if case.twin.device == "cuda" else ""
-    return (
-        f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, for want of a network's rates"
-    )
-
-
-def _stated_error(trial: Trial, rates: Rates) -> str:
-    is_scaled = _measured_seconds(trial, rates) is not None
-    return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
-
-
-def _notes(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
-    """Returns the notes of strategy and model, without those on the CPU where a prediction for CUDA was traced."""
-    on_cuda = kind_of(case) == "cuda"
-    notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
-    remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
-    notes = (*notes, *filter(None, remarks))
-    if case == case.baseline and (again := own_recomputes.of_trace(trace.operators)):
-        notes = (*notes, Note(code="GCP064", text=own_recomputes.remark(again)))
-    if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
-        return notes
-    text = "recurrent layers are followed as a CPU runs them: how much cuDNN keeps of them is not known, nor their time"
-    return (*notes, Note(code="GCP018", text=text))
 
 
 def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""What a prediction says of itself: how sure it is, and what its model and strategy are."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from profiler.core.case import Case, Trial
+from profiler.core.gpu_specs import Rates
+from profiler.core.record import Note
+from profiler.core.trace_data import Trace
+from profiler.measuring.meters import own_recomputes
+from profiler.predicting.trace import roofline
+from profiler.predicting.traced_case import Assumed, kind_of
+from profiler.training.assemble import Assembled
+from profiler.training.checkpointing import own_checkpoints
+
+UNFUSED = (
+    "compiled code was followed operator by operator: what it saves is as torch.compile chooses; the peak is that "
+    "without fused kernels, which as a rule take less, and no time is estimated"
+)
+ROUTED = {
+    "balanced": "the step depends on its data: tokens are taken to be routed evenly; --routing worst sends all one way",
+    "worst": "the step depends on its data: all tokens are taken to be routed to the same experts",
+}
+
+
+def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
+    """Returns notes on how sure the prediction is."""
+    blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
+    guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
+    texts = {
+        "GCP015": blind if trial.calibration is None else None,
+        "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
+        "GCP017": guessed if assumed.num_guesses else None,
+        "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
+        "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
+        "GCP065": UNFUSED if assumed.is_unfused else None,
+    }
+    return [Note(code=code, text=text) for code, text in texts.items() if text]
+
+
+def _stated_ranks(case: Case) -> str:
+    on_cuda = " without what NCCL takes of the device itself;" if case.twin.device == "cuda" else ""
+    return (
+        f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, for want of a network's rates"
+    )
+
+
+def _stated_error(trial: Trial, rates: Rates) -> str:
+    is_scaled = measured_seconds(trial, rates) is not None
+    return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
+
+
+def of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
+    """Returns the notes of strategy and model, without those on the CPU where a prediction for CUDA was traced."""
+    on_cuda = kind_of(case) == "cuda"
+    notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
+    remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
+    notes = (*notes, *filter(None, remarks))
+    if case == case.baseline and (again := own_recomputes.of_trace(trace.operators)):
+        notes = (*notes, Note(code="GCP064", text=own_recomputes.remark(again)))
+    if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
+        return notes
+    text = "recurrent layers are followed as a CPU runs them: how much cuDNN keeps of them is not known, nor their time"
+    return (*notes, Note(code="GCP018", text=text))
+
+
+def measured_seconds(trial: Trial, rates: Rates) -> float | None:
+    """Returns the measured step without checkpointing on the very GPU that is predicted for, if there is one."""
+    calibration = trial.calibration
+    return calibration.step_seconds if calibration and calibration.device_name == rates.name else None
