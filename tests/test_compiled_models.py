@@ -226,3 +226,15 @@ def test_a_plan_is_for_blocks_that_are_not_compiled_with_what_is_around_them(way
             stages(trial)
     else:
         assert len(stages(trial).stages) >= 4
+
+
+def test_a_strategy_whose_checkpoints_compiled_code_leaves_out_is_told_to_do_nothing():
+    passes = {"passes": ("equality", "flops", "memory"), "blocks": "blocks.?"}
+
+    aside, none = (record(strategy, model("aside"), **passes) for strategy in ("all", "none"))
+    blocks = record("all", model(way="blocks", backend=PARTITION), **passes)
+
+    assert aside.readings.saved_bytes == none.readings.saved_bytes
+    assert ["4 of 4 checkpointed" in note.text for note in aside.notes if note.code == "GCP001"] == [True]
+    assert "GCP001" not in codes(none) | codes(blocks)
+    assert blocks.readings.block_calls == (2,) * 4
