@@ -19,7 +19,7 @@ from tests import make
 from tests.program import PATIENCE_SECONDS
 from tests.traced import by_hand
 
-MADE = "tests/user_models/made_weights.py"
+MADE = "tests/made_weights.py"
 TRANSFORMER = "transformer:layers=2,width=64,sequence=32,vocabulary=128"
 KINDS = ("standardised", "merged", "dequantised", "masked")
 

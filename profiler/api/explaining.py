@@ -15,7 +15,6 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
 from profiler.predicting.prediction import follow_case
-from profiler.request.model_choice import optimizer_text
 from profiler.training.assemble import Build
 from profiler.views.tables.columns import batch as batch_text
 
@@ -103,5 +102,5 @@ def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) 
 def _title(case: Case, strategy: list[str]) -> str:
     """What was followed, in one line, as `gcprof explain` says it."""
     size = [batch_text(case)] if case.batch_size is not None else []
-    settings = [*strategy, *size, optimizer_text(case), case.precision, case.device.removeprefix(FAKE)]
+    settings = [*strategy, *size, str(case.optimizer), case.precision, case.device.removeprefix(FAKE)]
     return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"

@@ -12,7 +12,6 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import bytes_text, parse_bytes
-from profiler.request.model_choice import optimizer_text
 
 BY = {"predicted": predict, "measured": measure}
 REHEARSED = "a rehearsal takes a process of its own: gcprof rehearse, or by='predicted'"
@@ -37,7 +36,7 @@ class PeakMemory(int):
     def __repr__(self) -> str:
         case = self.record.case
         device = case.device.removeprefix(FAKE)
-        settings = f"{case.model} under {case.strategy}, {optimizer_text(case)}, {case.precision}, {device}"
+        settings = f"{case.model} under {case.strategy}, {case.optimizer}, {case.precision}, {device}"
         return f"{bytes_text(int(self))} {self.evidence} ({settings})"
 
 

@@ -99,11 +99,10 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
 def traced_heading(case: Case, *, with_strategy: bool = False) -> str:
     """What was followed, in one line."""
     from profiler.core.record import evidence
-    from profiler.request.model_choice import optimizer_text
     from profiler.views.tables.columns import batch
 
     strategy = [str(case.strategy)] if with_strategy else []
-    setting = ", ".join([*strategy, batch(case), optimizer_text(case), case.precision, case.device])
+    setting = ", ".join([*strategy, batch(case), str(case.optimizer), case.precision, case.device])
     return f"{case.model}, {setting}: {evidence(case, None)}"
 
 
