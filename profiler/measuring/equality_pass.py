@@ -9,6 +9,7 @@ import torch
 
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
+from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.meters.equality import GradientStep, Ran, Results
@@ -189,8 +190,7 @@ def _buffers(result: Equality, is_repairable: bool) -> str:
         rounding = [f"rounding ({difference:.1e})"] if difference is not None else []
         return f"buffers agree but for {' and '.join([*rounding, *counts])}"
     apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
-    more = len(result.differing_buffers) - MOST_NAMED
-    names = ", ".join(result.differing_buffers[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    names = few(result.differing_buffers, MOST_NAMED)
     told = f"buffers {apart}" + (f" ({names})" if names else "")
     if is_repairable:
         but = f", but for {COUNT}" if has_counts else ""

@@ -13,7 +13,7 @@ from profiler.core import rehearsed_gpu
 from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes, Readings
-from profiler.core.units import bytes_text
+from profiler.core.units import bytes_text, few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import flops, growth, memory, operators
 from profiler.measuring.meters import time as timing
@@ -111,8 +111,7 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
     if not nbytes:
         return
     modules = frozen_modules(workload)
-    more = f" and {len(modules) - MOST_NAMED} more" if modules[MOST_NAMED:] else ""
-    named = f" in {', '.join(modules[:MOST_NAMED])}{more}" if modules else " before the first parameter that trains"
+    named = f" in {few(modules, MOST_NAMED)}" if modules else " before the first parameter that trains"
     text = f"{bytes_text(nbytes)} are saved for gradients that reach no parameter: nothing trains{named}, and"
     way = "leave off what makes it need one (requires_grad_(), enable_input_require_grads()), or run it under no_grad"
     bench.note("GCP055", f"{text} its input needs a gradient; {way}")

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
@@ -18,6 +17,7 @@ from profiler.core.record import Applied, Built, Note
 from profiler.training import (
     blocks,
     distributed,
+    eval_modes,
     marked_functions,
     models,
     optimizers,
@@ -28,7 +28,7 @@ from profiler.training import (
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
-from profiler.training.compiled_code import compiled_modules, forget, is_left_alone
+from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
@@ -89,11 +89,6 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Build = Callable[[], Workload]
-UNCOMPILED = (
-    "checkpointed blocks run uncompiled, since a checkpoint breaks the compiled code around it: their time is not that "
-    "of a checkpoint within compiled code; blocks that are compiled themselves (block.compile()) stay so"
-)
-MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # what acts otherwise in eval mode
 
 
 def assemble(
@@ -127,7 +122,7 @@ def assemble(
         applied = repaired(workload, applied)
     if workload.optimizer is not None:
         remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
-    if text := _modes(workload.module):
+    if text := eval_modes.remark(workload.module):
         remarks.append(Note(code="GCP043", text=text))
     applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # it holds the model
     if mesh:
@@ -200,9 +195,7 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
     workload, applied = called_blocks.applied(
         workload, case.strategy.name, lambda chain: apply(chain, **options), by_calls=by_calls
     )
-    left_alone = [index for index in applied.recomputes if is_left_alone(workload.blocks[index], compiled)]
-    if left_alone:
-        remark = Note(code="GCP066", text=f"{len(left_alone)} of {len(applied.recomputes)} {UNCOMPILED}")
+    if remark := uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled):
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, remark))
     return workload, applied
 
@@ -223,28 +216,6 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     if marked_functions.are_there() and not case.blocks and not case.parallel:
         workload = called_blocks.marked(workload)
     return workload, remarks
-
-
-def _modes(module: nn.Module) -> str | None:
-    """What is in eval mode while parameters train, in a sentence; None where nothing is that acts otherwise then."""
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        return None
-    layers = [layer for layer in module.modules() if isinstance(layer, MODAL) and _trains(layer)]
-    resting = [layer for layer in layers if not layer.training]
-    switched = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False) is True]
-    off = (
-        "; its own checkpointing is switched on, and off in eval mode" if any(not s.training for s in switched) else ""
-    )
-    if not resting and not off:
-        return None
-    count = f"{len(resting)} of {len(layers)} dropout and BatchNorm layers are" if layers else "the model is"
-    return f"{count} in eval mode, as the factory returned them{off}; .train() in the factory changes it"
-
-
-def _trains(layer: nn.Module) -> bool:
-    """Whether a layer has parameters that train, or none of its own."""
-    own = list(layer.parameters())
-    return not own or any(parameter.requires_grad for parameter in own)
 
 
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:

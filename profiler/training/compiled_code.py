@@ -6,16 +6,22 @@ Nothing here imports Dynamo. Where it is not imported, nothing is compiled.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 from torch import fx, nn
 
+from profiler.core.record import Note
+
 COUNTERS = "torch._dynamo.utils"  # which a compiler that is only stood in for has not imported
 GRAPHS = "torch._dynamo.output_graph"
 CACHES = "torch._functorch.config"
+REMARK = (
+    "the compiled code around it: their time is not that of a checkpoint within compiled code; blocks that are "
+    "compiled themselves (block.compile()) stay so"
+)
 TAGGED = "tag_activation_checkpoint"  # what a call of torch.utils.checkpoint is in a graph
 
 
@@ -77,3 +83,10 @@ def is_left_alone(block: str, compiled: Collection[str]) -> bool:
     """
     is_within = any(not name or block.startswith(f"{name}.") for name in compiled)
     return is_within and not any(name == block or name.startswith(f"{block}.") for name in compiled)
+
+
+def uncompiled_note(checkpointed: Sequence[str], compiled: Collection[str]) -> Note | None:
+    """What there is to say of checkpointed blocks that are left alone, where some of these are."""
+    left_alone = [block for block in checkpointed if is_left_alone(block, compiled)]
+    text = f"{len(left_alone)} of {len(checkpointed)} checkpointed blocks run uncompiled, since a checkpoint breaks"
+    return Note(code="GCP066", text=f"{text} {REMARK}") if left_alone else None

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiler.core.allocator_history import Block, Event, blocks_in_use, events
-from profiler.training.optimizers.wrapped import state_of
+from profiler.training.optimizers.wrapped import state_by_parameter
 from profiler.training.workload import Step, Workload, dense_parts, tensors
 
 PHASE, MODULE = "gcprof phase: ", "gcprof module: "  # what the labels of a recording begin with
@@ -142,12 +142,13 @@ def _modules(root: nn.Module) -> Iterator[None]:
 def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
     """The storages that there are between two steps, by address."""
     held: Held = {}
+    state = state_by_parameter(optimizer)
     owners = {name: name.rpartition(".")[0] for name, _ in workload.module.named_parameters()}
     for name, parameter in workload.module.named_parameters():
         _keep(held, parameter.detach(), "parameters", owners[name])
         if parameter.grad is not None:
             _keep(held, parameter.grad, "gradients", owners[name])
-        for tensor in tensors(state_of(optimizer, parameter)):
+        for tensor in tensors(state.get(parameter, [])):
             _keep(held, tensor, "optimizer", owners[name])
     for name, buffer in workload.module.named_buffers():
         _keep(held, buffer, "buffers", name.rpartition(".")[0])

@@ -93,9 +93,8 @@ def verify(
         return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
     first, second = _twice(baseline, group)
     floor = compared(first, second, group).largest_difference or 0.0
-    rounding = None
-    if nudged and other_kernels():
-        rounding = compared(first, collect(nudged), group).largest_difference or 0.0
+    nearby = collect(nudged) if nudged and other_kernels() else None
+    rounding = compared(first, nearby, group).largest_difference or 0.0 if nearby else None
     floors = {"noise_floor": floor, "rounding_floor": rounding, "digests": own}
     alone = msgspec.structs.replace(results, second=None)
     result = msgspec.structs.replace(_closest((first, second), alone, group), **floors)

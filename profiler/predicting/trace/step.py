@@ -19,7 +19,7 @@ from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
-from profiler.training.optimizers.wrapped import state_of, wrapped
+from profiler.training.optimizers.wrapped import state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, local, tensors
 
 TRIES = 3
@@ -217,13 +217,13 @@ class _FollowedStep:
 
     def _hold(self) -> None:
         """Follow what is there before the step."""
-        module = self._workload.module
+        module, state = self._workload.module, state_by_parameter(self._optimizer)
         for name, parameter in module.named_parameters():
             owner = name.rpartition(".")[0]
             self._keep(parameter.detach(), "parameters", owner)
             if parameter.grad is not None:
                 self._keep(parameter.grad, "gradients", owner)
-            for tensor in tensors(state_of(self._optimizer, parameter)):
+            for tensor in tensors(state.get(parameter, [])):
                 if not is_on_host(tensor):
                     self._keep(tensor, "optimizer", owner)
         for name, buffer in module.named_buffers():

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.trace.batch_growth import Grown
+from profiler.predicting.trace.batch_growth import Grown, tensors_of
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.checkpointing.call_routes import CalledBlock
@@ -127,7 +127,7 @@ class Tracer(TorchDispatchMode):
         )
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
-            results = list(_tensors(out if kind.order is None else [out[place] for place in kind.order]))
+            results = list(tensors_of(out if kind.order is None else [out[place] for place in kind.order]))
             made = [self._find(tensor, kind.name, module, phase) for tensor in results]
             if self.growth and any(made) and phase != "optimizer":
                 self.growth.note(func, args, kwargs, out, made)
@@ -267,14 +267,6 @@ class _Kind:
 
 
 _kind = cache(_Kind)
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _tensors(item)
 
 
 def _nbytes(tree: Any) -> int:

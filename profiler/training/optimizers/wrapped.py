@@ -32,6 +32,9 @@ def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Map
         yield from part.state.items()
 
 
-def state_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[Mapping[str, Any]]:
-    """What is kept of one parameter."""
-    return [dict(part.state[parameter]) for part in wrapped(optimizer) if parameter in part.state]
+def state_by_parameter(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[Mapping[str, Any]]]:
+    """What is kept of each parameter that has state."""
+    kept: dict[torch.Tensor, list[Mapping[str, Any]]] = {}
+    for parameter, state in states(optimizer):
+        kept.setdefault(parameter, []).append(dict(state))
+    return kept

@@ -13,7 +13,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.catalogue import KINDS, Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
-from profiler.core.units import MISSING, count_text
+from profiler.core.units import MISSING, count_text, few
 from profiler.runs.find import REFERENCE, read_tags, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
@@ -82,9 +82,7 @@ def _remark(outline: ModelSummary) -> str | None:
     if outline.remark:
         return outline.remark
     apart = [block.name for block in outline.blocks if block.feeds_next is False]
-    more = f" and {len(apart) - MOST_NAMED} more" if apart[MOST_NAMED:] else ""
-    named = f"{', '.join(apart[:MOST_NAMED])}{more}"
-    return f"segments cannot hold both a block with 'no' and the next ({named})" if apart else None
+    return f"segments cannot hold both a block with 'no' and the next ({few(apart, MOST_NAMED)})" if apart else None
 
 
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
