@@ -101,6 +101,7 @@ class Bench:
 
     def listen(self, built: Assembled) -> None:
         """Take what the trial's model and strategy tell once a step has run; code may have been compiled before."""
+        built.own_calls.num_before = self._own_calls.num_before
         built.own_calls.num_compiled = max(built.own_calls.num_compiled, self._own_calls.num_compiled)
         self._own_calls, self._remark = built.own_calls, built.applied.remark
 

@@ -21,7 +21,6 @@ from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.training.assemble import Assembled
-from profiler.training.compiled_code import num_compiled
 from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload
 
@@ -61,7 +60,8 @@ def _flops(bench: Bench) -> dict[str, Any]:
     if reads.places:
         bench.note("GCP041", f"{ZEROS}: {reads}; sizes that follow from them are not real")
     readings = {**counted, "block_calls": tuple(calls)}
-    _tell_left_out(bench, built.applied.recomputes, calls)
+    if built.own_calls.has_compiled():
+        _tell_left_out(bench, built.applied.recomputes, calls)
     _tell_recomputes(bench, recomputes, built.workload)
     _tell_kept(bench, kept, recomputes.functions)
     return readings
@@ -78,7 +78,7 @@ def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict
 def _tell_left_out(bench: Bench, asked: Collection[int], calls: Sequence[int]) -> None:
     """Note checkpoints that the model's compiled code has left out: their blocks ran in the forward alone."""
     left_out = [index for index in asked if calls[index] == 1]
-    if left_out and num_compiled():
+    if left_out:
         text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not computed again"
         bench.note("GCP001", f"{text}: the model's compiled code leaves their checkpoints out, and the bytes say so")
 

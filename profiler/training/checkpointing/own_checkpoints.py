@@ -56,6 +56,11 @@ class OwnCalls:
         self.num = 0
         self.num_compiled = 0  # calls in the graphs that were compiled, which later forwards run
         self.are_off = are_off
+        self.num_before = num_compiled()  # what this process had compiled before the model
+
+    def has_compiled(self) -> bool:
+        """Whether anything was compiled since."""
+        return num_compiled() > self.num_before
 
     def compile(self, num: int) -> None:
         """Count the checkpoints of a graph that is compiled."""
@@ -79,7 +84,7 @@ def remark(case: Case, calls: OwnCalls) -> Note | None:
     has_some = calls.num or calls.num_compiled
     if case.strategy.name == OWN and not has_some:
         seen = "the model calls no torch.utils.checkpoint of its own"
-        if num_compiled():  # perhaps by a torch of which it is not known where to look
+        if calls.has_compiled():  # perhaps by a torch of which it is not known where to look
             seen = "no checkpoint of the model's own was seen, in its compiled code neither"
         return Note(code="GCP001", text=f"{seen}; it is `none` by another name")
     if case != case.baseline or not has_some:
