@@ -149,6 +149,16 @@ def test_the_state_of_optimizers_that_are_wrapped_in_one_is_counted(device):
         assert both.readings.peak_bytes == pytest.approx(truth, abs=64)  # a scalar takes a few bytes more
 
 
+@pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
+def test_what_an_optimizer_keeps_in_an_attribute_is_counted(device):
+    plain = read(choice("wrapped_optimizers", wraps=False), device).readings
+    ahead = read(Choice(f"{HERE}/wrapped_optimizers.py:ahead"), device).readings
+
+    slow_bytes = plain.static_bytes["parameters"]
+    assert ahead.static_bytes["optimizer"] == plain.static_bytes["optimizer"] + slow_bytes
+    assert ahead.peak_bytes == pytest.approx(plain.peak_bytes + slow_bytes, abs=64)  # numbers of the optimizers
+
+
 def read(model, device):
     if device == "cpu":
         return measured(model, "none", batch_size=None, passes=("memory",))

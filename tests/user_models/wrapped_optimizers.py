@@ -14,6 +14,30 @@ class Both(torch.optim.Optimizer):
             part.step()
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights follow the fast ones every fifth step, and are in an attribute."""
+
+    def __init__(self, inner):
+        self.inner, self.slow, self.num_steps = inner, [], 0
+        super().__init__(inner.param_groups, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.slow = self.slow or [parameter.clone() for parameter in parameters]
+        self.inner.step()
+        self.num_steps += 1
+        for slow, fast in zip(self.slow, parameters, strict=True):
+            if self.num_steps % 5 == 0:
+                slow.lerp_(fast, 0.5)
+                fast.copy_(slow)
+
+
+def ahead(batch_size=32, width=128):
+    module, batch, loss, optimizer = make(batch_size, width, wraps=False)
+    return module, batch, loss, lambda parameters: Lookahead(optimizer(parameters))
+
+
 def make(batch_size=32, width=128, wraps=True):
     module = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
     batch = torch.randn(batch_size, width), torch.zeros(batch_size, width)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiler.core.allocator_history import Block, Event, blocks_in_use, events
-from profiler.training.optimizers.wrapped import state_by_parameter
+from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter
 from profiler.training.workload import Step, Workload, dense_parts, tensors
 
 PHASE, MODULE = "gcprof phase: ", "gcprof module: "  # what the labels of a recording begin with
@@ -150,6 +150,8 @@ def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
             _keep(held, parameter.grad, "gradients", owners[name])
         for tensor in tensors(state.get(parameter, [])):
             _keep(held, tensor, "optimizer", owners[name])
+    for tensor in own_tensors(optimizer):
+        _keep(held, tensor, "optimizer", "")
     for name, buffer in workload.module.named_buffers():
         _keep(held, buffer, "buffers", name.rpartition(".")[0])
     for tensor in tensors(workload.batch):

@@ -11,7 +11,7 @@ from profiler.core.record import PHASES, PhaseBytes, Timeline
 from profiler.core.stats import highest
 from profiler.measuring.devices import Device, Span
 from profiler.measuring.meters.growth import lasting_bytes, with_state
-from profiler.training.optimizers.wrapped import states
+from profiler.training.optimizers.wrapped import own_tensors, states
 from profiler.training.workload import Step, Workload, bytes_by_storage, tensors
 
 NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
@@ -67,7 +67,7 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
         "buffers": list(workload.module.buffers()),
         "inputs": tensors(workload.batch),  # before the gradients: sparse ones share its indices
         "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
-        "optimizer": tensors([dict(state) for _, state in states(optimizer)]),
+        "optimizer": tensors([dict(state) for _, state in states(optimizer)]) + own_tensors(optimizer),
     }
     devices = {parameter.device.type for parameter in parameters}  # Adam counts its steps on the host
     seen: dict[int, int] = {}

@@ -19,7 +19,7 @@ from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
-from profiler.training.optimizers.wrapped import state_by_parameter, wrapped
+from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, local, tensors
 
 TRIES = 3
@@ -223,9 +223,8 @@ class _FollowedStep:
             self._keep(parameter.detach(), "parameters", owner)
             if parameter.grad is not None:
                 self._keep(parameter.grad, "gradients", owner)
-            for tensor in tensors(state.get(parameter, [])):
-                if not is_on_host(tensor):
-                    self._keep(tensor, "optimizer", owner)
+            self._keep_state(tensors(state.get(parameter, [])), owner)
+        self._keep_state(own_tensors(self._optimizer), "")
         for name, buffer in module.named_buffers():
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):
@@ -234,6 +233,11 @@ class _FollowedStep:
             life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # in the loss's closure
             if life:
                 life.grown = None
+
+    def _keep_state(self, kept: Iterable[torch.Tensor], module: str) -> None:
+        for tensor in kept:
+            if not is_on_host(tensor):
+                self._keep(tensor, "optimizer", module)
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> StorageLife | None:
         life = self._tracer.hold(local(tensor), "", module)

@@ -1,4 +1,4 @@
-"""Optimizers that wrap others: Muon for matrices beside AdamW for the rest, Lookahead, and the state of all of them."""
+"""Optimizers that wrap others: Muon for matrices beside AdamW for the rest, Lookahead, and what all of them keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from profiler.training.workload import tensors
 
 
 def wrapped(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
@@ -17,13 +19,23 @@ def wrapped(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         if isinstance(part, torch.optim.Optimizer):
             if id(part) not in found:
                 found[id(part)] = part
-                own = {"state", "param_groups", "defaults"}  # which hold tensors, numbers and words
-                pending += [value for name, value in vars(part).items() if name not in own]
+                pending += _attributes(part)
         elif isinstance(part, (list, tuple)):
             pending += part
         elif isinstance(part, dict):
             pending += part.values()
     return list(found.values())
+
+
+def _attributes(part: torch.optim.Optimizer) -> list[Any]:
+    """The values of an optimizer's attributes, but of those that every optimizer has."""
+    of_all = {"state", "param_groups", "defaults"}
+    return [value for name, value in vars(part).items() if name not in of_all]
+
+
+def own_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors in their own attributes, beside any state: Lookahead's slow weights."""
+    return tensors([_attributes(part) for part in wrapped(optimizer)])
 
 
 def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Mapping[str, Any]]]:
