@@ -114,10 +114,11 @@ CASES = [
     case(TRANSFORMER, "all", optimizer=Choice("adamw")),
     case(TRANSFORMER, "segments:k=2", precision="amp-bf16", accumulate=2),
     case(TRANSFORMER, "recursive", keep_gradients=True),
+    case(f"{USER_MODELS}/wrapped_optimizers.py:ahead"),  # whose slow weights are an attribute of the optimizer
 ]
 
 
-@pytest.mark.parametrize("of", CASES, ids=lambda of: f"{of.model.name} {of.strategy}")
+@pytest.mark.parametrize("of", CASES, ids=lambda of: f"{of.model.name.rpartition('/')[2]} {of.strategy}")
 def test_the_recorded_step_has_the_bytes_of_the_measured_one(rehearsing, of):
     (record,) = rehearsing.run([Trial(case=of)])
 

@@ -62,10 +62,20 @@ def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError, match="No space left on device") as caught:
         files.write_whole(target, b"new", force=True)
 
-    assert caught.value.exit_code == 74
+    assert (caught.value.exit_code, caught.value.hint) == (74, "free some space")
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
     monkeypatch.undo()
     assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", ["plan mlp --budget 60%", "stages mlp", "timeline mlp"])
+def test_fault_38_a_folder_that_is_not_there_is_told_before_any_work(
+    here: Path, no_server: None, capsys: Any, words: str
+):
+    code = answer([*words.split(), "-o", "missing/file.json"])
+
+    assert code == 74
+    assert "cannot write 'missing/file.json'" in capsys.readouterr().err
 
 
 def test_fault_38_a_plan_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
