@@ -59,3 +59,21 @@ def test_compiling_imports_it_as_usual():
 def test_where_it_is_there_nothing_is_put_off():
     run("import torch._dynamo as compiler\nfrom profiler.predicting import late_compiler\nlate_compiler.install()\n"
         "import sys\nassert sys.modules['torch._dynamo'] is compiler and type(compiler) is type(sys)")  # fmt: skip
+
+
+TRITON = """
+import sys
+from profiler.predicting.trace import tracer
+from torch.utils import flop_counter
+
+assert "triton" not in sys.modules
+assert tracer.FLOP_FORMULAS is flop_counter.flop_registry
+from triton.runtime.jit import JITFunction
+
+assert isinstance(JITFunction.__new__(JITFunction), flop_counter._JITFunction)
+assert not isinstance(len, flop_counter._JITFunction)
+"""
+
+
+def test_kernels_of_triton_are_known_to_the_counter_of_flops_which_came_before_it():
+    run(TRITON)

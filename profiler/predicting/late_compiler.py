@@ -16,6 +16,7 @@ COMPILER = "torch._dynamo"
 SOURCE = f"{COMPILER}.source"  # in compiled code, where values come from
 OTHER_SOURCES = ("RandomValueSource", "CallMethodItemSource", "FloatTensorSource")  # that are looked up, and not made
 CONFIGURATION = f"{COMPILER}.config"  # imports nothing else of the package
+KERNELS = "triton.runtime.jit"
 
 
 def install() -> None:
@@ -36,6 +37,30 @@ def install() -> None:
     sys.modules |= {COMPILER: compiler, SOURCE: source}
     setattr(sys.modules["torch"], "_dynamo", compiler)  # noqa: B010  as the import does
     sys.meta_path.insert(0, _Submodules())
+
+
+def flop_formulas() -> Any:
+    """PyTorch's formulas of FLOPs, by operator; their module is imported without triton where that is not there yet.
+
+    Of triton it asks only for the type of the kernels that users write, and importing that takes 0.1 s.
+    """
+    is_late = KERNELS not in sys.modules and find_spec("triton") is not None
+    if is_late:
+        kernels = sys.modules[KERNELS] = ModuleType(KERNELS)
+        vars(kernels).update(JITFunction=_LateKernel("JITFunction", (), {}))
+    try:
+        return import_module("torch.utils.flop_counter").flop_registry
+    finally:
+        if is_late:
+            del sys.modules[KERNELS]
+
+
+class _LateKernel(type):
+    """The type of triton's kernels, wherever triton has been imported; else of nothing."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        real = getattr(sys.modules.get(KERNELS), "JITFunction", cls)
+        return real is not cls and isinstance(value, real)
 
 
 def is_late() -> bool:

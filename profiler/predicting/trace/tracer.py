@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
+from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.batch_growth import Grown, tensors_of
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.predicting.trace.unfused import uncompiled
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
 
+FLOP_FORMULAS = flop_formulas()
 DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 
 ORDERS = {  # the order in which results are allocated, by their index, where it is not that in which they are returned
@@ -260,7 +261,7 @@ class _Kind:
 
     def __init__(self, func: Any) -> None:
         self.name = operator_name(func)
-        self.flops: Any = flop_registry.get(func._overloadpacket)
+        self.flops: Any = FLOP_FORMULAS.get(func._overloadpacket)
         self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
         self.order = ORDERS.get(self.name)
