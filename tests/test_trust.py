@@ -97,6 +97,21 @@ def test_steps_that_become_slower_drift():
     assert "GCP022" not in found
 
 
+@pytest.mark.parametrize(("pace", "is_told"), [(1.0, False), (1.04, False), (1.5, True), (0.7, True)])
+def test_seconds_at_another_pace_than_the_baselines_are_told(pace: float, is_told: bool):
+    plain, own = tuple(pace * second for second in CALM), tuple(pace * 1.25 * second for second in CALM)
+    table = rows([record("none", seconds=CALM), record("all", seconds=own, plain_step_seconds=plain)])
+
+    told = {note.code: note.text for note in table[1].notes}
+
+    assert table[1].time.ratio == pytest.approx(1.25)
+    assert ("GCP023" in told) == is_told
+    if is_told:
+        by_seconds = f"by the seconds it takes {(pace * 1.25 - 1) * 100:+.0f} %"
+        assert told["GCP023"].startswith(f"measured at another pace than its baseline: {by_seconds}, ")
+    assert not table[0].notes
+
+
 def test_a_small_drift_is_let_pass():
     assert notes(record(seconds=tuple(0.1 + index * 0.0001 for index in range(40)))) == {}  # 3 %, and certain
 

@@ -31,10 +31,27 @@ def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequen
     conditions = [record.readings.conditions for record in timed if record.readings.conditions]
     texts = (
         ("GCP012", _noise(seconds, timed, time, conditions)),
-        *_within_rounds(drift(series)),
+        *(_within_rounds(drift(series)) or _beside_pairs(seconds, time, baseline)),
         *(_of_device(timed, baseline) if any(map(_tells_device, timed)) else ()),
     )
     return tuple([Note(code=code, text=text) for code, text in texts if text])
+
+
+def _beside_pairs(
+    seconds: tuple[float, ...], time: TimeRatio | None, baseline: Sequence[Record]
+) -> tuple[tuple[str, str], ...]:
+    """Where the steps of a row and of its baseline say another ratio than the pairs: they ran at other times."""
+    plain = _joined(record.readings.step_seconds or () for record in baseline)
+    if not (plain and time and time.num_pairs and time.low and time.high):
+        return ()
+    ratio = median(seconds) / median(plain)
+    if time.low / (1 + DRIFT) <= ratio <= time.high * (1 + DRIFT):
+        return ()
+    text = (
+        f"measured at another pace than its baseline: by the seconds it takes {change_text(ratio)}, by steps side by "
+        f"side {change_text(time.ratio)}; trust these rather than the seconds"
+    )
+    return (("GCP023", text),)
 
 
 def _of_device(rounds: Sequence[Record], baseline: Sequence[Record]) -> tuple[tuple[str, str | None], ...]:
