@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,27 @@ def test_a_forward_that_is_observed_leaves_plain_state_as_it_was(factory):
     assert plain_state.image(net) == before
     net(x)
     assert plain_state.moved(before, plain_state.image(net))
+
+
+class Frozen(OrderedDict):
+    """A configuration that refuses to be changed, as that of every diffusers model does."""
+
+    def update(self, *arguments, **keywords):
+        raise TypeError("frozen")
+
+    def clear(self):
+        raise TypeError("frozen")
+
+
+def test_a_dict_that_refuses_to_be_changed_is_left_alone():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net.config, net.seen, net.names = Frozen(sizes=(2, 2), name="net"), [1], {"a"}
+
+    with plain_state.kept(net):
+        net.seen.append(2)
+        net.names |= {"b"}
+
+    assert (net.config, net.seen, net.names) == ({"sizes": (2, 2), "name": "net"}, [1], {"a"})
 
 
 def test_the_image_is_of_plain_values_and_of_tensors_that_are_not_registered():

@@ -6,7 +6,6 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from typing import Any
 
 import torch
@@ -34,10 +33,7 @@ def moved(before: Image, after: Image) -> Image:
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
     """Put plain attributes, tensors that are not registered, and what lists, dicts and sets hold back."""
-    before = [
-        (submodule, name, value, value if isinstance(value, torch.Tensor) else copy(value))
-        for submodule, name, value in _places(module)
-    ]
+    before = [(submodule, name, value, _content(value)) for submodule, name, value in _places(module)]
     names = {(submodule, name) for submodule, name, _, _ in before}
     try:
         yield
@@ -46,13 +42,25 @@ def kept(module: nn.Module) -> Iterator[None]:
             if (submodule, name) not in names:
                 del vars(submodule)[name]
         for submodule, name, value, held in before:
-            if isinstance(value, (dict, set)):
+            if not _same(_content(value), held):  # what is as it was may refuse to be changed
                 value.clear()
-                value.update(held)
-            elif isinstance(value, (list, deque)):
-                value.clear()
-                value.extend(held)
+                value.update(held) if isinstance(value, (dict, set)) else value.extend(held)
             vars(submodule)[name] = value
+
+
+def _content(value: Any) -> list[Any]:
+    """What a dict, set, list or deque holds, in its order; nothing of any other value."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(value) if isinstance(value, (set, list, deque)) else []
+
+
+def _same(content: list[Any], held: list[Any]) -> bool:
+    """Whether these are the same objects; the pairs of a dict are made anew each time."""
+    return len(content) == len(held) and all(
+        one is other or (type(one) is tuple and [*map(id, one)] == [*map(id, other)])
+        for one, other in zip(content, held, strict=True)
+    )
 
 
 def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
