@@ -115,6 +115,7 @@ CASES = [
     case(TRANSFORMER, "segments:k=2", precision="amp-bf16", accumulate=2),
     case(TRANSFORMER, "recursive", keep_gradients=True),
     case(f"{USER_MODELS}/wrapped_optimizers.py:ahead"),  # whose slow weights are an attribute of the optimizer
+    case(f"{USER_MODELS}/wrapped_optimizers.py:in_backward"),  # whose optimizers hooks step
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
@@ -157,6 +158,35 @@ def test_what_an_optimizer_keeps_in_an_attribute_is_counted(device):
     slow_bytes = plain.static_bytes["parameters"]
     assert ahead.static_bytes["optimizer"] == plain.static_bytes["optimizer"] + slow_bytes
     assert ahead.peak_bytes == pytest.approx(plain.peak_bytes + slow_bytes, abs=64)  # numbers of the optimizers
+
+
+@pytest.mark.parametrize("drops", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
+def test_optimizers_that_step_in_the_backward_are_counted(device, drops):
+    plain = read(choice("wrapped_optimizers", wraps=False), device).readings.static_bytes
+    model = Choice.of(f"{HERE}/wrapped_optimizers.py:in_backward", {"drops": drops})
+
+    readings = read(model, device).readings
+
+    gradient_bytes = 0 if drops else plain["gradients"]
+    assert readings.static_bytes == {**plain, "gradients": gradient_bytes}
+    if device == "fake:cpu":
+        truth = read(model, "cpu").readings
+        assert readings.peak_bytes == pytest.approx(truth.peak_bytes, abs=64)  # numbers of the optimizers
+        assert readings.saved_bytes == truth.saved_bytes
+
+
+def test_gradients_that_hooks_drop_are_compared_and_models_that_hooks_hold_are_let_go():
+    model = Choice(f"{HERE}/wrapped_optimizers.py:in_backward")
+
+    none = measured(model, "none", batch_size=None, passes=("equality", "memory"))
+    case = make.case("all", model=model, batch_size=None)
+    digests = none.equality.digests | {"gradients": "0"}
+    record = measure(Trial(case=case, passes=("equality",), digests=digests))
+
+    assert none.equality.num_gradients == 8
+    assert {note.code for note in none.notes} & {"GCP014", "GCP038", "GCP045"} == set()
+    assert (verdict(none), verdict(record)) == ("bit-equal", "bit-equal")  # where digests differ, all is compared
 
 
 def read(model, device):

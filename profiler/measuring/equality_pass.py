@@ -14,7 +14,7 @@ from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.meters.equality import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
-from profiler.training import missing_gradients, plain_state
+from profiler.training import gradient_hooks, missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
@@ -160,7 +160,8 @@ class _Comparison:
         if nudge:
             equality.nudge(built.workload)
         before = plain_state.image(module)
-        loss = self._bench.gradients(built)
+        with gradient_hooks.put_back(trained(built.workload)) as dropped:
+            loss = self._bench.gradients(built)
         moved = plain_state.moved(before, plain_state.image(module))
         if built.case.precision == self._case.precision:
             self.tells = self.tells or equality.tells(built.workload)
@@ -172,8 +173,11 @@ class _Comparison:
             optimizer, _ = built.trainer()
             parameters = [parameter for parameter in trained(built.workload).values() if not parameter.is_meta]
             weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
+            for parameter in dropped:  # by a hook that has stepped
+                parameter.grad = None
             optimizer.step()
-            later = self._bench.gradients(built, number=2)
+            with gradient_hooks.put_back(trained(built.workload)):
+                later = self._bench.gradients(built, number=2)
             with torch.no_grad():  # a factory may return the same module each time
                 for parameter, weight in zip(parameters, weights, strict=True):
                     local(parameter).copy_(weight)

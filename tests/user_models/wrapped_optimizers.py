@@ -38,6 +38,31 @@ def ahead(batch_size=32, width=128):
     return module, batch, loss, lambda parameters: Lookahead(optimizer(parameters))
 
 
+class Nothing(torch.optim.Optimizer):
+    """All is done in the backward."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        pass
+
+
+def in_backward(batch_size=32, width=128, drops=True):
+    """An optimizer for each parameter, which steps as soon as its gradient is there, and drops that."""
+    module, batch, loss, _ = make(batch_size, width)
+    optimizers = {parameter: torch.optim.Adam([parameter], foreach=False) for parameter in module.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        if drops:
+            optimizers[parameter].zero_grad()
+
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    return module, batch, loss, Nothing(module.parameters())
+
+
 def make(batch_size=32, width=128, wraps=True):
     module = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
     batch = torch.randn(batch_size, width), torch.zeros(batch_size, width)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from profiler.measuring.devices import Device
+from profiler.training.gradient_hooks import hooks_of, let_go
 from profiler.training.workload import Workload, allocated_bytes, dense_parts, tensors
 
 
@@ -22,17 +26,26 @@ class Leftovers:
         self._device = device
         self._before = device.held_bytes()  # by others, before the first pass
         self._watched: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._hooked: list[tuple[weakref.ref[nn.Module], list[weakref.ref[nn.Parameter]]]] = []  # models with hooks
         self._at_start: tuple[int, int] | None = None  # all bytes and those of models; None once a pass has built one
         self.nbytes = 0  # that earlier passes left for the one at work
         self.model_bytes = 0  # of these, what is of models and their batches
         self.most_bytes = 0  # the largest `nbytes` of any pass
 
     def start(self) -> None:
-        """Count what is held as a pass begins; the device was released before."""
+        """Count what is held as a pass begins; the device was released before.
+
+        What only hooks of parameters hold of a model that is gone is freed: no program builds a model twice.
+        """
+        for module, parameters in self._hooked:
+            if module() is None:
+                _let_go(parameters)
         self._at_start = self.held_bytes(), self.held_model_bytes()
 
     def built(self, workload: Workload) -> None:
         """Watch a model that was built. Storages of an earlier pass that it uses again do not count as left."""
+        hooked = [weakref.ref(parameter) for parameter in workload.module.parameters() if hooks_of(parameter)]
+        self._hooked += [(weakref.ref(workload.module), hooked)] if hooked else []
         storages = {storage._cdata: storage for storage in _storages(workload)}
         again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
         gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
@@ -65,6 +78,10 @@ class Leftovers:
 
     def _alive(self) -> set[int]:
         return {place for place, (reference, _) in self._watched.items() if not reference.expired()}
+
+
+def _let_go(parameters: list[weakref.ref[nn.Parameter]]) -> None:
+    let_go(parameter for reference in parameters if (parameter := reference()) is not None)
 
 
 def _storages(workload: Workload) -> list[torch.UntypedStorage]:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from profiler.predicting.trace.tracer import on_host
+from profiler.training.optimizers.wrapped import wrapped
 from profiler.training.workload import tensors
 
 SUPPORTED = "_get_capturable_supported_devices"
@@ -49,22 +50,24 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 @contextmanager
 def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> Iterator[None]:
-    """Enter the modes whenever the optimizer steps."""
+    """Enter the modes whenever the optimizer steps, or one that it holds or hooks step."""
+    at_work: list[Any] = []  # optimizers, each within the step of the one before
 
-    def enter(*given: Any) -> None:
-        for mode in modes:
+    def enter(part: Any, *given: Any) -> None:
+        for mode in () if at_work else modes:
             mode.__enter__()
+        at_work.append(part)
 
     def leave(*given: Any) -> None:
-        for mode in modes:
+        at_work.pop()
+        for mode in () if at_work else modes:
             mode.__exit__(None, None, None)
 
-    before, after = optimizer.register_step_pre_hook(enter), optimizer.register_step_post_hook(leave)
-    try:
+    with ExitStack() as stack:
+        for part in wrapped(optimizer):
+            stack.callback(part.register_step_pre_hook(enter).remove)
+            stack.callback(part.register_step_post_hook(leave).remove)
         yield
-    finally:
-        before.remove()
-        after.remove()
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:

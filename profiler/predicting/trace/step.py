@@ -68,20 +68,22 @@ def follow(  # noqa: PLR0913
         followed.hold(buckets())
         followed.go(step)
         return products.with_workspaces(followed.trace(), kept_bytes)
-    used = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
+    used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
-        _settle(workload, optimizer, used)
+        _settle(workload, optimizer, used, kept)
+        num_states = len(state_by_parameter(optimizer))
         followed = make()
         followed.go(step)
-        if followed.arrived == used and not followed.num_left():
+        is_settled = num_states == len(state_by_parameter(optimizer)) and not followed.num_left()
+        if is_settled and (followed.arrived, followed.kept()) == (used, kept):
             break
-        used = followed.arrived
+        used, kept = followed.arrived, followed.kept()
     refuse_cycles(followed.num_left)
     return products.with_workspaces(followed.trace(), kept_bytes)
 
 
-def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]) -> None:
-    """Create gradients and optimizer state as a first step would."""
+def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int], kept: set[int]) -> None:
+    """Create gradients and optimizer state as a first step would: of parameters that get one, and that keep it."""
     for parameter in workload.module.parameters():
         has_one = id(parameter) in used
         if not has_one:
@@ -89,6 +91,9 @@ def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]
                 part.state.pop(parameter, None)
         parameter.grad = torch.zeros_like(parameter) if has_one else None
     optimizer.step()
+    for parameter in workload.module.parameters():
+        if id(parameter) not in kept:  # a hook has dropped it
+            parameter.grad = None
 
 
 class Builder:
@@ -177,6 +182,10 @@ class _FollowedStep:
             self._saving.close()
         for handle in handles:
             handle.remove()
+
+    def kept(self) -> set[int]:
+        """The parameters that have a gradient after the step, as far as any arrived."""
+        return {id(one) for one in self._workload.module.parameters() if one.grad is not None} & self.arrived
 
     def num_left(self) -> int:
         """How much of the forward is there after the step: the model keeps it, or the settling was wrong."""

@@ -1,30 +1,33 @@
-"""Optimizers that wrap others: Muon for matrices beside AdamW for the rest, Lookahead, and what all of them keep."""
+"""Optimizers that wrap others, and those that hooks step in the backward: what all of them keep."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from profiler.training.gradient_hooks import held_by_hooks
 from profiler.training.workload import tensors
 
 
 def wrapped(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizer, and those that it holds in attributes, lists, tuples and dicts, at any depth, each once."""
-    found: dict[int, torch.optim.Optimizer] = {}
-    pending: list[Any] = [optimizer]
+    """The optimizer, and those that it holds in attributes, lists, tuples and dicts, at any depth, each once.
+
+    And those that hooks of its parameters hold: Muon for matrices beside AdamW for the rest, Lookahead, and one for
+    each parameter that steps as soon as the gradient is there.
+    """
+    found: dict[int, Any] = {}
+    pending = deque([optimizer, *held_by_hooks(optimizer)])
     while pending:
-        part = pending.pop(0)
-        if isinstance(part, torch.optim.Optimizer):
-            if id(part) not in found:
-                found[id(part)] = part
-                pending += _attributes(part)
-        elif isinstance(part, (list, tuple)):
-            pending += part
-        elif isinstance(part, dict):
-            pending += part.values()
-    return list(found.values())
+        part = pending.popleft()
+        if not isinstance(part, (torch.optim.Optimizer, list, tuple, dict)) or id(part) in found:
+            continue
+        found[id(part)] = part
+        inner = _attributes(part) if isinstance(part, torch.optim.Optimizer) else part
+        pending += inner.values() if isinstance(inner, dict) else inner
+    return [part for part in found.values() if isinstance(part, torch.optim.Optimizer)]
 
 
 def _attributes(part: torch.optim.Optimizer) -> list[Any]:
