@@ -143,7 +143,7 @@ def test_other_random_numbers_are_seen():
     assert (found.random_state_equal, found.gradients_equal) == (False, True)
 
 
-def test_what_is_collected_does_not_change_with_the_model_and_is_dense():
+def test_what_is_collected_does_not_change_with_the_model_and_has_its_layout():
     ran = left({"a": [1.0, 2.0]})
     parameter = ran.workload.module.get_parameter("a")
     sparse = nn.Parameter(torch.ones(2))
@@ -154,7 +154,23 @@ def test_what_is_collected_does_not_change_with_the_model_and_is_dense():
     parameter.grad.zero_()
 
     assert found.gradients["a"].tolist() == [1.0, 2.0]
-    assert found.gradients["b"].tolist() == [0.0, 3.0]
+    assert found.gradients["b"].is_sparse
+    assert found.gradients["b"].to_dense().tolist() == [0.0, 3.0]
+
+
+def test_a_sparse_gradient_is_compared_and_digested_by_its_values():
+    dense, equal, other = (
+        msgspec.structs.replace(results({}), gradients={"a": gradient})
+        for gradient in (
+            torch.tensor([4.0, 0.0]),
+            torch.tensor([4.0, 0.0]).to_sparse(),
+            torch.tensor([3.0, 0.0]).to_sparse(),
+        )
+    )
+
+    assert equality.compare(dense, equal).largest_difference is None
+    assert equal.digests() == dense.digests()
+    assert equality.compare(dense, other).largest_difference == 0.25
 
 
 def test_a_digest_is_of_names_shapes_types_and_values():

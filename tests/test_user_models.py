@@ -87,6 +87,22 @@ def test_sparse_gradients_are_counted_and_cannot_be_foreseen():
         predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
 
 
+def test_an_optimizer_that_takes_sparse_gradients_alone_gets_them_and_cannot_be_foreseen():
+    bag = Choice(f"{HERE / 'sparse.py'}:bag")
+    none = measured(bag, "none", batch_size=None, passes=("equality",))
+    case = make.case("all", model=bag, batch_size=None)
+
+    equal = measure(Trial(case=case, passes=("equality",), digests=none.equality.digests))
+    compared = measure(Trial(case=case, passes=("equality",), digests={}))
+
+    assert [record.outcome for record in (none, equal, compared)] == ["ok"] * 3
+    assert (none.equality.noise_floor, none.equality.num_gradients) == (0.0, 7)
+    assert equal.equality.gradients_equal
+    assert compared.equality.gradients_equal
+    with pytest.raises(Unsupported, match="only its data tell its size"):
+        predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
+
+
 def test_the_reasons_are_right():
     routed = user.build(f"{HERE}/data_dependent.py:router")
     calls = []

@@ -17,7 +17,7 @@ from profiler.training.workload import Workload, batch_counts, local, trained
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
-Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name
+Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,9 +176,14 @@ def _results(ran: Ran) -> Results:
 
 def _gradients(workload: Workload) -> Gradients:
     return {
-        name: None if parameter.grad is None else copied(parameter.grad)
+        name: None if parameter.grad is None else _copied(parameter.grad)
         for name, parameter in trained(workload).items()
     }
+
+
+def _copied(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a copy on the host in the gradient's own layout: there are optimizers that take no other."""
+    return gradient.detach().coalesce().to("cpu", copy=True) if gradient.is_sparse else copied(gradient)
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:

@@ -19,6 +19,7 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> fl
         return 0.0 if reference is other else 2.0
     if reference.shape != other.shape:
         return 2.0
+    reference, other = dense(reference), dense(other)
     if torch.equal(bytes_of(reference), bytes_of(other)):
         return 0.0
     wide, other_wide = _widest(reference), _widest(other)
@@ -64,7 +65,7 @@ def digest_of(tensors: Mapping[str, torch.Tensor | None]) -> str:
     for name, tensor in tensors.items():
         digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
         if tensor is not None:
-            digest.update(bytes_of(tensor).numpy().data)
+            digest.update(bytes_of(dense(tensor)).numpy().data)
     return digest.hexdigest()
 
 

@@ -43,13 +43,13 @@ def follow(  # noqa: PLR0913
     """Trace a step as it is once gradients and optimizer state are there.
 
     `step` runs one training step and tells its phases. Call it where tensors are fake. Instead of a first step, the
-    optimizer steps on empty gradients; where the step that counts shows that this was not right (a parameter without a
-    gradient, something that the model keeps from its first forward), it is followed again. `with_saves` also records
-    what autograd keeps and what modules are given, of which `compose` makes other traces; `with_calls` only the latter.
-    `with_growth` tells what grows with the batch, whose size is looked for in its tensors where none has `batch_size`.
-    With `buckets`, there are other ranks, and a whole first step is run; they tell what it has left for those. With a
-    `builder`, the trace also tells what was allocated while the workload was built under it. `kept_bytes` are what
-    each thread that multiplies matrices keeps for it. Bytes.
+    optimizer steps on empty gradients, but for one that refuses these; where the step that counts shows that this was
+    not right (a parameter without a gradient, something that the model keeps from its first forward), it is followed
+    again. `with_saves` also records what autograd keeps and what modules are given, of which `compose` makes other
+    traces; `with_calls` only the latter. `with_growth` tells what grows with the batch, whose size is looked for in its
+    tensors where none has `batch_size`. With `buckets`, there are other ranks, and a whole first step is run; they tell
+    what it has left for those. With a `builder`, the trace also tells what was allocated while the workload was built
+    under it. `kept_bytes` are what each thread that multiplies matrices keeps for it. Bytes.
     """
     make = partial(
         _FollowedStep,
@@ -70,7 +70,11 @@ def follow(  # noqa: PLR0913
         return products.with_workspaces(followed.trace(), kept_bytes)
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
-        _settle(workload, optimizer, used, kept)
+        try:
+            _settle(workload, optimizer, used, kept)
+        except RuntimeError:  # as SparseAdam, which takes no dense ones: a first step says why, or makes its own
+            workload.module.zero_grad()
+            make().go(step)
         num_states = len(state_by_parameter(optimizer))
         followed = make()
         followed.go(step)
