@@ -95,6 +95,30 @@ def test_the_largest_difference_is_named_and_is_of_the_parameter_in_which_it_is(
     assert (found.missing, found.num_gradients) == ((), 2)
 
 
+def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
+    least = 1024.0 * equality.LEAST_SCALE
+    reference, other = ({"a": [1024.0, 1.0], "b": [least / size, 0.0], "c": None} for size in (8.0, 4.0))
+    unmeasured = {"a": [float("inf"), 1024.0], "b": [float("nan"), 1.0]}
+
+    far_below = equality.compare(results(reference, loss=1e9), results(other, loss=1e9))
+    not_finite = equality.compare(results({**reference, "d": [float("inf"), 1.0]}), results({**other, "d": [0.0, 1.0]}))
+    loss = equality.compare(results({"a": [1024.0, 1.0]}, loss=1e-3), results({"a": [1024.0, 1.0]}, loss=2e-3))
+
+    assert (far_below.largest_difference, far_below.worst_parameter) == (1 / 8, "b")
+    assert (not_finite.largest_difference, not_finite.worst_parameter) == (2.0, "d")
+    assert (loss.largest_difference, loss.worst_parameter) == (0.5, "(loss)")
+    assert tensor_values.largest(torch.tensor(unmeasured["a"])) == 1024.0
+
+
+def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equal_to_the_bit():
+    right, wrong = {"a": [1024.0, 1.0], "b": [1e-9, 0.0]}, {"a": [1024.0, 1.0], "b": [2e-9, 0.0]}
+
+    found = equality.verify(step(wrong), step(right), {})
+
+    assert (found.noise_floor, found.worst_parameter) == (0.0, "b")
+    assert "worst in b" in (equality.judge(found, strict=False) or "")
+
+
 def test_a_loss_that_differs_most_is_named():
     found = equality.compare(results({"a": [1.0, 1.0]}, loss=2.0), results({"a": [1.0, 1.0]}, loss=1.5))
 

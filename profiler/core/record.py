@@ -113,7 +113,8 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a strategy's loss, gradients and buffers compare with those of the step without checkpointing.
 
-    Differences are relative: the largest absolute difference of a tensor over its largest absolute value.
+    Differences are relative: the largest absolute difference of a tensor over its largest absolute value; of a gradient
+    over at least 2**-8 of the model's largest.
     """
 
     loss_equal: bool  # to the bit

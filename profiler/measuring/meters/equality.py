@@ -9,13 +9,14 @@ import msgspec
 import torch
 
 from profiler.core.record import Equality, is_reproducible
-from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of
+from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state, random_sources
 from profiler.training.workload import Workload, batch_counts, local, trained
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
+LEAST_SCALE = 2.0**-8  # of the model's largest gradient: what fp32 makes of a 0, to 2**-19 of that, is < 0.001 of this
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
 
@@ -248,8 +249,16 @@ def compare(reference: Results, other: Results) -> Equality:
 
 
 def _differences(reference: Results | Second, other: Results | Second) -> dict[str, float]:
-    """The difference of each gradient, and of the loss."""
-    gradients = {name: difference(tensor, other.gradients.get(name)) for name, tensor in reference.gradients.items()}
+    """The difference of each gradient, and of the loss.
+
+    A gradient that is 0 but for rounding, as a bias before a BatchNorm has, is held to the largest of the model.
+    """
+    sizes = [largest(tensor) for tensor in reference.gradients.values() if tensor is not None]
+    least = LEAST_SCALE * max(sizes, default=0.0)
+    gradients = {
+        name: difference(tensor, other.gradients.get(name), least_scale=least)
+        for name, tensor in reference.gradients.items()
+    }
     return {**gradients, "(loss)": difference(reference.loss, other.loss)}
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """The largest absolute difference over the largest absolute value of both: 0 to 2.
+def difference(reference: torch.Tensor | None, other: torch.Tensor | None, *, least_scale: float = 0.0) -> float:
+    """The largest absolute difference over the largest absolute value of both, but at least `least_scale`: 0 to 2.
 
     2 where one is not finite, is not there, or is of another shape.
     """
@@ -23,9 +23,15 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None) -> fl
     if torch.equal(bytes_of(reference), bytes_of(other)):
         return 0.0
     wide, other_wide = _widest(reference), _widest(other)
-    scale = torch.maximum(wide.abs().max(), other_wide.abs().max())
+    scale = torch.maximum(wide.abs().max(), other_wide.abs().max()).clamp(min=least_scale)
     relative = float((wide - other_wide).abs().max() / scale)
     return relative if math.isfinite(relative) else 2.0
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value of those that are finite; 0 where there are none."""
+    values = dense(tensor).abs()
+    return float(values.masked_fill(~values.isfinite(), 0).max()) if values.numel() else 0.0
 
 
 def _widest(tensor: torch.Tensor) -> torch.Tensor:
