@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from torch import nn
 
 import profiler
-from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.planning.plan_code import KINDS, emit
 from profiler.predicting.prediction import memory_readings
@@ -189,7 +188,7 @@ def test_repaired_batchnorm_has_the_statistics_of_the_plain_model(runs):
     plain = statistics(lambda module, plan: None, runs)
 
     for change in (pasted(True), applied):
-        torch.testing.assert_close(statistics(change, runs), plain)
+        torch.testing.assert_close(statistics(change, runs), plain, rtol=0, atol=0)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(statistics(pasted(False), runs), plain)
 
@@ -201,20 +200,8 @@ def test_code_of_every_kind_repairs_before_it_changes_names(kind):
 
     if kind == "fsdp":
         apply(code, module)
-        assert module[1][1].momentum == pytest.approx(1 - 0.7**0.5)
+        assert [hook.__name__ for hook in module[1][1]._forward_pre_hooks.values()] == ["_hold"]
     assert code.index("_repair_batchnorm(model)") < code.index("for ")
-    assert module[0][1].momentum == 0.1
-
-
-def test_what_no_momentum_repairs_is_refused():
-    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
-    module.append(module[0])
-    code = emit(plan_of(module, tuple("012"), [[0]]), "python", repair_batchnorm=True)
-
-    with pytest.raises(ValueError, match="no momentum repairs a BatchNorm in several places: 0, 2"):
-        apply(code, module)
-    with pytest.raises(UserError, match="native_batch_norm is saved"):
-        emit(plan_of(cnn(), tuple("0123"), [Saving([0], "native_batch_norm")]), "python", repair_batchnorm=True)
 
 
 def imported(path: Any) -> set[str]:

@@ -38,13 +38,13 @@ def apply(
     `blocks` is a pattern of names, `model.layers.*`, or several, `enc1,enc2`; without it blocks are found by the
     module's structure, and a plan names its own. `example` is a batch as the module takes it (a dict as keywords, a
     tuple as arguments): strategies that run several blocks together look at one forward of it, unless the module is
-    made of Sequentials alone. Names of parameters stay as they are. `repair_batchnorm` sets the momentum of BatchNorm
-    in recomputed blocks, so that its running statistics are those without checkpointing. Returns the real split and how
-    often each block is recomputed.
+    made of Sequentials alone. Names of parameters stay as they are. `repair_batchnorm` holds BatchNorm while
+    its block is recomputed, so that its running statistics are those without checkpointing. Returns the real split and
+    how often each block is recomputed.
 
     Raises UserError for an unknown strategy or a file that is no plan, and Unsupported where it cannot be applied: no
-    blocks, a module that is checkpointed already, a plan of another model; and after the module was changed where no
-    momentum repairs its BatchNorm.
+    blocks, a module that is checkpointed already, a plan of another model; and after the module was changed where
+    there is no BatchNorm to repair in its blocks.
 
     Example::
 

@@ -94,7 +94,7 @@ Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16,
 Accumulate = Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")]
 Blocks = Annotated[str | None, typer.Option(help="The blocks by name: 'model.layers.*', or enc1,enc2,mid.")]
 RepairBatchnorm = Annotated[
-    bool | None, typer.Option("--repair-batchnorm", help="Set BatchNorm's momentum so that its statistics agree.")
+    bool | None, typer.Option("--repair-batchnorm", help="Hold BatchNorm's statistics while its block is recomputed.")
 ]
 Routing = Annotated[
     str | None, typer.Option(help="Where a mixture of experts sends its tokens: balanced or worst. [default: balanced]")

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from profiler import __version__
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile, Segment, every, names, operators, recomputes
+from profiler.core.plan_file import PlanFile, Segment, every, names, operators
 from profiler.planning import plan_code_templates as templates
 
 WIDTH = 100
@@ -17,9 +17,9 @@ WIDTH = 100
 def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     """A Python file whose `apply_plan(model)` carries the plan out: in plain torch, by Hugging Face, or for FSDP.
 
-    With `repair_batchnorm` it also sets the momentum of BatchNorm, as `--repair-batchnorm` does. Raises UserError for
-    another kind, and where hf or fsdp have no words for a segment: both take blocks one by one, and hf takes no save
-    options; and where the plan keeps the results of BatchNorm, which need no repair.
+    With `repair_batchnorm` it also holds the statistics of BatchNorm, as `--repair-batchnorm` does. Raises UserError
+    for another kind, and where hf or fsdp have no words for a segment: both take blocks one by one, and hf takes no
+    save options.
     """
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
@@ -29,16 +29,7 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     head = f"The plan {' '.join(file.plan.split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
     code = KINDS[kind](file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
-    return "".join(f"# {line}\n" for line in lines) + code + (_repair(file) if repair_batchnorm else "")
-
-
-def _repair(file: PlanFile) -> str:
-    kept = [name for save in _saves(file) for name in operators(save) if "batch_norm" in name]
-    if kept:
-        hint = "leave the option out, or plan without this save option"
-        raise UserError(f"--repair-batchnorm: {kept[0]} is saved, so that statistics are updated once", hint=hint)
-    times = [[f"{_quoted(name)}: {count},"] for name, count in recomputes(file.segments).items()]
-    return templates.REPAIR.substitute(times=_filled("AGAIN = {", times, "}"))
+    return "".join(f"# {line}\n" for line in lines) + code + (templates.REPAIR if repair_batchnorm else "")
 
 
 def _python(file: PlanFile, first: str) -> str:

@@ -158,21 +158,26 @@ def _wrapped(module, save):
 {OVERLOADS}''')
 
 REPAIRING = "    _repair_batchnorm(model)\n"
-REPAIR = Template('''
-
-# How often the backward computes each of these blocks again.
-$times
+REPAIR = '''
 
 def _repair_batchnorm(model):
-    """Set momentum so that the updates of running statistics by one batch, 1 + AGAIN of them, come to one."""
-    layers = {}
-    for name, layer in model.named_modules(remove_duplicate=False):
-        if getattr(layer, "track_running_stats", False) and layer.momentum is not None:
-            layers.setdefault(layer, []).append(name)
-    for layer, names in layers.items():
-        times = [AGAIN[block] for block in AGAIN if any(f"{name}.".startswith(f"{block}.") for name in names)]
-        if times and len(names) > 1:
-            raise ValueError(f"no momentum repairs a BatchNorm in several places: {', '.join(names)}")
-        if times:
-            layer.momentum = 1 - (1 - layer.momentum) ** (1 / (1 + times[0]))
-''')
+    """Hold the running statistics and counts of BatchNorm wherever the backward computes it again."""
+    for layer in model.modules():
+        if getattr(layer, "track_running_stats", False):
+            layer.register_forward_pre_hook(_hold)
+            layer.register_forward_hook(_release, always_call=True)
+
+
+def _hold(layer, _):
+    import torch
+
+    in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    if in_backward and layer.training:
+        layer.__dict__["_held"] = layer.momentum, layer.num_batches_tracked
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+
+
+def _release(layer, *_):
+    if "_held" in layer.__dict__:
+        layer.momentum, layer.num_batches_tracked = layer.__dict__.pop("_held")
+'''

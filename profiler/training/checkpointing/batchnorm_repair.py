@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -13,61 +15,59 @@ from profiler.core.record import Applied, Note
 from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import Workload
 
+HELD = "_held_statistics"
+
 
 def repaired(workload: Workload, applied: Applied) -> Applied:
     """Repair BatchNorm as `repair_batchnorm` does; returns what was applied with a note of it.
 
-    Raises Unsupported also where blocks are recomputed and none of the workload's blocks has such a layer.
+    Raises Unsupported where blocks are recomputed and none of the workload's blocks has such a layer.
     """
     count = repair_batchnorm(workload, applied)
-    again = _updated_again(workload, applied)
     if applied.recomputes and not any(_norms(workload)):
         raise Unsupported("--repair-batchnorm: no BatchNorm with running statistics is in a block")
-    told = [f"the momentum of {count} BatchNorm layers was set to 1 - sqrt(1 - m) or its like"] if count else []
-    if averaged := len(again) - count:
-        told.append(f"{averaged} with momentum=None need no repair: a recompute leaves their average over all batches")
     why = "no BatchNorm is in a checkpointed block" if applied.recomputes else "no block is known to run again"
-    text = "; ".join(told) or f"--repair-batchnorm did nothing: {why}"
+    held = f"the running statistics of {count} BatchNorm layers are held while these are recomputed"
+    text = held if count else f"--repair-batchnorm did nothing: {why}"
     return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP010", text=text)))
 
 
 def repair_batchnorm(workload: Workload, applied: Applied) -> int:
-    """Set the momentum of BatchNorm in recomputed blocks so that its running statistics come out as without recompute.
+    """Make recomputes leave the running statistics of BatchNorm, and its counts of batches, as the forward left them.
 
-    Each of the r recomputes updates them again, towards the same batch: with momentum 1 - (1 - m)^(1 / (1 + r)) the
-    1 + r updates make one with m; for r = 1 that is 1 - sqrt(1 - m). Without a momentum the statistics are the average
-    over all updates, which 1 + r equal ones for each batch leave as it is. Returns how many layers were repaired. The
-    count num_batches_tracked still grows with every update. Raises Unsupported where no momentum makes up for it.
+    Once for each layer of a block that is recomputed, however often and in whatever order. Returns how many these are.
     """
-    count = 0
-    for layer, times in _updated_again(workload, applied).items():
-        if layer.momentum is not None:
-            layer.momentum = 1 - (1 - layer.momentum) ** (1 / (1 + times))
-            count += 1
-    return count
+    layers = _updated_again(workload, applied)
+    for layer in layers:
+        layer.register_forward_pre_hook(_hold)
+        layer.register_forward_hook(_release, always_call=True)  # a recompute stops at the last tensor that it needs
+    return len(layers)
 
 
 def is_repairable(workload: Workload, applied: Applied) -> bool:
-    """Whether repair_batchnorm would find something to do, and could."""
-    try:
-        return any(layer.momentum is not None for layer in _updated_again(workload, applied))
-    except Unsupported:
-        return False
+    """Whether repair_batchnorm would find something to do."""
+    return bool(_updated_again(workload, applied))
 
 
-def _updated_again(workload: Workload, applied: Applied) -> dict[_NormBase, int]:
-    """Returns each BatchNorm layer with running statistics, and how often a step updates it again."""
-    layer_times: dict[_NormBase, list[int]] = {}
-    for index, layer in _norms(workload):
-        layer_times.setdefault(layer, []).append(applied.recomputes.get(index, 0))
-    again = {layer: times for layer, times in layer_times.items() if any(times)}
-    norms = [name for name in applied.kept if "batch_norm" in name]
-    if again and norms:
-        raise Unsupported(f"--repair-batchnorm: {norms[0]} is saved, so that its statistics are updated once as it is")
-    for layer, times in again.items():  # the recompute takes the blocks in another order, which an average is free of
-        if len(times) > 1 and (layer.momentum is not None or len(set(times)) > 1):
-            raise Unsupported("--repair-batchnorm: several blocks share a BatchNorm layer, which no momentum repairs")
-    return {layer: times[0] for layer, times in again.items()}
+def _hold(layer: _NormBase, _: Any) -> None:
+    """Update by nothing, with momentum 0, and count nothing, where this runs in a backward: it is a recompute there.
+
+    The kernel still gets the statistics: a checkpoint wants as many saved tensors as the forward had.
+    """
+    in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    if in_backward and layer.training:
+        layer.__dict__[HELD] = layer.momentum, layer.num_batches_tracked
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+
+
+def _release(layer: _NormBase, *_: Any) -> None:
+    if HELD in layer.__dict__:
+        layer.momentum, layer.num_batches_tracked = layer.__dict__.pop(HELD)
+
+
+def _updated_again(workload: Workload, applied: Applied) -> tuple[_NormBase, ...]:
+    """Returns the BatchNorm layers with running statistics that a step would update again, each once."""
+    return tuple(dict.fromkeys(layer for index, layer in _norms(workload) if applied.recomputes.get(index)))
 
 
 def _norms(workload: Workload) -> Iterator[tuple[int, _NormBase]]:
