@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import msgspec
@@ -24,7 +25,7 @@ from tests.catalogue_choices import EVERY
 from tests.chain_models import workload
 from tests.conftest import measured
 from tests.plans import written
-from tests.user_models import any_order
+from tests.user_models import any_order, siamese
 
 SKIPPED = {("mnist-cnn:channels=4", "from-start"): "301 blocks would nest 301 checkpoints; 48 are the most"}
 MODELS = (
@@ -110,6 +111,30 @@ def test_batchnorm_updated_twice_is_a_note_and_not_a_failure():
     assert record.equality.gradients_equal
     assert not record.equality.buffers_equal
     assert [note.code for note in record.notes] == ["GCP004"]
+
+
+def test_the_repair_holds_what_blocks_that_run_twice_have_of_both_batches():
+    fields = {"passes": PASSES, "batch_size": None, "blocks": "blocks.*"}
+    found, repaired = (
+        measured(f"{siamese.__file__}:twins", "all", repair_batchnorm=repair, **fields) for repair in (False, True)
+    )
+
+    assert found.equality.buffers_difference > 0.1
+    assert "--repair-batchnorm mends it" in next(note.text for note in found.notes if note.code == "GCP004")
+    assert (repaired.outcome, repaired.equality.buffers_equal) == ("ok", True)
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_spectral_norms_vectors_are_named_as_what_the_recompute_changes_and_are_no_batchnorms(repair):
+    record = measured(f"{siamese.__file__}:critic", "all", passes=PASSES, batch_size=None, repair_batchnorm=repair)
+
+    (text,) = (note.text for note in record.notes if note.code == "GCP004")
+    assert record.outcome == "invalid"
+    assert re.search(r": the recompute changes \d.0.parametrizations.weight.0._[uv], .* once more$", record.detail)
+    assert "running" not in record.detail
+    assert ("--repair-batchnorm mends it" in text) is not repair
+    assert re.search("what a recompute writes into .* it writes again$", text)
+    assert ("running" in text) is not repair
 
 
 def test_verification_can_be_off_and_then_says_so():

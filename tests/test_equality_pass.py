@@ -15,7 +15,7 @@ from profiler.core.record import Equality
 from profiler.measuring import equality_pass
 from profiler.measuring.meters import equality, tensor_values
 from profiler.measuring.ranks import Group
-from profiler.training.workload import Workload, batch_counts
+from profiler.training.workload import Workload, batch_counts, batch_statistics
 from tests import make
 
 EQUAL = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
@@ -156,6 +156,9 @@ def test_buffers_of_the_users_own_are_compared_whatever_they_are_called():
     assert (counted_twice.buffers_equal, counted_twice.buffers_difference) == (False, 0.5)  # no norm's: the user's own
     assert (moved.buffers_equal, moved.buffers_difference) == (False, 0.25)
     assert batch_counts(nn.Sequential(nn.BatchNorm1d(2))) == {"0.num_batches_tracked"}
+    assert batch_statistics(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False))) == {
+        f"{place}.{name}" for place in (1, 2) for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 def test_other_random_numbers_are_seen():
@@ -635,6 +638,7 @@ def test_other_random_numbers_than_without_checkpointing_are_a_note(unrepairable
 @pytest.mark.parametrize(("repair", "is_noted"), [(False, True), (True, False)])
 def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monkeypatch, repair, is_noted):
     monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: True)
+    monkeypatch.setattr(equality_pass, "batch_statistics", lambda module: frozenset({"mean"}))
 
     def script(case, rank):
         return left({"a": [1.0, 1.0]}, buffers={"mean": [4.0 if case.strategy.name == "none" else 3.0]})
@@ -671,7 +675,26 @@ def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monk
             ("a", "b", "c", "num_batches_tracked"),
             True,
             "buffers differ by 5.0e-01 (a, b, c and 1 more): BatchNorm updates its statistics when it is recomputed; "
-            "--repair-batchnorm mends it, but for num_batches_tracked",
+            "--repair-batchnorm mends it",
+        ),
+        (
+            0.5,
+            ("a", "_u", "b", "_v"),
+            True,
+            "buffers differ by 5.0e-01 (a, _u, b and 1 more): BatchNorm updates its statistics when it is recomputed; "
+            "--repair-batchnorm mends it; what a recompute writes into _u, _v it writes again",
+        ),
+        (
+            0.5,
+            ("_u", "_v"),
+            True,
+            "buffers differ by 5.0e-01 (_u, _v): what a recompute writes into them it writes again",
+        ),
+        (
+            0.5,
+            ("a", "_u"),
+            False,
+            "buffers differ by 5.0e-01 (a, _u): what a recompute writes into them it writes again",
         ),
         (
             2e-5,
@@ -685,12 +708,42 @@ def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monk
 def test_what_is_said_of_buffers(monkeypatch, difference, names, is_repairable, text):
     found = msgspec.structs.replace(EQUAL, buffers_equal=False, buffers_difference=difference, differing_buffers=names)
     monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: is_repairable)
+    statistics = frozenset({"a", "b", "c", "num_batches_tracked"})
+    monkeypatch.setattr(equality_pass, "batch_statistics", lambda module: statistics)
     monkeypatch.setattr(equality, "verify", lambda *arguments, **keywords: found)
     bench = Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests={})
 
     equality_pass.compare(bench)
 
     assert bench.notes["GCP004"] == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({}, ": the recompute changes 0.calls, _u once more"),
+        ({"noise_floor": 1e-5}, ": the recompute changes 0.calls once more"),  # as it may be noise
+        ({"rounding_floor": 0.0}, ": the recompute changes 0.calls once more"),  # or of other kernels
+        ({"buffers_difference": 1e-6}, ": the recompute changes 0.calls once more"),
+        ({"differing_buffers": ("mean",), "moved": ()}, ""),
+    ],
+)
+def test_a_buffer_that_the_recompute_changes_is_the_reason_where_it_is_no_norms(monkeypatch, fields, cause):
+    found = msgspec.structs.replace(
+        EQUAL,
+        **{
+            "gradients_equal": False, "buffers_equal": False, "largest_difference": 0.5, "noise_floor": 0.0,
+            "buffers_difference": 0.5, "differing_buffers": ("mean", "_u"), "moved": ("0.calls",), **fields,
+        },
+    )  # fmt: skip
+    monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: True)
+    monkeypatch.setattr(equality_pass, "batch_statistics", lambda module: frozenset({"mean"}))
+    monkeypatch.setattr(equality, "verify", lambda *arguments, **keywords: found)
+
+    _, reason = equality_pass.compare(Scripted(make.case("all"), scripted({"a": [1.0, 1.0]}), digests={}))
+
+    floor = found.noise_floor
+    assert reason == f"gradients differ by 5.0e-01; two runs without checkpointing differ by {floor:.1e}{cause}"
 
 
 def ranked(own, batches=(1.0, 2.0)):

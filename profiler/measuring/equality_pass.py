@@ -18,9 +18,8 @@ from profiler.training import gradient_hooks, missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
-from profiler.training.workload import local, tensors, trained
+from profiler.training.workload import batch_statistics, local, tensors, trained
 
-MOST_NAMED = 3
 COUNT = "num_batches_tracked"
 VANISHED = "all gradients are zero or not finite, so that their equality says nothing"
 UNTRAINED = "no parameter trains, so there is no gradient to compare"
@@ -41,7 +40,7 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if result is None:
         bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
     elif not result.buffers_equal:
-        bench.note("GCP004", _buffers(result, comparison.is_repairable))
+        bench.note("GCP004", _buffers(result, comparison.others(result), comparison.is_repairable))
     if result:
         result = comparison.with_lost(result)
     if result and not comparison.tells:
@@ -62,7 +61,8 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         return result, None
     if noise and result and not result.missing:
         return result, noise
-    return result, equality.judge(result, strict=case.verify == "strict")
+    rewritten = comparison.rewritten(result) if result else ()
+    return result, equality.judge(result, strict=case.verify == "strict", rewritten=rewritten)
 
 
 class _Comparison:
@@ -72,6 +72,7 @@ class _Comparison:
         self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
         self.tells = False  # whether the steps that were compared had a gradient to compare
         self.trains = False  # whether any parameter of theirs does
+        self._statistics: frozenset[str] = frozenset()  # buffers in which norms keep theirs
         self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
         self._case = bench.trial.case
@@ -98,6 +99,7 @@ class _Comparison:
         ready = [self._bench.build()]  # taken by the first run, and gone with it
         applied = ready[0].applied
         self.is_repairable = not case.repair_batchnorm and is_repairable(ready[0].workload, applied)
+        self._statistics = batch_statistics(ready[0].workload.module)
 
         def step() -> Ran:
             return self._run(ready.pop()) if ready else self._gradients(case)
@@ -121,6 +123,15 @@ class _Comparison:
             built = self._bench.build_unwatched(self._case)
             self._bench.note("GCP045", missing_gradients.explanation(built.workload, self._lost))
         return msgspec.structs.replace(result, num_without_gradient=len(self._lost))
+
+    def others(self, result: Equality) -> tuple[str, ...]:
+        """The buffers that differ and are no norm's statistics, which no forward reads in training."""
+        return tuple(name for name in result.differing_buffers if name not in self._statistics)
+
+    def rewritten(self, result: Equality) -> tuple[str, ...]:
+        """Those that a recompute alone has changed: where the same step with the same kernels repeats itself."""
+        is_exact = result.noise_floor == 0 and result.rounding_floor is None
+        return self.others(result) if is_exact and (result.buffers_difference or 0.0) > equality.AGREE else ()
 
     def _across(self, result: Equality) -> Equality:
         """Compares also with one process that takes all ranks' batches, one after the other."""
@@ -186,7 +197,7 @@ class _Comparison:
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)
 
 
-def _buffers(result: Equality, is_repairable: bool) -> str:
+def _buffers(result: Equality, others: Sequence[str], is_repairable: bool) -> str:
     difference = result.buffers_difference
     has_counts = any(name.rpartition(".")[2] == COUNT for name in result.differing_buffers)
     counts = [f"BatchNorm's count of its batches ({COUNT}), which a recompute raises again"] if has_counts else []
@@ -194,12 +205,12 @@ def _buffers(result: Equality, is_repairable: bool) -> str:
         rounding = [f"rounding ({difference:.1e})"] if difference is not None else []
         return f"buffers agree but for {' and '.join([*rounding, *counts])}"
     apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
-    names = few(result.differing_buffers, MOST_NAMED)
+    names = few(result.differing_buffers, equality.MOST_NAMED)
     told = f"buffers {apart}" + (f" ({names})" if names else "")
-    if is_repairable:
-        but = f", but for {COUNT}" if has_counts else ""
-        return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it{but}"
-    return f"{told}: what a recompute writes into them it writes again"
+    if not is_repairable or (others and len(others) == len(result.differing_buffers)):
+        return f"{told}: what a recompute writes into them it writes again"
+    rest = f"; what a recompute writes into {few(others, equality.MOST_NAMED)} it writes again" if others else ""
+    return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it{rest}"
 
 
 def verify_averaging(

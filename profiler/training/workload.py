@@ -65,12 +65,18 @@ def trained(workload: Workload) -> dict[str, torch.Tensor]:
 
 def batch_counts(module: nn.Module) -> frozenset[str]:
     """Returns the names of the counts of batches of PyTorch's own norms."""
-    counts = {
-        id(norm.num_batches_tracked)
-        for norm in module.modules()
-        if isinstance(norm, nn.modules.batchnorm._NormBase) and norm.num_batches_tracked is not None
-    }
-    return frozenset(name for name, buffer in module.named_buffers() if id(buffer) in counts)
+    return _of_norms(module, "num_batches_tracked")
+
+
+def batch_statistics(module: nn.Module) -> frozenset[str]:
+    """Returns the names of all that PyTorch's own norms keep of their batches, the counts too."""
+    return _of_norms(module, "running_mean", "running_var", "num_batches_tracked")
+
+
+def _of_norms(module: nn.Module, *names: str) -> frozenset[str]:
+    norms = [norm for norm in module.modules() if isinstance(norm, nn.modules.batchnorm._NormBase)]
+    kept = {id(getattr(norm, name)) for norm in norms for name in names if getattr(norm, name) is not None}
+    return frozenset(name for name, buffer in module.named_buffers() if id(buffer) in kept)
 
 
 def train_step(

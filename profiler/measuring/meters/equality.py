@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from profiler.core.record import Equality, is_reproducible
+from profiler.core.units import few
 from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state, random_sources
@@ -18,6 +19,7 @@ NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the fl
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 LEAST_SCALE = 2.0**-8  # of the model's largest gradient: what fp32 makes of a 0, to 2**-19 of that, is < 0.001 of this
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
+MOST_NAMED = 3  # of parameters, attributes and buffers
 Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
 
 
@@ -262,8 +264,11 @@ def _differences(reference: Results | Second, other: Results | Second) -> dict[s
     return {**gradients, "(loss)": difference(reference.loss, other.loss)}
 
 
-def judge(equality: Equality | None, *, strict: bool) -> str | None:
-    """Why these gradients do not count as the baseline's; None where they do, or where nobody asks to be strict."""
+def judge(equality: Equality | None, *, strict: bool, rewritten: Sequence[str] = ()) -> str | None:
+    """Why these gradients do not count as the baseline's; None where they do, or where nobody asks to be strict.
+
+    `rewritten` are buffers that a recompute has written into again and that the forward may read.
+    """
     if equality is None:
         return "not verified: there is nothing to compare with" if strict else None
     if equality.missing:
@@ -279,7 +284,8 @@ def judge(equality: Equality | None, *, strict: bool) -> str | None:
         return None
     where += " of the second step, while those of the first agree" if equality.worst_step == 2 else ""
     cause = f": the recompute draws other numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
-    cause = cause or (f": the recompute changes {', '.join(equality.moved)} once more" if equality.moved else "")
+    changed = few((*equality.moved, *rewritten), MOST_NAMED)
+    cause = cause or (f": the recompute changes {changed} once more" if changed else "")
     return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}{cause}"
 
 
