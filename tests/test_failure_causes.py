@@ -13,13 +13,13 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
 from profiler.engines.error_record import error_detail
 from profiler.engines.replies import attempt
-from profiler.measuring import failure_causes
+from profiler.measuring import failure_causes, forward_changes
 from profiler.measuring.trial import measure
 from profiler.request.spec import Request
 from profiler.training import marked_functions
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
-from tests.user_models import causes, switched
+from tests.user_models import causes, changing, switched
 
 FILE = causes.__file__
 
@@ -203,7 +203,7 @@ def test_looking_for_a_cause_that_raises_itself_leaves_the_error_as_it_is(monkey
     def raise_anew(workload):
         raise KeyError("anew")
 
-    monkeypatch.setattr(failure_causes, "loss_of", raise_anew)
+    monkeypatch.setattr(forward_changes, "loss_of", raise_anew)
 
     assert failed("all", "once").endswith("in the recompute of '2', whose forward had passed")
 
@@ -227,6 +227,44 @@ def test_a_parameter_that_is_frozen_between_forward_and_recompute_is_named(after
     detail = failed("all", f"freezing:after={after}")
 
     assert detail == f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause}"
+
+
+def changed(factory: str, **fields: object) -> Record:
+    """The record of every block under a checkpoint whose forward changes what the recompute reads."""
+    return under("all", "", "equality", model=Choice(f"{changing.__file__}:{factory}"), **fields)
+
+
+MISMATCH = "checkpoint mismatch: recomputed, the blocks give other tensors: "
+
+
+def test_parameters_that_are_frozen_only_while_the_forward_runs_are_told_with_the_ways_out():
+    frozen = changed("adversary", blocks="critic.*")
+
+    assert frozen.detail == (
+        f"{MISMATCH}requires_grad of critic.0.weight, requires_grad of critic.1.weight is {forward_changes.TURNED}"
+    )
+    assert changed("adversary:until=backward", blocks="critic.*").equality.gradients_equal
+    assert changed("adversary", blocks="first").equality.gradients_equal
+
+
+def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
+    record = changed("skeleton", blocks="layer")
+    marked = changed("skeleton:is_marked=true")
+
+    assert record.detail == f"{MISMATCH}'layer' {forward_changes.LENT}"
+    assert (marked.equality.gradients_equal, marked.built.num_blocks) == (True, 3)
+
+
+def test_statistics_of_a_norm_are_no_cause_and_another_buffer_is_perhaps_one():
+    norm, tally = (changed(f"counting:by={by}", blocks="*.0").detail for by in ("norm", "tally"))
+
+    assert norm == f"{MISMATCH}torch.utils.checkpoint: A different number of tensors was saved during the original " + (
+        "forward and recomputation."
+    )
+    assert tally == (
+        f"{MISMATCH}the forward changes the buffer 0.0.1.calls, the buffer 1.0.1.calls, which the recompute finds "
+        "changed: perhaps the cause, where the code decides by its values"
+    )
 
 
 def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both_ways_out():

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import torch.utils.checkpoint
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.units import few
 from profiler.core.user_code import is_theirs
 from profiler.measuring.bench import Bench
-from profiler.training import missing_gradients, plain_state, random_sources
+from profiler.measuring.forward_changes import MOST_NAMED, SWITCH, what_moves
+from profiler.training import missing_gradients
 from profiler.training.checkpointing.call_routes import CalledBlock
-from profiler.training.workload import Workload, loss_of
+from profiler.training.workload import Workload
 
 CAUSE = "likely cause: "  # what the note begins with that an error is given
 CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint, of a selective one
@@ -35,9 +33,6 @@ FILLED_CACHE = (
 WHERE = "raised in the backward, "  # what the note begins with that an error of a recompute is given
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd, of a loss
 NOTHING_TRAINS = "no parameter trains, nor does anything else that the loss is made of need a gradient"
-SWITCH = "requires_grad of "
-MOST_NAMED = 3
-DEEPEST = 4  # objects within objects
 
 
 @contextmanager
@@ -107,7 +102,7 @@ def _cause(bench: Bench, error: Exception) -> str | None:
         return _lost_gradients(workload)
     if is_unknown and _caches_keys(workload.module):
         return FILLED_CACHE
-    return _what_moves(workload, bench.at_work())
+    return what_moves(workload, bench.at_work())
 
 
 def _is_of_loss(error: Exception) -> bool:
@@ -127,32 +122,6 @@ def _lost_gradients(workload: Workload) -> str:
     return f"the forward switches {SWITCH}{few(off, MOST_NAMED)} off" if off else text
 
 
-def _what_moves(workload: Workload, model: nn.Module | None) -> str | None:
-    """What a forward changes of what its recompute reads; `model` is the one that failed."""
-    frozen = _other_switches(workload.module, model) if model is not None else []
-    before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
-    loss_of(workload)
-    moved = list(plain_state.moved(before, _image(workload)))
-    if frozen and not any(name.startswith(SWITCH) for name in moved):
-        return f"{few(frozen, MOST_NAMED)} is no longer as built, perhaps changed between a forward and its recompute"
-    if moved:
-        return f"the forward changes {few(moved, MOST_NAMED)}, which the recompute finds changed"
-    later = random_sources.states(workload, next(workload.module.parameters()).device)
-    drawn = [name for name, state in states.items() if name != "torch" and not torch.equal(state, later[name])]
-    return f"the recompute draws other numbers from {', '.join(drawn)}" if drawn else None
-
-
-def _other_switches(fresh: nn.Module, model: nn.Module) -> list[str]:
-    """The switches for gradients of parameters that are not as in a model that was just built."""
-    before, now = _switches(fresh), _switches(model)
-    return [name for name, is_on in before.items() if now.get(name, is_on) != is_on]
-
-
-def _switches(module: nn.Module) -> dict[str, str]:
-    """By parameter, whether it needs a gradient."""
-    return {f"{SWITCH}{name}": str(parameter.requires_grad) for name, parameter in module.named_parameters()}
-
-
 def _caches_keys(module: nn.Module) -> bool:
     """Whether it is a model of transformers that keeps keys and values for the next token."""
     return any(getattr(getattr(part, "config", None), "use_cache", False) is True for part in module.modules())
@@ -164,43 +133,3 @@ def _is_in_recompute(error: Exception) -> bool:
     places = [index for index, frame in enumerate(frames) if frame.filename == torch.utils.checkpoint.__file__]
     backward = [index for index, frame in enumerate(frames) if frame.filename == torch.autograd.graph.__file__]
     return bool(places and backward) and backward[0] < places[-1] < len(frames) - 1
-
-
-def _image(workload: Workload) -> plain_state.Image:
-    """What a forward may change.
-
-    requires_grad of parameters, buffers, inputs, plain attributes, objects of the model, names of its files.
-    """
-    module = workload.module
-    held = {f"the buffer {name}": buffer for name, buffer in module.named_buffers()}
-    inputs, _ = pytree.tree_flatten_with_path(workload.batch)
-    held |= {f"the input{pytree.keystr(path)}": leaf for path, leaf in inputs}
-    held |= {f"{home}.{name}": value for home, names in _files(module) for name, value in names.items()}
-    image = {name: text for name, value in held.items() if (text := plain_state.text(value)) is not None}
-    for path, submodule in module.named_modules():
-        image |= dict(_objects(vars(submodule), f"{path}." if path else "", DEEPEST))
-    return _switches(module) | plain_state.image(module) | image
-
-
-def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:
-    """What the attributes of objects hold that are neither modules nor plain, by their full names."""
-    for name, value in list(values.items()):
-        is_plain = value is None or isinstance(value, plain_state.KINDS)
-        if name in plain_state.OF_TORCH or is_plain or isinstance(value, (nn.Module, type)) or not depth:
-            continue
-        own = getattr(value, "__dict__", {})
-        for attribute, held in list(own.items()):
-            if (text := plain_state.text(held)) is not None:
-                yield f"{prefix}{name}.{attribute}", text
-        yield from _objects(own, f"{prefix}{name}.", depth - 1)
-
-
-def _files(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
-    """The names of the user's files that the classes of the modules are of."""
-    names = dict.fromkeys(type(submodule).__module__ for submodule in module.modules())
-    homes = [sys.modules[name] for name in names if name in sys.modules]
-    return [
-        (home.__name__, {name: value for name, value in vars(home).items() if not name.startswith("__")})
-        for home in homes
-        if is_theirs(getattr(home, "__file__", None) or "<")
-    ]

@@ -1,0 +1,103 @@
+"""Models whose forward changes what their blocks compute with: gradients switched off, parameters lent, statistics."""
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import profiler
+
+
+class Squashed(nn.Module):
+    """A layer with a weight that is made anew in every call: what that saves depends on whether the weight trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return x @ torch.tanh(self.weight.flatten()).view(8, 8)
+
+
+class Adversary(nn.Module):
+    """A critic that is frozen while the forward runs it; until the forward has ended, or the backward."""
+
+    def __init__(self, until: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.critic = nn.Sequential(Squashed(), Squashed())
+        self.until = until
+        if until == "backward":
+            self.first.weight.register_post_accumulate_grad_hook(self.thaw)
+
+    def thaw(self, weight):
+        self.critic.requires_grad_(True)
+
+    def forward(self, x):
+        x = self.first(x)
+        self.critic.requires_grad_(False)
+        x = self.critic(x)
+        if self.until == "forward":
+            self.critic.requires_grad_(True)
+        return x
+
+
+class Skeleton(nn.Module):
+    """One frozen layer, which every call gives the weights of another; by a marked function, or one that is not."""
+
+    def __init__(self, is_marked: bool) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(8, 8) for _ in range(3))
+        self.layer = Squashed().requires_grad_(False)
+        self.call = profiler.block(self.layer_of) if is_marked else self.layer_of
+
+    def layer_of(self, x, weight):
+        return functional_call(self.layer, {"weight": weight}, (x,))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = self.call(x, weight)
+        return x
+
+
+class Tally(nn.Module):
+    """Adds to a buffer in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+class Hidden(nn.Module):
+    """Saves less in every call, by a number that no one can see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = iter(range(100, 0, -1))
+        self.times = lambda: next(calls)
+
+    def forward(self, x):
+        for _ in range(self.times()):
+            x = torch.tanh(x)
+        return x
+
+
+def _with_data(model, batch_size):
+    return model, torch.randn(batch_size, 8), lambda out: out.square().sum()
+
+
+def adversary(batch_size: int = 4, until: str = "forward"):
+    return _with_data(Adversary(until), batch_size)
+
+
+def skeleton(batch_size: int = 4, is_marked: bool = False):
+    return _with_data(Skeleton(is_marked), batch_size)
+
+
+def counting(batch_size: int = 4, by: str = "norm"):
+    kind = {"norm": lambda: nn.BatchNorm1d(8), "tally": Tally}[by]
+    blocks = (nn.Sequential(nn.Linear(8, 8), kind(), Hidden()) for _ in range(2))
+    return _with_data(nn.Sequential(*map(nn.Sequential, blocks)), batch_size)
