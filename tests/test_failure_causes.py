@@ -15,11 +15,12 @@ from profiler.engines.error_record import error_detail
 from profiler.engines.replies import attempt
 from profiler.measuring import failure_causes, forward_changes
 from profiler.measuring.trial import measure
+from profiler.predicting.prediction import predict
 from profiler.request.spec import Request
 from profiler.training import marked_functions
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
-from tests.user_models import causes, changing, switched
+from tests.user_models import causes, changing, switched, wrapped_optimizers
 
 FILE = causes.__file__
 
@@ -298,3 +299,26 @@ def test_a_loss_without_gradient_is_told_with_another_cause_where_there_is_one(w
 
 def test_what_the_users_own_call_of_autograd_lacks_is_not_explained():
     assert "likely cause" not in failed("none", "searching")
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake:cpu"])
+@pytest.mark.parametrize("kind", ["lbfgs", "asserting"])
+def test_an_optimizer_that_needs_a_closure_is_told_with_the_way_out(kind, device):
+    assert closing(kind, device).endswith(f"; likely cause: {failure_causes.CLOSURE}")
+
+
+def test_another_error_of_an_optimizers_step_is_told_without_a_closure():
+    detail = closing("breaking", "cpu")
+
+    assert re.fullmatch(r"TypeError: another mistake \(wrapped_optimizers\.py:\d+\)", detail)
+
+
+def closing(kind: str, device: str) -> str:
+    """Why a step fails with an optimizer of this kind."""
+    model = Choice(f"{wrapped_optimizers.__file__}:closing:kind={kind}")
+    record = attempt(
+        Trial(case=make.case("none", model=model, batch_size=4, device=device), passes=("memory",)),
+        on_pass=lambda name: None,
+        by=measure if device == "cpu" else lambda trial, **_: predict(trial),
+    )
+    return str(record.detail)

@@ -20,7 +20,7 @@ from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
-from profiler.measuring.failure_causes import CAUSE, WHERE
+from profiler.measuring.failure_causes import CAUSE, CLOSURE, WHERE, lacks_closure
 from profiler.rehearsal.device import is_open
 from profiler.training.checkpointing.own_checkpoints import HAS_OWN
 from profiler.training.rehearsed_build import ZEROS
@@ -126,6 +126,8 @@ def _cause(error: Exception) -> str | None:
     notes = [note for note in _added(error) if note.startswith(CAUSE)]
     if notes:
         return hide(notes[0].removeprefix(CAUSE))
+    if lacks_closure(error):
+        return CLOSURE
     if WRITTEN in str(error) and _last_file(error) == torch.utils.checkpoint.__file__:
         return WRITTEN_INPUT
     if MUTATED in str(error):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.units import few
-from profiler.core.user_code import is_theirs
+from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.bench import Bench
 from profiler.measuring.forward_changes import MOST_NAMED, SWITCH, what_moves
 from profiler.training import missing_gradients
@@ -29,6 +31,10 @@ UNKNOWN = "encountered during backward but not found in storage"  # the same, of
 FILLED_CACHE = (
     "the layers fill a cache of keys (config.use_cache), which the recompute finds filled; use_cache=False runs the "
     "same operators in both"
+)
+CLOSURE = (
+    "the training step calls the optimizer's step() without a closure, and this optimizer needs one (as LBFGS and SAM "
+    "do), which is not supported: leave it off, or return an optimizer that takes none"
 )
 WHERE = "raised in the backward, "  # what the note begins with that an error of a recompute is given
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd, of a loss
@@ -48,6 +54,28 @@ def explained(bench: Bench) -> Iterator[None]:
         if note := bench.own_checkpoints():  # which may fit where the step without them does not
             error.add_note(note.text)
         raise
+
+
+def lacks_closure(error: Exception) -> bool:
+    """Whether our call of an optimizer's step raised for want of a closure: by its signature, or by the line within."""
+    steps = list(traceback.walk_tb(error.__traceback__))
+    lines = [step.line or "" for step in traceback.extract_tb(error.__traceback__)]
+    ours = [at for at, (frame, _) in enumerate(steps) if is_ours(frame.f_code.co_filename) and "step(" in lines[at]]
+    optimizer = steps[ours[-1]][0].f_locals.get("optimizer") if ours else None
+    if optimizer is None:
+        return False
+    if isinstance(error, TypeError) and _needs_arguments(optimizer.step):
+        return True
+    last = steps[-1][0]
+    return last.f_code.co_name == "step" and last.f_locals.get("closure", "") is None and "closure" in lines[-1]
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _place(model: nn.Module | None, error: Exception) -> str | None:
