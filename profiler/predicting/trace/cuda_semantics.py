@@ -19,6 +19,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import save_on_cpu
 from torch.utils import checkpoint
 
+from profiler.predicting.trace import half_fft
 from profiler.predicting.trace.autocast import cast, cuda_autocast
 from profiler.predicting.trace.fake_tensors import FakeTensors
 from profiler.predicting.trace.in_place import adding_in_place
@@ -47,6 +48,7 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.callback(_CAPABILITY.reset, token)
         stack.enter_context(mock.patch.multiple(F, dropout=dropout, scaled_dot_product_attention=attention))
         stack.enter_context(mock.patch.multiple(F, linear=linear, batch_norm=batch_norm, rms_norm=rms_norm))
+        stack.enter_context(half_fft.as_on_cuda())
         for module in (torch, torch._VF):  # nn.GRUCell calls the second
             stack.enter_context(mock.patch.multiple(module, create=True, gru_cell=gru_cell, lstm_cell=lstm_cell))
         stack.enter_context(mock.patch.object(offload, "save_on_cpu", _pinned))
@@ -230,7 +232,15 @@ def _without_buffer(out: Any, args: Any) -> Any:
     return values, buffer.new_empty((0,))
 
 
+def _in_complex64(out: Any, args: Any) -> Any:
+    """The transform of bfloat16, for which there is no complex type (aten/src/ATen/native/cuda/SpectralOps.cpp)."""
+    if args[0].dtype != torch.bfloat16:
+        return out
+    return out.new_empty_strided(out.shape, out.stride(), dtype=torch.complex64)
+
+
 CHANGES: dict[Any, Change] = {
+    aten._fft_r2c.default: _in_complex64,
     aten.native_layer_norm.default: _in_float,
     aten.native_batch_norm.default: _in_float,
     aten.log_sigmoid_forward.default: _without_buffer,

@@ -175,6 +175,20 @@ def _sum(input: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, *
     return 0 if input.dtype == kind else input.numel() * kind.itemsize
 
 
+def _real_transform(input: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -> int:
+    """What bfloat16 gives in its own type, and one half of what has two sides (cuda/SpectralOps.cpp)."""
+    if input.dtype != torch.bfloat16:
+        return 0
+    half = input.numel() // input.shape[dims[-1]] * (input.shape[dims[-1]] // 2 + 1)
+    pair = 2 * input.itemsize
+    return request(half * pair) + (0 if onesided else request(half * torch.complex64.itemsize))
+
+
+def _inverse_transform(input: torch.Tensor, *options: Any) -> int:
+    """What is taken, which cuFFT writes over (cuda/SpectralOps.cpp, _fft_c2r_cufft)."""
+    return tensor_request(input)
+
+
 COPIES: dict[Any, Callable[..., int]] = {
     aten.max_pool2d_with_indices: _pool,
     aten.max_pool2d_with_indices_backward: _pool_backward,
@@ -188,5 +202,7 @@ COPIES: dict[Any, Callable[..., int]] = {
     aten._softmax_backward_data: _softmax_backward,
     aten._safe_softmax: _safe_softmax,
     aten.roll: _roll,
+    aten._fft_r2c: _real_transform,
+    aten._fft_c2r: _inverse_transform,
     aten.sum: _sum,
 }
