@@ -91,7 +91,7 @@ def choice(pattern: str, floor: int, peak: int | None, num: int = 2) -> BlockCho
     ("others", "pattern"),
     [
         ((choice("a", 50, 120),), None),  # a lower floor that `all` does not reach
-        ((choice("a", 101, 80),), None),
+        ((choice("a", 101, 80),), "a"),  # a higher floor, which is lower than what `all` reaches now
         ((choice("a", 50, 99.5),), None),  # less than a hundredth
         ((choice("a", 50, None),), None),
         ((choice("a", 50, 90), choice("b", 60, 80)), "b"),
@@ -102,6 +102,15 @@ def test_a_bound_alone_is_no_advice(others, pattern):
     found = better_blocks(BlockChoices(own=choice("", 100, 100), others=others))
 
     assert (found.pattern if found else None) == pattern
+
+
+def test_for_a_plan_the_floor_must_be_lower_too():
+    others = (choice("a", 101, 80), choice("b", 90, 85))
+    choices = BlockChoices(own=choice("", 100, 100), others=others)
+
+    chosen = [better_blocks(choices, lowers_floor=is_plan) for is_plan in (False, True)]
+
+    assert [better.pattern for better in chosen if better] == ["a", "b"]
 
 
 def test_explain_names_them_with_their_bytes(capsys):

@@ -14,6 +14,7 @@ from profiler.analysis.live_bytes import categories_at, modules_at
 from profiler.core.trace_data import CATEGORIES, Trace, live
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
+from profiler.views.tables.explanation import remedies_text
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
 FUNCTIONS = Path(__file__).parent / "user_models" / "checkpointed_functions.py"
@@ -97,6 +98,17 @@ def test_a_head_that_dominates_is_the_reason():
 
 def test_too_many_checkpoints_are_the_reason():
     assert why("mnist-cnn:channels=4", "all", batch_size=16) == "inputs"
+
+
+def test_where_there_are_too_many_checkpoints_fewer_are_advised_and_not_finer_ones():
+    (baseline, blocks), (trace, _) = (traced("mnist-cnn:channels=4", way, batch_size=16) for way in ("none", "all"))
+
+    advised = explain(trace, blocks=blocks, baseline=baseline)
+
+    gains = {remedy.kind: remedy.nbytes for remedy in advised.remedies}
+    assert "checkpointing" not in gains
+    assert gains["coarser"] == advised.peak.nbytes - advised.floor.nbytes
+    assert "fewer checkpoints (longer segments)" in remedies_text(advised)
 
 
 @pytest.mark.parametrize(

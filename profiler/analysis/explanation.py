@@ -10,7 +10,7 @@ import msgspec
 from profiler.analysis import live_bytes
 from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
-from profiler.analysis.reasons import Reason, reason
+from profiler.analysis.reasons import INPUTS, Reason, reason
 from profiler.core.allocator_history import GRANULE
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Life, Trace, live, summed
 
@@ -69,6 +69,7 @@ def explain(
     if least.nbytes > highest.nbytes:
         least = floor(trace, blocks=blocks)
     has_lines = any(storage.line for storage in trace.allocations)
+    why = reason(trace, baseline=baseline, blocks=blocks) if baseline else None
     return Explanation(
         peak=highest,
         operator_bytes=trace.operators[highest.number - 1].hidden_bytes if highest.number else 0,
@@ -77,21 +78,22 @@ def explain(
         num_others=len(others),
         others_bytes=sum(share.nbytes for share in others),
         floor=least,
-        remedies=remedies(trace, floor_bytes=least.nbytes),
+        remedies=remedies(trace, floor_bytes=least.nbytes, are_too_many=why is not None and why.kind == INPUTS),
         choices=choices,
         better=better_blocks(choices) if choices else None,
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
         split=split,
-        reason=reason(trace, baseline=baseline, blocks=blocks) if baseline else None,
+        reason=why,
         holders=live_bytes.holders_at(trace, highest.number) if has_lines else (),
     )
 
 
-def better_blocks(choices: BlockChoices) -> BlockChoice | None:
+def better_blocks(choices: BlockChoices, *, lowers_floor: bool = False) -> BlockChoice | None:
     """The other blocks with the lowest peak under `all`; None where no other is lower by a hundredth.
 
-    A floor is a bound, which `all` need not reach: finer blocks have a lower one, and may keep more inputs. So blocks
-    are better where both are lower. Where the peak of `all` is not known of these blocks, floors are compared.
+    A floor is a bound, which `all` need not reach: finer blocks have a lower one, and may keep more inputs. A plan can
+    only gain where that is lower too, as `lowers_floor` asks. Where the peak of `all` is not known of these blocks,
+    floors are compared.
     """
     own = choices.own
     if own.all_bytes is None:
@@ -102,26 +104,26 @@ def better_blocks(choices: BlockChoices) -> BlockChoice | None:
         for other in choices.others
         if other.all_bytes is not None
         and other.all_bytes < (1 - LEAST_GAIN) * own.all_bytes
-        and other.floor_bytes < own.floor_bytes
+        and (other.floor_bytes < own.floor_bytes or not lowers_floor)
     ]
     return min(lower, key=lambda entry: entry[:3])[-1] if lower else None
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is checkpointing, batch, optimizer, gradients, kept-gradients, offload, host-inputs or loss."""
+    """`kind` is checkpointing, coarser, batch, optimizer, gradients, kept-gradients, offload, host-inputs or loss."""
 
     kind: str
     nbytes: int  # the peak would be lower by at most so many
 
 
-def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
+def remedies(trace: Trace, *, floor_bytes: int, are_too_many: bool = False) -> tuple[Remedy, ...]:
     """Every remedy that could lower the peak by a hundredth or more, the strongest first.
 
     Each is the peak of the same step less the peak with other lives of its storages: half the batch; an optimizer
     without state; gradients freed as they arrive (the optimizer's step in the backward); gradients that are kept
     between the steps dropped instead; saved activations, which are what checkpoints keep where there are any, on the
     host but where they are made and last used; the loss in chunks. An optimizer in the backward has no place where
-    gradients of several micro-batches are added. Bytes.
+    gradients of several micro-batches are added. Where there `are_too_many` checkpoints, fewer lead to it. Bytes.
     """
     highest = max(live(trace))
     is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
@@ -136,7 +138,7 @@ def remedies(trace: Trace, *, floor_bytes: int) -> tuple[Remedy, ...]:
         changes["loss"] = in_chunks
     if is_accumulated(trace):
         del changes["gradients"]
-    gains = {"checkpointing": highest - floor_bytes}
+    gains = {"coarser" if are_too_many else "checkpointing": highest - floor_bytes}
     gains |= {
         kind: highest - _changed_peak(trace, change, is_half_batch=kind == "batch") for kind, change in changes.items()
     }

@@ -16,6 +16,7 @@ SAME = 0.99  # of what the baseline saves: a step that saves as much was not che
 MOST = 0.75  # of the peak
 NUM_OUTSIDE = 2  # modules outside of the blocks that are named
 ACTIVATIONS = ("saved", "recomputed")
+INPUTS = "inputs"  # the kind of reason that there are too many checkpoints
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +137,7 @@ def _largest(step: _Step) -> Reason:
             storage for storage, stage in stages if stage in step.segment and storage.category != "saved"
         ),
         "plain": nbytes(storage for storage, stage in stages if stage != OUTSIDE and stage not in step.recomputed),
-        "inputs": nbytes(step.inputs),
+        INPUTS: nbytes(step.inputs),
     }
     parts["plain"] -= nbytes(storage for storage in step.inputs if step.stage(storage.module) not in step.recomputed)
     kind = max(parts, key=parts.__getitem__)
@@ -172,5 +173,5 @@ _TEXTS: dict[str, Callable[[_Step, str], str]] = {
         f"{len(step.blocks) - len(step.recomputed)} of {count_text(len(step.blocks), 'block')} are not recomputed, and"
         f" hold {held} {_of(step)}"
     ),
-    "inputs": lambda step, held: f"there are too many checkpoints: the inputs that they keep hold {held} {_of(step)}",
+    INPUTS: lambda step, held: f"there are too many checkpoints: the inputs that they keep hold {held} {_of(step)}",
 }

@@ -112,7 +112,7 @@ def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
 
 def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | None:
     """The other blocks whose checkpointing would lower the peak most, if any would. Raises as `predict` does."""
-    return better_blocks(choices(case, build=build))
+    return better_blocks(choices(case, build=build), lowers_floor=True)
 
 
 def _choices(built: Assembled, trace: Trace) -> BlockChoices:

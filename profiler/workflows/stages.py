@@ -148,7 +148,7 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
         choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
     except UserError:
         return None
-    better = better_blocks(choices)
+    better = better_blocks(choices, lowers_floor=below_bytes is not None)
     is_lower = better is not None and (below_bytes is None or better.floor_bytes < below_bytes)
     return better_text(choices, better) if better and is_lower else None
 

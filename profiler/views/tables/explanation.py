@@ -27,6 +27,7 @@ MOST_REMEDIES = 4  # the strongest, for the same reason
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
 REMEDIES = {  # with what each costs
     "checkpointing": "finer checkpointing (more recompute)",
+    "coarser": "fewer checkpoints (longer segments)",
     "batch": "half the batch (more steps)",
     "optimizer": "no optimizer state (another optimizer)",
     "gradients": "optimizer in the backward (no clipping)",
