@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import profiler
-from profiler.core.case import Trial
+from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
+from profiler.core.record import Record
 from profiler.engines.replies import attempt
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make
+from tests.user_models import averaged as averaged_copy
 
 
 class Dropped(nn.Module):
@@ -153,3 +155,42 @@ def test_a_run_refuses_what_leaves_blocks_out_at_random_and_checkpoints_each_blo
     record = record_of(case, record_of(case.baseline).equality.digests)
 
     assert record.outcome == outcome
+
+
+def averaged(strategy: str, words: str = "", **fields: object) -> Record:
+    case = make.case(strategy, model=Choice(f"{averaged_copy.__file__}:make{words}"), batch_size=4, **fields)
+    return measure(Trial(case=case, passes=("equality", "flops")))
+
+
+def idle_notes(record: Record) -> list[str]:
+    return [note.text for note in record.notes if note.code == "GCP050"]
+
+
+def test_frozen_modules_that_no_forward_runs_are_no_blocks():
+    records = [averaged(strategy) for strategy in ("none", "all", "segments:k=2")]
+
+    words = "frozen, and no forward runs them, so that they are no blocks: average.0, average.1, average.2"
+    assert [idle_notes(record) for record in records] == [[words]] * 3
+    assert [record.built.num_blocks for record in records if record.built] == [3, 3, 3]
+    assert records[1].built is not None
+    assert records[1].built.split == "3 of 3"
+    assert records[1].readings.block_calls == (2, 2, 2)
+
+
+def test_a_frozen_teacher_that_runs_is_blocks():
+    record = averaged("all", ":is_run=true")
+
+    assert record.built is not None
+    assert (record.built.num_blocks, idle_notes(record)) == (6, [])
+
+
+@pytest.mark.parametrize(("words", "blocks"), [(":is_frozen=false", None), ("", "layers.*,average.*")])
+def test_blocks_that_train_or_are_named_stay_and_are_told_where_the_step_does_not_run_them(words, blocks):
+    record = averaged("all", words, blocks=blocks)
+
+    assert record.built is not None
+    assert record.built.num_blocks == 6
+    assert idle_notes(record) == [
+        "3 checkpointed blocks did not run in the step: average.0, average.1, average.2; nothing of them is computed "
+        "again, and --blocks chooses others"
+    ]

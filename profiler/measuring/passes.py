@@ -13,7 +13,7 @@ from profiler.core import rehearsed_gpu
 from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes, Readings
-from profiler.core.units import bytes_text, few
+from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import flops, growth, memory, operators
 from profiler.measuring.meters import time as timing
@@ -62,6 +62,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     readings = {**counted, "block_calls": tuple(calls)}
     if built.own_calls.has_compiled():
         _tell_left_out(bench, built.applied.recomputes, calls)
+    _tell_idle(bench, [built.workload.blocks[index] for index in built.applied.recomputes if not calls[index]])
     _tell_recomputes(bench, recomputes, built.workload)
     _tell_kept(bench, kept, recomputes.functions)
     return readings
@@ -81,6 +82,13 @@ def _tell_left_out(bench: Bench, asked: Collection[int], calls: Sequence[int]) -
     if left_out:
         text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not computed again"
         bench.note("GCP001", f"{text}: the model's compiled code leaves their checkpoints out, and the bytes say so")
+
+
+def _tell_idle(bench: Bench, names: Sequence[str]) -> None:
+    """Note blocks that are counted as checkpointed, and that the step did not run."""
+    if names:
+        text = f"{count_text(len(names), 'checkpointed block')} did not run in the step: {few(names, MOST_NAMED)}"
+        bench.note("GCP050", f"{text}; nothing of them is computed again, and --blocks chooses others")
 
 
 def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload) -> None:

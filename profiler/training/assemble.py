@@ -212,10 +212,20 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     workload = msgspec.structs.replace(workload, module=module, batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
-        workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
+        workload = _with_blocks(case, workload, remarks)
     if marked_functions.are_there() and not case.blocks and not case.parallel:
         workload = called_blocks.marked(workload)
     return workload, remarks
+
+
+def _with_blocks(case: Case, workload: Workload, remarks: list[Note]) -> Workload:
+    """The blocks that are asked for by name, or else that are found and run."""
+    named = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
+    if case.blocks or case.parallel:
+        return named
+    running, remark = called_blocks.running(named)
+    remarks.extend([remark] if remark else [])
+    return running
 
 
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:

@@ -11,6 +11,7 @@ from torch import nn
 
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
+from profiler.core.units import few
 from profiler.training.checkpointing.call_routes import CalledBlock, Calls, ToCalls
 from profiler.training.checkpointing.one_forward import NotKept, run_forward
 from profiler.training.checkpointing.routed_block import route, unroute
@@ -19,6 +20,7 @@ from profiler.training.workload import Workload
 
 SIGN = "#"  # between a block's name and the number of its call
 COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
+MOST_NAMED = 3
 FEW = 2  # blocks, of which sqrt and segments:k=1 checkpoint none
 
 
@@ -26,6 +28,29 @@ def marked(workload: Workload) -> Workload:
     """The workload with the calls of marked functions as its blocks; as it was where its forward makes none."""
     look = _look(workload, ())
     return _by_calls(workload, look.seen) if look.seen else workload
+
+
+def running(workload: Workload) -> tuple[Workload, Note | None]:
+    """The workload without blocks that are frozen wholly, as averaged copies and teachers are, and that never run.
+
+    One forward looks for them where other blocks train; what trains may be left out by chance, and stays a block.
+    """
+    frozen = [name for name in workload.blocks if not _trains(workload.block(name))]
+    if not frozen or len(frozen) == len(workload.blocks):
+        return workload, None
+    paths = {call.path for call in _look(workload, tuple(frozen)).seen}
+    idle = [name for name in frozen if name not in paths]
+    if not idle:
+        return workload, None
+    text = f"frozen, and no forward runs them, so that they are no blocks: {few(idle, MOST_NAMED)}"
+    blocks = tuple(name for name in workload.blocks if name not in idle)
+    return msgspec.structs.replace(workload, blocks=blocks), Note(code="GCP050", text=text)
+
+
+def _trains(block: nn.Module) -> bool:
+    """Whether anything of a block trains, or could not."""
+    parameters = list(block.parameters())
+    return not parameters or any(parameter.requires_grad for parameter in parameters)
 
 
 def repeated(workload: Workload) -> Workload:
