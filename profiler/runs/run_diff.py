@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,37 @@ DIGITS = 16  # of a SHA-256: enough to see that a file is another one
 
 
 def changes(
-    before: Manifest, *, environment: Environment, sources: Mapping[str, str], plan: tuple[Trial, ...] | None = None
+    before: Manifest,
+    *,
+    environment: Environment,
+    sources: Mapping[str, str],
+    plan: tuple[Trial, ...] | None = None,
+    names: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Every difference as `name before -> now`; of the plan only where one was asked for."""
+    """Every difference as `name before -> now`; of the plan only where one was asked for, and of what these name."""
     return (
-        *_of_plans(before.plan, plan if plan is not None else before.plan),
+        *_of_plans(before.plan, plan if plan is not None else before.plan, names),
         *_of_files(before.sources, sources),
         *_of_environments(before.environment, environment),
     )
 
 
-def _of_plans(before: Iterable[Trial], now: Iterable[Trial]) -> Iterator[str]:
+def _of_plans(before: Iterable[Trial], now: Iterable[Trial], names: Collection[str]) -> Iterator[str]:
     first, second = [list(plan) for plan in (before, now)]
     if {_key(trial) for trial in first} == {_key(trial) for trial in second}:
         return
-    differences = list(_of_fields(first, second))
+    differences = list(_of_fields(first, second, names))
     yield from differences or ["other combinations of the same values"]
 
 
-def _of_fields(first: list[Trial], second: list[Trial]) -> Iterator[str]:
-    for field in Case.__struct_fields__:
+def _of_fields(first: list[Trial], second: list[Trial], names: Collection[str]) -> Iterator[str]:
+    for field in filter(names.__contains__, Case.__struct_fields__):
         old, new = [dict.fromkeys(_word(getattr(trial.case, field)) for trial in plan) for plan in (first, second)]
         gone, come = [word for word in old if word not in new], [word for word in new if word not in old]
         if gone or come:
             yield f"{field.replace('_', ' ')} {', '.join(gone) or 'nothing'} -> {', '.join(come) or 'nothing besides'}"
     rounds = [max((trial.round for trial in plan), default=0) for plan in (first, second)]
-    if rounds[0] != rounds[1]:
+    if "rounds" in names and rounds[0] != rounds[1]:
         yield f"rounds {rounds[0]} -> {rounds[1]}"
 
 
@@ -70,7 +75,8 @@ def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
 
 def _word(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
-        return " ".join(f"{name}={member}" for name, member in msgspec.structs.asdict(value).items())
+        members = msgspec.structs.asdict(value).items()
+        return " ".join(f"{name}={member}" for name, member in members if member is not UNSET)
     return "-" if value is None or value is UNSET else as_word(value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -11,18 +11,19 @@ import msgspec
 from profiler import engines
 from profiler.analysis import progress, rows
 from profiler.core import catalogue
-from profiler.core.case import split_choices
+from profiler.core.case import Case, split_choices
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import consent, device_choice, spec
+from profiler.request.planned_words import changed, fields_of, given
 from profiler.request.spec import TABLES, CheckedRequest, Request
 from profiler.runs import RESULTS, run_diff, store, writer
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, ran, refuse_idle
-from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed
+from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed, resume_words
 
 
 def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
@@ -36,7 +37,9 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     words = _words(before, request)
     data = (words or request.words).data
     _refuse_other_data(before, data)
-    meant = spec.check(words, device_choice.any_device).trials if request.anew and words else before.manifest.plan
+    refuse_unnamed(before, _named_words(before, request, words), request.typed)
+    meaning = words and _changed(before, words, request)
+    meant = spec.check(meaning, device_choice.any_device).trials if request.anew and meaning else before.manifest.plan
     refuse_idle(meant, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
@@ -44,27 +47,41 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         _refuse_jobs(before, request.placement.engine)
         if words is None and not _owed(before):
             return _nothing_left(before, screen)
-    if not (request.anew and words):
-        refuse_unnamed(before, _typed(before, request.words), request.typed)
     with ExitStack() as stack:
         with screen.doing(STARTING):
             engine = engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant)
             stack.enter_context(engine)
-            devices = request.placement.survey(engine, () if request.anew and words else before.manifest.plan)
-        asked = checked_on(devices, words, before.manifest.shard or None) if words else None
+            is_moved = request.anew and words and (words.device or words.gpus)
+            devices = request.placement.survey(engine, () if is_moved else before.manifest.plan)
+        asked = checked_on(devices, meaning, before.manifest.shard or None) if meaning else None
         if request.anew:
             checked = asked or _same(before, data, devices)
             checked = msgspec.structs.replace(checked, remarks=(*before.warnings, *checked.remarks))
             command = command_line(request.typed) if asked else before.manifest.command
             return begin(engine, checked, devices, request, screen, command=command)
         _refuse_absent(before, request.placement.engine, devices)
-        _refuse_changes(before, asked, devices, request.typed)
+        _refuse_changes(before, asked, devices, request.typed, names=given(words) if words else ())
         if not _owed(before):
             return _nothing_left(before, screen)
         device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
         checked = CheckedRequest(trials=before.manifest.plan, data_directory=data, remarks=remarks)
         return go_on(engine, before.folder, checked, devices, request, screen)
+
+
+def _changed(before: Run, words: Request, request: RunRequest) -> Request:
+    """The run's own words with those that were typed in their place; of a part of a sweep, whose other parts nobody
+    knows here, the typed words alone. Raises UserError.
+    """
+    shard = before.manifest.shard
+    if shard and request.anew:
+        message = f"this run is part {shard} of a sweep, and no option of it can be changed without the other parts"
+        hint = f"leave --resume out, and give all options of the sweep and --shard {shard}"
+        raise UserError(message, hint=hint)
+    if shard:
+        return words
+    as_it_was = shlex.join([*resume_words(before, request.typed, words.data), "--new-run"])
+    return changed(before.manifest.plan, words, as_it_was=as_it_was)
 
 
 def _refuse_absent(before: Run, engine: str, devices: Mapping[str, Environment]) -> None:
@@ -94,6 +111,14 @@ def _words(before: Run, request: RunRequest) -> Request | None:
         if all(named in (own.get(field), must.get(field)) for field, named in typed.items()):
             return None
     return request.checked()
+
+
+def _named_words(before: Run, request: RunRequest, words: Request | None) -> dict[str, set[str]]:
+    """The words that were typed, by the field of a case, and those of the run that a new one has others for."""
+    named = _typed(before, request.words)
+    replaced = fields_of(given(words)) if request.anew and words else set()
+    cases = [trial.case for trial in before.manifest.plan]
+    return named | {field: {getattr(case, field) for case in cases} for field in replaced & set(Case.__struct_fields__)}
 
 
 def _typed(before: Run, words: Request) -> dict[str, set[str]]:
@@ -131,9 +156,14 @@ def _same(before: Run, data: str | None, devices: Mapping[str, Environment]) -> 
 
 
 def _refuse_changes(
-    before: Run, asked: CheckedRequest | None, devices: Mapping[str, Environment], typed: Sequence[str] = ()
+    before: Run,
+    asked: CheckedRequest | None,
+    devices: Mapping[str, Environment],
+    typed: Sequence[str] = (),
+    *,
+    names: Iterable[str] = (),
 ) -> None:
-    """A run is of one plan, one set of files and versions, and one device."""
+    """A run is of one plan, one set of files and versions, and one device. `names` are those of the typed words."""
     trials = before.manifest.plan
     then = _environment(before)
     now = device_choice.environment(trials[0].case.device, devices)
@@ -144,6 +174,7 @@ def _refuse_changes(
         environment=now,
         sources=run_diff.code_digests(trial.case for trial in trials),
         plan=asked.trials if asked else None,
+        names=fields_of(names),
     )
     if changes:
         message = f"this run began otherwise, and would be mixed: {'; '.join(changes)}"
