@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
+from profiler.engines.replies import attempt
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training import models
@@ -278,3 +280,63 @@ def test_an_option_of_the_users_may_have_a_name_of_ours():
     built = assemble(make.case(model=Choice(f"{MODES}:named:name=large,factory=bc")))
 
     assert built.workload.module.layers[0].out_features == 80 + len("bc")
+
+
+MODULE = """
+def make(batch_size=2):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return module, torch.ones(batch_size, 4), lambda output: output.sum()
+"""
+TOP = "import argparse\nimport sys\n\nimport torch\nfrom torch import nn\n\n"
+SEEN = """
+def seen():
+    return nn.Linear(1, 1), {"loaded": said, "called": list(sys.argv)}
+"""
+WITH_DEFAULTS = 'parser = argparse.ArgumentParser()\nparser.add_argument("--width", default=3)\n'
+EXITS = {
+    'sys.exit("bye: no data")': "the model's code called sys.exit: bye: no data (mine.py:7)",
+    "sys.exit(5)": "the model's code called sys.exit(5) (mine.py:7)",
+    "sys.exit()": "the model's code called sys.exit() (mine.py:7)",
+    'parser = argparse.ArgumentParser()\nparser.add_argument("--data", required=True)\nparser.parse_args()': (
+        "the model's code called sys.exit(2): the following arguments are required: --data (mine.py:9)"
+    ),
+}
+
+
+def test_a_file_and_its_function_see_a_command_line_of_the_files_path_alone(tmp_path, monkeypatch):
+    parse = "arguments = parser.parse_args()\nsaid = sys.argv\n"
+    (tmp_path / "mine.py").write_text(TOP + WITH_DEFAULTS + parse + SEEN)
+    monkeypatch.setattr(sys, "argv", ["-c", "--of-ours"])
+
+    workload = user.build(f"{tmp_path}/mine.py:seen")
+
+    path = str(tmp_path / "mine.py")
+    assert (workload.batch["loaded"], workload.batch["called"]) == ([path], [path])
+    assert sys.argv == ["-c", "--of-ours"]
+
+
+@pytest.mark.parametrize("line", EXITS)
+def test_a_file_that_calls_exit_fails_with_what_it_said(line, tmp_path):
+    (tmp_path / "mine.py").write_text(f"{TOP}{line}\n{MODULE}")
+    case = make.case(model=Choice(f"{tmp_path}/mine.py:make"), batch_size=2)
+
+    record = attempt(Trial(case=case), on_pass=lambda stage: None, by=measure)
+
+    assert (record.outcome, record.detail) == ("failed", EXITS[line])
+
+
+def test_a_forward_that_calls_exit_fails_with_what_it_said():
+    class Leaves(nn.Module):
+        def forward(self, x):
+            sys.exit("no data")
+
+    workload = user.as_workload((Leaves(), torch.ones(2)))
+
+    record = attempt(Trial(case=make.case()), on_pass=lambda stage: None, by=lambda *of, **named: step(workload))
+
+    assert record.outcome == "failed"
+    assert record.detail.startswith("the model's code called sys.exit: no data (test_user_models.py:")
+
+
+def step(workload):
+    return workload.loss(workload.module, workload.batch)

@@ -36,6 +36,10 @@ class Invalid(Exception):
     """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""
 
 
+class Exited(Exception):
+    """The user's code called sys.exit, which must not end what measures it."""
+
+
 def nearest(word: str, words: Iterable[str], *, before: str = "", after: str = "") -> str | None:
     """A hint that names the known words nearest to this one, as they are to be typed; None where none is near.
 

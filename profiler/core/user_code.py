@@ -7,7 +7,9 @@ import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+
+from profiler.core.errors import Exited
 
 OURS = Path(__file__).parents[1]
 MODELS = OURS / "training" / "models"
@@ -34,6 +36,25 @@ def shipped(*parts: str) -> Path:
     """Where a folder that comes with gcprof is: in the installed package, else beside it in the checkout."""
     installed = OURS.joinpath(*parts)
     return installed if installed.is_dir() else OURS.parent.joinpath(*parts)
+
+
+def exited(error: SystemExit) -> Exited:
+    """What to raise where the user's code called sys.exit: with what it said, or what argparse said for it."""
+    code = error.code
+    said = _of_argparse(error.__traceback__) if isinstance(code, int | None) else str(code)
+    call = f"sys.exit({'' if code is None else code})" if isinstance(code, int | None) else "sys.exit"
+    text = f"the model's code called {call}" + (f": {said}" if said else "")
+    return Exited(text).with_traceback(error.__traceback__)
+
+
+def _of_argparse(place: TracebackType | None) -> str | None:
+    """What `ArgumentParser.error`, which exits with 2, was given to say."""
+    while place is not None:
+        code = place.tb_frame.f_code
+        if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
+            return str(place.tb_frame.f_locals.get("message"))
+        place = place.tb_next
+    return None
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:

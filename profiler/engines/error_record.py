@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.case import Trial
-from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.errors import Exited, Invalid, Unsupported, UserError
 from profiler.core.record import Environment, Note, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
 from profiler.core.units import GIB, KIB, MIB
@@ -116,7 +116,8 @@ def error_detail(error: Exception) -> str:
     if isinstance(error, CheckpointError):
         return f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause or _first_line(error)}"
     words = _first_line(error).partition(". ")[0] if cause else _first_line(error)
-    text = f"{type(error).__name__}: {words}" + (f" ({place})" if place else "")
+    kind = "" if isinstance(error, Exited) else f"{type(error).__name__}: "
+    text = f"{kind}{words}" + (f" ({place})" if place else "")
     text = ", ".join([text, *(hide(note) for note in _added(error) if note.startswith(WHERE))])
     return f"{text}; {CAUSE}{cause}" if cause else text
 

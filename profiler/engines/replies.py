@@ -10,6 +10,7 @@ from profiler.core.case import Trial, encode
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.record import Record
 from profiler.core.secret_filter import hide
+from profiler.core.user_code import exited
 from profiler.engines.error_record import absent_library, error_detail, error_record, user_traceback
 
 
@@ -31,6 +32,8 @@ def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., R
     """Returns the trial's record: what the model raises is the outcome of this trial only."""
     try:
         return by(trial, on_pass=on_pass)
+    except SystemExit as error:
+        return error_record(trial, exited(error))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         return error_record(trial, error)
 
@@ -41,6 +44,8 @@ def answer(channel: int, key: str, work: Callable[[], object]) -> None:
         tell(channel, {key: work()})
     except (Invalid, Unsupported, UserError) as error:
         tell(channel, {"refused": hide(str(error))})
+    except SystemExit as error:
+        tell(channel, {"failed": error_detail(exited(error))})
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         if absent := absent_library(error):
             tell(channel, {"refused": absent})

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.errors import Exited, Invalid, Unsupported, UserError
 from profiler.core.user_code import frames, is_theirs, users_line
 from profiler.training.workload import Workload
 
@@ -109,7 +109,7 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
         if not reads.places:
             return built, None
         why = f"it reads values: {reads}"
-    except (torch.OutOfMemoryError, Invalid, Unsupported, UserError):
+    except (torch.OutOfMemoryError, Exited, Invalid, Unsupported, UserError):
         raise
     except Exception as error:  # noqa: BLE001  the user's factory may raise anything, for want of values too
         why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"

@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from profiler.core import function_source
 from profiler.core.errors import Invalid
+from profiler.core.user_code import exited
 from profiler.training.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")
@@ -30,13 +33,28 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
     attribute or key `loss`, or the first of a tuple. With a loss, a batch of two is inputs and targets, and the loss is
     called as loss(output, targets); any other batch goes to the module whole, and the loss is called as
     loss(output, batch), or as loss(output) where it takes one argument. An optimizer is a function of the parameters,
-    or an optimizer. Raises TypeError for anything else, and the step Invalid where there is no loss.
+    or an optimizer. Raises TypeError for anything else, Exited where the file calls sys.exit, and the step Invalid
+    where there is no loss.
     """
     if batch_size is not None:
         options["batch_size"] = batch_size
-    function = _function(name)
-    _refuse_unbound(function, options)
-    return as_workload(function(**options))
+    with _as_script(name):
+        function = _function(name)
+        _refuse_unbound(function, options)
+        return as_workload(function(**options))
+
+
+@contextmanager
+def _as_script(name: str) -> Iterator[None]:
+    """Let the user's file see a command line of its own path alone. Raises Exited where it calls sys.exit."""
+    words = sys.argv
+    sys.argv = [str(function_source.place(name))]
+    try:
+        yield
+    except SystemExit as error:
+        raise exited(error) from None
+    finally:
+        sys.argv = words
 
 
 def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
