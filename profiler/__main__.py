@@ -2,15 +2,20 @@
 
 import sys
 
-from profiler.core.server_process import start_early
+INTERRUPTED = 130  # as `profiler.cli` ends later
 
 
 def main() -> None:
     """Run one command and end the process with its exit code."""
-    start_early(sys.argv[1:])  # it imports torch while this process imports what reads the words
-    from profiler.cli import main as run  # noqa: PLC0415  a tenth of a second, meanwhile
+    try:  # the imports are in it, which take the first tenth of a second: Ctrl-C comes in them too
+        from profiler.core.server_process import start_early  # noqa: PLC0415  an interrupt comes here too
 
-    run()
+        start_early(sys.argv[1:])  # it imports torch while this process imports what reads the words
+        from profiler.cli import main as run  # noqa: PLC0415  a tenth of a second, meanwhile
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # nothing was begun that there would be a word to say of
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from profiler.__main__ import main as start_command
+from profiler.cli import INTERRUPTED
 from profiler.core import server_process
 from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
@@ -93,3 +95,18 @@ def test_a_command_with_wrong_words_ends_as_before_and_leaves_no_server(name, tm
     assert done.returncode == 2
     assert "--nonsense" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["profiler.core.server_process.start_early", "profiler.cli.main"])
+def test_an_interrupt_before_the_words_are_read_ends_as_a_later_one_does(place, monkeypatch, capfd):
+    def interrupt(*words: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["gcprof", "--version"])
+    monkeypatch.setattr(place, interrupt)
+
+    with pytest.raises(SystemExit) as ended:
+        start_command()
+
+    assert ended.value.code == INTERRUPTED
+    assert capfd.readouterr() == ("", "")
