@@ -99,6 +99,24 @@ def test_an_unknown_strategy_names_the_nearest():
     assert caught.value.hint == "did you mean 'segments'?"
 
 
+@pytest.mark.parametrize(
+    ("module", "strategy", "complaint"),
+    [
+        (
+            lambda: nn.Sequential(Counted()),
+            "all",
+            "an nn.Module, and was given a function; measure and predict take",
+        ),
+        (Counted, "all", "was given Counted itself"),
+        (nn.Sequential(), None, "a strategy is a word such as 'all' or 'segments:k=4', .*, not None"),
+        (nn.Sequential(), 4, "not of type int"),
+    ],
+)
+def test_what_is_no_module_or_no_strategy_is_refused_with_what_is_wanted(module, strategy, complaint):
+    with pytest.raises(TypeError, match=complaint):
+        profiler.apply(module, strategy)
+
+
 def test_a_factory_is_measured_in_this_process():
     record = profiler.measure(factory, "segments:k=3", samples=2)
 

@@ -42,20 +42,32 @@ def apply(
     its block is recomputed, so that its running statistics are those without checkpointing. Returns the real split and
     how often each block is recomputed.
 
-    Raises UserError for an unknown strategy or a file that is no plan, and Unsupported where it cannot be applied: no
-    blocks, a module that is checkpointed already, a plan of another model; and after the module was changed where
-    there is no BatchNorm to repair in its blocks.
+    Raises TypeError for what is no module, or neither a strategy nor a plan, UserError for an unknown strategy or a
+    file that is no plan, and Unsupported where it cannot be applied: no blocks, a module that is checkpointed already,
+    a plan of another model; and after the module was changed where there is no BatchNorm to repair in its blocks.
 
     Example::
 
         module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
         profiler.apply(module, "segments:k=4").split  # '3x2+2': three segments of two modules, the last two kept
     """
+    _refuse_other_kinds(module, strategy)
     if isinstance(strategy, str):
         chain, applied = _by_name(module, strategy, example, blocks)
     else:
         chain, applied = _carry_out(module, strategy, example, blocks)
     return repaired(chain, applied) if repair_batchnorm else applied
+
+
+def _refuse_other_kinds(module: object, strategy: object) -> None:
+    """Raises TypeError that says what is wanted instead."""
+    if not isinstance(module, nn.Module):
+        what = f"{module.__name__} itself" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise TypeError(f"apply changes an nn.Module, and was given {what}; measure and predict take functions")
+    if not isinstance(strategy, (str, PlanFile, Path)):
+        what = "None" if strategy is None else f"of type {type(strategy).__name__}"
+        wanted = "a word such as 'all' or 'segments:k=4', a plan of profiler.plan, or the Path of a plan's file"
+        raise TypeError(f"a strategy is {wanted}, not {what}")
 
 
 def _by_name(module: nn.Module, strategy: str, example: Any, blocks: str | None) -> tuple[Workload, Applied]:
