@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.case import Trial
 from profiler.core.errors import Exited, Invalid, Unsupported, UserError
-from profiler.core.record import Environment, Note, Outcome, Record, Shortage
+from profiler.core.record import IN_BUILD, Environment, Note, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
 from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
@@ -83,7 +83,8 @@ def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
 
 def _out_of_memory(trial: Trial, error: Exception, missing: Shortage) -> Record:
     detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
-    record = without_readings(trial, "out_of_memory", detail)
+    where = f"{IN_BUILD}: " if IN_BUILD in _added(error) else ""
+    record = without_readings(trial, "out_of_memory", where + detail)
     own = tuple(Note(code="GCP047", text=hide(text)) for text in _added(error) if text.startswith(HAS_OWN))
     described = _with_device(trial, record.environment)
     return msgspec.structs.replace(record, shortage=missing, environment=described, notes=own)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from profiler.core.case import Case, Trial
-from profiler.core.record import Note
+from profiler.core.record import IN_BUILD, Note
 from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
@@ -31,6 +31,16 @@ WARNINGS = (UserWarning, RuntimeWarning)  # of what this step does; what a later
 MOST_WARNINGS = 3  # that are named
 LONGEST_WARNING = 300  # characters
 TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # where in PyTorch's own sources
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What runs out of memory while a model is built says so."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        error.add_note(IN_BUILD)
+        raise
 
 
 class Bench:
@@ -89,7 +99,7 @@ class Bench:
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         """A fresh model of the trial's case, or of another, which the leftovers watch."""
         directory, mesh = self.trial.data_directory, self.group.mesh
-        with remembering(self._seen):
+        with remembering(self._seen), _told():
             built = assemble(
                 case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh
             )

@@ -8,6 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from profiler.cli import answer
+from profiler.core.case import Choice, Trial
 from profiler.core.record import Shortage
 from profiler.core.units import GIB, MIB
 from profiler.engines import error_record
@@ -34,6 +35,16 @@ def cross(limit: int | None) -> tuple[float, float]:
     (crosses,) = (found for found in axes.collections if found.get_label() == "out of memory, no time")
     ((_, height),) = crosses.get_offsets()
     return float(height), LIMIT / MIB
+
+
+LARGE = """
+import torch
+from torch import nn
+
+def make(batch_size=2):
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 5_000_000_000_000))
+    return module, torch.ones(batch_size, 8), lambda output: output.sum()
+"""
 
 
 def smallest(*found: Shortage | None) -> str:
@@ -93,6 +104,31 @@ def test_fault_12_of_several_requests_the_smallest_counts():
 
     assert "the smallest request that failed was 2.00 MiB; try" in smallest(FULL, None, few)
     assert smallest(None, None).startswith("nothing fits into memory; try")
+
+
+def test_fault_12_what_was_tried_is_not_advised_again():
+    tried = [make.failed(name, "out_of_memory", "why") for name in ("none", "all", "offload")]
+    alone = [make.failed("none", "out_of_memory", "why", case=make.case("none", batch_size=1))]
+
+    of_tried, of_one_sample = (columns.reasons(examples.table(records))[-1] for records in (tried, alone))
+
+    assert "try a smaller --batch-size or a smaller model; gcprof max-batch" in of_tried
+    assert of_one_sample.endswith("try --strategies all,offload or a smaller model")
+
+
+def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_path):
+    (tmp_path / "large.py").write_text(LARGE)
+    model = Choice(f"{tmp_path}/large.py:make")
+
+    records = [
+        attempt(Trial(case=make.case(name, model=model, batch_size=2)), on_pass=lambda stage: None, by=measure)
+        for name in ("none", "all")
+    ]
+
+    assert all(record.detail.startswith("while the model was built: ") for record in records)
+    advice = columns.reasons(examples.table(records))[-1]
+    assert "the model with its batch does not fit even before a step" in advice
+    assert not any(word in advice for word in ("--strategies", "--batch-size", "max-batch"))
 
 
 def test_twin_12_where_one_setting_fits_nobody_is_told_to_give_up(here, shared, monkeypatch, capsys):

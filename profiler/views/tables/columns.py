@@ -8,7 +8,7 @@ import msgspec
 
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.core.case import SWITCHES, Case, Choice
-from profiler.core.record import Environment
+from profiler.core.record import IN_BUILD, Environment
 from profiler.core.strategy_label import files_of_labels, strategy_label, strategy_labels
 from profiler.core.units import (
     MISSING,
@@ -148,8 +148,25 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
     smallest = smallest_request(rows)
     free = f" with {bytes_text(smallest.free_bytes)} free" if smallest and smallest.free_bytes is not None else ""
     asked = f": the smallest request that failed was {bytes_text(smallest.asked_bytes)}{free}" if smallest else ""
-    advice = "a smaller --batch-size, --strategies all,offload or a smaller model; gcprof max-batch finds the largest"
-    return [f"nothing fits into memory{asked}; try {advice} batch that fits"]
+    return [f"nothing fits into memory{asked}; {_way_out(rows)}"]
+
+
+def _way_out(rows: Sequence[Row]) -> str:
+    """What to try where nothing fits, that was not tried: what a model keeps by itself no strategy makes smaller."""
+    if all(IN_BUILD in (row.detail or "") for row in rows if row.outcome != "skipped"):
+        why = "the model with its batch does not fit even before a step, and no strategy makes its parameters smaller"
+        others = "a smaller model, a smaller batch where that is what is large, or another device"
+        return f"{why}; try {others}: gcprof predict --device h100 needs none of this memory"
+    tried = {row.case.strategy for row in rows}
+    strategies = ",".join(word for word in ("all", "offload") if word not in tried)
+    has_batch = any(row.case.batch_size not in (None, 1) for row in rows)
+    ways = [
+        *(["a smaller --batch-size"] if has_batch else []),
+        *([f"--strategies {strategies}"] if strategies else []),
+        "a smaller model",
+    ]
+    listed = " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
+    return f"try {listed}" + ("; gcprof max-batch finds the largest batch that fits" if has_batch else "")
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
