@@ -63,6 +63,11 @@ def test_the_list_of_like_children_is_the_trunk_and_what_is_in_its_blocks_is_not
     assert find_blocks(found) == numbered("layers", 3)
 
 
+def test_no_name_chooses_no_block():
+    with pytest.raises(Unsupported, match="no blocks match ''"):
+        find_blocks(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), "")
+
+
 def test_encoder_and_decoder_are_both_stacks():
     found = module(
         encoder=module(layers=nn.ModuleList([Layer() for _ in range(3)])),

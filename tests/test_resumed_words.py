@@ -12,9 +12,11 @@ import pytest
 from profiler.cli import answer
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
+from profiler.core.stats import Sampling
+from profiler.engines.local import Local
 from profiler.request import planned_words, spec
 from profiler.request.spec import Request
-from profiler.runs import store
+from profiler.runs import run_diff, store
 from tests import examples, make
 
 SWEEPS = [
@@ -113,3 +115,29 @@ def test_the_command_of_the_hint_measures_the_plan_with_that_one_value_changed(r
     before, after = (store.load(Path(name)).manifest.plan for name in ("run", "new"))
     assert [(trial.case.strategy, trial.case.samples) for trial in after] == [("none", 9), ("all", 9)]
     assert [trial.case.model for trial in after] == [trial.case.model for trial in before]
+
+
+def test_a_difference_of_sampling_is_told_without_names_of_ours():
+    then, now = Trial(case=make.case(sampling=Sampling())), Trial(case=make.case(samples=9))
+    before = store.Manifest(created="", command="", plan=(then,), environment=examples.ENVIRONMENT)
+    names = {"samples", "sampling"}
+
+    changes = run_diff.changes(before, environment=examples.ENVIRONMENT, sources={}, plan=(now,), names=names)
+
+    assert changes == (
+        "samples 5 -> 9",
+        "sampling precision_target=0.03 max_samples=100 max_seconds=2.0 -> -",
+    )
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_run_of_other_threads_goes_on_by_their_number(engine: Local, tmp_path: Path, capsys: Any):
+    here = engine.survey()["cpu"]
+    many = msgspec.structs.replace(here, num_threads=(here.num_threads or 1) + 6)
+    store.create(tmp_path / "run", plan=(Trial(case=make.case()),), command="", environment=many, sources={})
+
+    assert answer(["run", "--resume", str(tmp_path / "run")]) == 2
+
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert error.endswith(f"would be mixed: num_threads {many.num_threads} -> {here.num_threads}")
+    assert hint.startswith(f"hint: OMP_NUM_THREADS={many.num_threads} gcprof run --resume {tmp_path / 'run'} goes on")

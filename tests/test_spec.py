@@ -188,6 +188,13 @@ def test_a_device_that_is_not_there_is_refused(word, devices, exit_code):
     assert caught.value.exit_code == exit_code
 
 
+def test_a_number_that_is_too_large_is_refused_with_the_largest():
+    with pytest.raises(UserError) as refusal:
+        check(Request(model="mlp", batch_size="9" * 23), lambda word: "cpu")
+
+    assert refusal.value.hint == "whole numbers from 1, like 64 or 8,16,32, up to 1,000,000,000"
+
+
 def test_words_of_the_command_line_win_over_the_sweep_file():
     merged = override(Request(model="mlp", rounds=2), Request(rounds=5))
 

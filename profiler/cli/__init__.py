@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -130,6 +131,7 @@ def answer(words: Sequence[str]) -> int:
     COMMAND.set(tuple(words))
     try:
         _refuse_bytes(words)
+        _refuse_nowhere(words)
         code = _invoke([*words] or ["--help"])
         sys.stdout.flush()
         return code
@@ -167,6 +169,13 @@ def _refuse_bytes(words: Sequence[str]) -> None:
         except UnicodeEncodeError:
             message = f"{word!a} is not text in {sys.getfilesystemencoding()}"
             raise UserError(message, hint="rename the file or folder") from None
+
+
+def _refuse_nowhere(words: Sequence[str]) -> None:
+    """An empty name, as `-o "$FOLDER"` gives without that variable, would be the folder at hand. Raises UserError."""
+    is_empty = any(flag in ("-o", "--output") and not name for flag, name in pairwise(words))
+    if is_empty or "--output=" in words:
+        raise UserError("--output: '' is no name of a file or folder", hint="name one, or leave it out")
 
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ class Numbers(NamedTuple):
     most: int
 
 
-SIZES = Numbers("a batch size", "64 or 8,16,32", 10**9)
+SIZES = Numbers("a batch size", "64 or 8,16,32, up to 1,000,000,000", 10**9)
 RANKS = Numbers("a number of ranks", "4 or 8,64,512, up to 65,536", 65_536)
 MICRO_BATCHES = Numbers("a number of micro-batches", "4 or 1,2,4, up to 10,000", 10_000)
 

@@ -122,6 +122,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     precisions = _precisions(request.precision, remarks)
     ways = _ways(request, remarks)
     model_choice.check_batch_size(request.batch_size, chosen_models)
+    _refuse_no_blocks(request)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     model_choice.check_data(request.data, chosen_models)
@@ -156,6 +157,12 @@ def _refuse_secrets(request: Request) -> None:
         if isinstance(value, str) and secret_filter.is_in(value):
             message = f"--{name.replace('_', '-')} holds what looks like a secret, and every record would hold it too"
             raise UserError(message, hint="let your file read it from the environment")
+
+
+def _refuse_no_blocks(request: Request) -> None:
+    if request.blocks is not None and not request.blocks.strip():
+        hint = "'layers.*' or enc1,enc2, as `gcprof blocks MODEL` shows them; leave it out for those that are found"
+        raise UserError(f"--blocks: '{request.blocks}' names no block", hint=hint)
 
 
 def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
@@ -224,7 +231,7 @@ def _defaults(request: Request) -> tuple[list[Choice], str | None]:
 
 def _resolved(words: list[Choice], field: str, remarks: list[str]) -> list[Choice]:
     choices = [catalogue.resolve(choice, TABLES[field], what=field) for choice in words]
-    return _without_duplicates(choices, f"--{field}", remarks)
+    return _without_duplicates(choices, "--strategies" if field == "strategy" else f"--{field}", remarks)
 
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:

@@ -34,7 +34,9 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
     `enc1,enc2,mid`. Raises Unsupported where nothing matches one, and for a block within another. A module without
     children has no blocks.
     """
-    return tuple(_named(module, pattern) if pattern else _stacks(module) or _flattened(module) or _children(module))
+    if pattern is not None:
+        return tuple(_named(module, pattern))
+    return tuple(_stacks(module) or _flattened(module) or _children(module))
 
 
 def _named(module: nn.Module, patterns: str) -> list[str]:

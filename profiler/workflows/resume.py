@@ -25,6 +25,8 @@ from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, ran, refuse_idle
 from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed, resume_words
 
+THREADS = "OMP_NUM_THREADS"  # what tells PyTorch how many threads a step has
+
 
 def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """Go on with the run `request.resume`, or measure its plan anew.
@@ -178,8 +180,11 @@ def _refuse_changes(
     )
     if changes:
         message = f"this run began otherwise, and would be mixed: {'; '.join(changes)}"
-        anew = shlex.join(["gcprof", *typed, "--new-run"])
-        raise UserError(message, hint=f"{anew} measures it anew, in a folder of its own")
+        ways = [f"{shlex.join(['gcprof', *typed, '--new-run'])} measures it anew, in a folder of its own"]
+        if len(changes) == 1 and then.num_threads and then.num_threads != now.num_threads:
+            again = shlex.join([f"{THREADS}={then.num_threads}", "gcprof", *typed])
+            ways = [f"{again} goes on with it", *ways]
+        raise UserError(message, hint="; ".join(ways))
 
 
 def _environment(before: Run) -> Environment:

@@ -292,7 +292,7 @@ def test_fault_61_a_new_run_tells_what_is_remarkable_of_its_words_and_of_the_old
     assert answer(["run", "--resume", "run", "--new-run", *words, "-o", "other"]) == 0
 
     err = capsys.readouterr().err
-    assert "note: --strategy: none was given more than once and is measured once" in err
+    assert "note: --strategies: none was given more than once and is measured once" in err
     assert "note: the last line of trials.jsonl is torn and was ignored" in err
 
 
