@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.engines.replies import attempt
+from profiler.engines.replies import answer, attempt
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training import models
@@ -323,6 +325,17 @@ def test_a_file_that_calls_exit_fails_with_what_it_said(line, tmp_path):
     record = attempt(Trial(case=case), on_pass=lambda stage: None, by=measure)
 
     assert (record.outcome, record.detail) == ("failed", EXITS[line])
+
+
+def test_a_command_that_asks_of_a_file_that_calls_exit_is_told_that_it_failed(tmp_path):
+    (tmp_path / "mine.py").write_text(f'{TOP}sys.exit("bye: no data")\n{MODULE}')
+    reader, writer = os.pipe()
+
+    answer(writer, "outline", lambda: user.build(f"{tmp_path}/mine.py:make"))
+    os.close(writer)
+
+    with os.fdopen(reader) as told:
+        assert json.load(told) == {"failed": "the model's code called sys.exit: bye: no data (mine.py:7)"}
 
 
 def test_a_forward_that_calls_exit_fails_with_what_it_said():

@@ -93,7 +93,7 @@ def run(
         str | None, typer.Option(help="Continue this interrupted run: a folder, a name, or last.")
     ] = None,
     new_run: Annotated[
-        bool, typer.Option("--new-run", help="With --resume: measure that run anew, in a folder of its own.")
+        bool, typer.Option("--new-run", help="With --resume: measure that run anew, with these options.")
     ] = False,
     engine: Annotated[
         str, typer.Option(help="Where trials run: local, or ENGINE:option=value; see the docs on clusters.")
