@@ -86,6 +86,17 @@ def test_one_segment_says_that_it_checkpoints_nothing():
     assert one.readings == none
 
 
+BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("strategy", BY_BLOCKS)
+def test_whatever_checkpoints_no_block_of_a_short_chain_says_so(strategy, length):
+    applied = profiler.apply(nn.Sequential(*(nn.Linear(2, 2) for _ in range(length))), strategy)
+
+    assert ("GCP001" in [note.code for note in applied.notes]) == (not applied.recomputes)
+
+
 def test_a_large_plain_remainder_is_noted_with_the_option_that_helps():
     uneven, even = measured("mnist-cnn:channels=4", "segments:k=32"), measured("mnist-cnn:channels=4", "segments:k=2")
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import recompute_counts
+from profiler.core.record import Note
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.call_routes import run_ahead
 from profiler.training.checkpointing.observed_forward import Observation, observe
@@ -123,6 +124,12 @@ def items(segment: BlockSegment) -> Sequence[Any]:
 def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
     """How often each block is computed again: once for every checkpoint around it, but as `recompute_counts` says."""
     return recompute_counts(segments, lambda item: items(item) if isinstance(item, Sequence) else None)
+
+
+def notes_of_nothing(segments: Sequence[BlockSegment], why: str) -> tuple[Note, ...]:
+    """What there is to say where no segment is checkpointed; `why` follows `checkpoints nothing: `."""
+    text = f"checkpoints nothing: {why}; it is `none` by another name"
+    return () if segments else (Note(code="GCP001", text=text),)
 
 
 class _CheckpointedSegment:

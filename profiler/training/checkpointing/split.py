@@ -6,6 +6,8 @@ from itertools import groupby, pairwise
 
 import msgspec
 
+LAST_IS_PLAIN = "the last segment is always plain, and there is no other"
+
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """Segments of a chain, in order. The last is checkpointed only where `last_checkpointed` says so."""

@@ -6,7 +6,12 @@ from functools import reduce
 
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
-from profiler.training.checkpointing.block_segments import BlockSegment, checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import (
+    BlockSegment,
+    checkpoint_segments,
+    notes_of_nothing,
+    recomputes,
+)
 from profiler.training.workload import Workload
 
 DEEPEST = 48  # checkpoints within checkpoints; autograd recurses in each, and Python ends at about 1000 frames
@@ -23,4 +28,9 @@ def apply(workload: Workload) -> Applied:
     start: BlockSegment = [0]
     segments = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
     switch = checkpoint_segments(workload, segments)
-    return Applied(split=f"{length - 1} deep", recomputes=recomputes(segments), switch=switch)
+    return Applied(
+        split=f"{length - 1} deep",
+        recomputes=recomputes(segments),
+        notes=notes_of_nothing(segments, "the last block is always plain, and there is no other"),
+        switch=switch,
+    )

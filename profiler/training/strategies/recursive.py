@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.core.record import Applied
-from profiler.training.checkpointing.block_segments import checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import checkpoint_segments, notes_of_nothing, recomputes
 from profiler.training.workload import Workload
 
 
@@ -19,7 +19,12 @@ def apply(workload: Workload) -> Applied:
     segments = [item for item in halves(0, length) if not isinstance(item, int)]
     switch = checkpoint_segments(workload, segments)
     counts = recomputes(segments)
-    return Applied(split=f"{max(counts.values(), default=0)} deep", recomputes=counts, switch=switch)
+    return Applied(
+        split=f"{max(counts.values(), default=0)} deep",
+        recomputes=counts,
+        notes=notes_of_nothing(segments, "the last block is always plain, and there is no other"),
+        switch=switch,
+    )
 
 
 def halves(start: int, end: int) -> Sequence[Any]:

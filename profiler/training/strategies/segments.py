@@ -7,9 +7,9 @@ from typing import Literal
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
-from profiler.training.checkpointing.block_segments import checkpoint_segments, recomputes
+from profiler.training.checkpointing.block_segments import checkpoint_segments, notes_of_nothing, recomputes
 from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.checkpointing.split import Split, split_as_torch, split_balanced
+from profiler.training.checkpointing.split import LAST_IS_PLAIN, Split, split_as_torch, split_balanced
 from profiler.training.workload import Workload
 
 
@@ -32,10 +32,7 @@ def apply(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] =
 def _notes(made: Split, k: int, split: str) -> tuple[Note, ...]:
     *others, last = made.sizes
     if not made.checkpointed:
-        text = (
-            "checkpoints nothing: the last segment is always plain, and there is no other; it is `none` by another name"
-        )
-        return (Note(code="GCP001", text=text),)
+        return notes_of_nothing(made.checkpointed, LAST_IS_PLAIN)
     if split == "torch" and last > 1.5 * others[0]:
         text = f"the last, plain segment takes the remainder ({made}); segments:k={k},split=balanced evens it"
         return (Note(code="GCP002", text=text),)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isqrt
 
 from profiler.core.record import Applied
-from profiler.training.checkpointing.block_segments import checkpoint_segments, recomputes
-from profiler.training.checkpointing.split import split_as_torch
+from profiler.training.checkpointing.block_segments import checkpoint_segments, notes_of_nothing, recomputes
+from profiler.training.checkpointing.split import LAST_IS_PLAIN, split_as_torch
 from profiler.training.workload import Workload
 
 
@@ -19,7 +19,12 @@ def apply(workload: Workload) -> Applied:
     k = round_root(length)
     made = split_as_torch(length, k)
     switch = checkpoint_segments(workload, made.checkpointed)
-    return Applied(split=f"k={k}: {made}", recomputes=recomputes(made.checkpointed), switch=switch)
+    return Applied(
+        split=f"k={k}: {made}",
+        recomputes=recomputes(made.checkpointed),
+        notes=notes_of_nothing(made.checkpointed, LAST_IS_PLAIN),
+        switch=switch,
+    )
 
 
 def round_root(length: int) -> int:
