@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from torch import nn
 
 import profiler
-from profiler.core.plan_file import PlanFile
+from profiler.core.plan_file import PlanFile, Segment
 from profiler.planning.plan_code import KINDS, emit
 from profiler.predicting.prediction import memory_readings
 from profiler.training.strategies.plan import carry_out
 from tests.chain_models import Counted
-from tests.pasted import BUILDS, LLAMA, apply, in_place, named, planned, random_runs, same, stepped
+from tests.pasted import BUILDS, apply, in_place, named, planned, random_runs, same, stepped
 from tests.plans import Saving, all_sorts, plan_of
 from tests.rooms import imports
 from tests.traced import traced
@@ -130,10 +130,18 @@ def test_names_that_are_no_words_and_long_lists_are_written_as_they_are():
 
 
 def test_a_plan_of_several_lines_stays_in_its_comment():
-    odd = PlanFile(plan='"""\nraise SystemExit\r[1]', segments=(), fingerprint={})
+    save = '"""\nraise SystemExit\r[1]'
+    odd = PlanFile(plan=save, segments=(Segment(blocks=("a",), save=save),), fingerprint={"a": ()})
 
-    for kind in KINDS:
-        apply(emit(odd, kind), named(LLAMA).module)
+    for kind in ("python", "fsdp"):
+        compile(emit(odd, kind), "pasted.py", "exec")
+        assert "\nraise" not in emit(odd, kind)
+
+
+def test_the_head_of_the_code_is_what_the_code_does_whatever_the_text_of_the_file_says():
+    odd = PlanFile(plan="whatever", segments=(Segment(blocks=("b",)),), fingerprint=dict.fromkeys("abc", ()))
+
+    assert emit(odd, "python").startswith("# The plan 1 [2] 3 of gcprof")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,7 +35,7 @@ def test_a_plan_from_a_file_gives_equal_gradients_and_runs_each_block_as_often_a
     assert record.equality.gradients_equal
     assert record.equality.loss_equal
     assert record.readings.block_calls == (3, 3, 3, 2, 2, 2, 1, 1, 1, 1, 1, 2)  # [[0-2] 3-5] 6-10 [11]
-    assert record.built.split == "by hand"
+    assert record.built.split == "[[1-3] 4-6] 7-11 12:matmul"
     assert record.readings.saved_bytes < measured("transformer", "none").readings.saved_bytes
 
 
@@ -74,6 +74,33 @@ def test_any_plan_of_six_blocks_gives_equal_gradients_and_counts_its_recomputes(
 
     assert times == [1 + told.get(index, 0) for index in range(6)]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([], "1-6"),
+        ([[0], [2]], "[1] 2 [3] 4-6"),
+        ([[4, 5], [0, 1, 2]], "[1-3] 4 [5-6]"),
+        ([[[0], 1, [[2], 3], 4]], "[[1] 2 [[3] 4] 5] 6"),
+        ([Saving([1], "matmul"), Saving([2, 3], "mm"), [Saving([4], "mm"), 5]], "1 2:matmul [3-4]:mm [5:mm 6]"),
+    ],
+)
+def test_the_split_is_of_the_blocks_that_are_checkpointed_whatever_the_text_says(runs, expected):
+    module = chain(6)
+
+    assert profiler.apply(module, plan_of(module, tuple("012345"), runs)).split == expected
+
+
+def test_a_plan_without_segments_says_that_it_checkpoints_nothing():
+    module = chain(6)
+
+    (note,) = profiler.apply(module, plan_of(module, tuple("012345"), [])).notes
+
+    assert (note.code, note.text) == (
+        "GCP001",
+        "checkpoints nothing: the plan has no segments; it is `none` by another name",
+    )
 
 
 def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a plan does to a model, and what the model was when it was made."""
 
     schema: int = SCHEMA
-    plan: str  # in the planner's words: `[1-3] 4 [5] 6-12`
+    plan: str  # in the planner's words, of stages: `[1-3] 4 [5] 6-12`; what is done is in `segments` alone
     segments: tuple[Segment, ...]
     fingerprint: dict[str, tuple[str, ...]]  # all blocks in order, each with its parameters: `weight float32 64 x 3`
 
@@ -125,6 +126,14 @@ def recompute_counts(
     return counts
 
 
+def words(plan: PlanFile) -> str:
+    """What its segments do, in the planner's words but of blocks, not stages, from 1 on: `[1-3] 4 [[5] 6] 7:matmul`."""
+    starts = {names(segment)[0]: segment for segment in plan.segments}
+    inside = {name for segment in plan.segments for name in names(segment)}
+    items = [starts.get(name, name) for name in plan.fingerprint if name in starts or name not in inside]
+    return _words(items, {name: number for number, name in enumerate(plan.fingerprint, start=1)})
+
+
 def names(segment: Segment) -> list[str]:
     """All blocks of a segment, in order."""
     return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]
@@ -143,6 +152,25 @@ def _fault(plan: PlanFile) -> str | None:
     counts = Counter(name for segment in plan.segments for name in names(segment))
     twice = [name for name, count in counts.items() if count > 1]
     return f"'{twice[0]}' is in two segments" if twice else None
+
+
+def _words(items: Iterable[str | Segment], numbers: dict[str, int]) -> str:
+    """Blocks that are kept and follow each other are one range; a segment stands alone."""
+    pieces: list[str] = []
+    for is_segment, group in groupby(items, key=lambda item: isinstance(item, Segment)):
+        run = list(group)
+        pieces += [_segment_words(item, numbers) for item in run if isinstance(item, Segment)]
+        if not is_segment:
+            first, last = (numbers[name] for name in (run[0], run[-1]) if isinstance(name, str))
+            pieces.append(f"{first}" if first == last else f"{first}-{last}")
+    return " ".join(pieces)
+
+
+def _segment_words(segment: Segment, numbers: dict[str, int]) -> str:
+    inside = _words(segment.blocks, numbers)
+    if not segment.save:
+        return f"[{inside}]"
+    return f"{inside if inside.isdigit() else f'[{inside}]'}:{segment.save}"
 
 
 def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from profiler import __version__
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile, Segment, every, names, operators
+from profiler.core.plan_file import PlanFile, Segment, every, names, operators, words
 from profiler.planning import plan_code_templates as templates
 
 WIDTH = 100
@@ -26,7 +26,7 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     if called := [name for name in file.fingerprint if "#" in name]:
         hint = "profiler.apply(module, Path('plan.json'), example=batch) knows them"
         raise UserError(f"--emit: '{called[0]}' is a call and no module, for which there is no code", hint=hint)
-    head = f"The plan {' '.join(file.plan.split())} of gcprof {__version__}, which this does not need."
+    head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
     code = KINDS[kind](file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
     return "".join(f"# {line}\n" for line in lines) + code + (templates.REPAIR if repair_batchnorm else "")

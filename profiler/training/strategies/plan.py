@@ -12,7 +12,12 @@ from profiler.core import plan_file
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import PlanFile, Segment
 from profiler.core.record import Applied
-from profiler.training.checkpointing.block_segments import BlockSegment, OwnCheckpoint, checkpoint_segments
+from profiler.training.checkpointing.block_segments import (
+    BlockSegment,
+    OwnCheckpoint,
+    checkpoint_segments,
+    notes_of_nothing,
+)
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 
@@ -43,7 +48,13 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
         if segment.save
         for name in plan_file.operators(segment.save)
     }
-    return Applied(split=plan.plan, recomputes=counts, kept=tuple(kept), switch=switch)
+    return Applied(
+        split=plan_file.words(plan),
+        recomputes=counts,
+        kept=tuple(kept),
+        notes=notes_of_nothing(segments, "the plan has no segments"),
+        switch=switch,
+    )
 
 
 def fingerprint(
