@@ -69,8 +69,8 @@ def test_what_is_outside_of_all_modules_has_a_name():
 def test_the_document_is_json_in_bytes():
     trace = by_hand([("forward", "m")], [(100, 1, 1, "m", "forward", "temporaries")])
 
-    found = json.loads(document(explain(trace, blocks=())))
+    found = json.loads(document(explain(trace, blocks=()), strategy="all"))
 
     assert found["peak"] == {"nbytes": 100, "number": 1, "phase": "forward", "operator": "aten.run", "module": "m"}
-    assert found["reason"] is None
+    assert (found["strategy"], found["reason"]) == ("all", None)
     assert found["modules"] == [{"name": "m", "nbytes": 100}]

@@ -120,6 +120,8 @@ def test_the_next_command_keeps_the_settings_and_the_device_that_were_typed(here
         (["predict", SMALL, "--memory", "1GiB", "--json"], "--json has no effect with --memory"),
         (["predict", "transfromer"], "did you mean 'transformer'?"),
         (["explain", SMALL, "--batch-size", "1,2"], "only one model, batch size and precision"),
+        (["explain", SMALL, "--strategies", "all,sqrt"], "only one strategy can be explained at once"),
+        (["explain", SMALL, "--strategies", "none,segments:k=2|4"], "name one of segments:k=2, segments:k=4"),
         (["run", "--model", SMALL, "--device", "fake:cuda", "--predict"], "predict has no effect on 'fake:cuda'"),
         (["run", "--model", SMALL, "--device", "fake:cuda", "--rounds", "2"], "--rounds has no effect on a prediction"),
         (["reproduce", "hf-trainer", "--predict"], "hf-trainer cannot be predicted"),

@@ -70,7 +70,8 @@ def explain(
     explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation
     if json:
-        say_bytes(document(why, evidence=evidence(step.case, None), predicted_bytes=_foreseen_bytes(explained)))
+        foreseen, kind = _foreseen_bytes(explained), evidence(step.case, None)
+        say_bytes(document(why, strategy=str(step.case.strategy), evidence=kind, predicted_bytes=foreseen))
         return
     title = traced_heading(step.case, with_strategy=True)
     say(explanation(why, title=title, paper=paper()))

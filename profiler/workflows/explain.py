@@ -62,7 +62,14 @@ def prediction(*, strategies: str, device: str | None, **others: Any) -> Request
 
 
 def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
-    """Where the peak of the last step is and why it is no lower, against the first. Raises UserError."""
+    """Where the peak of the last step is and why it is no lower, against the first.
+
+    Raises UserError, also where more than one strategy is named besides `none`.
+    """
+    named = [choice for choice in spec.strategies_of(request.words, []) if choice != "none"]
+    if len(named) > 1:
+        hint = f"name one of {', '.join(named)}; gcprof timeline draws several"
+        raise UserError("only one strategy can be explained at once", hint=hint)
     steps = followed_steps(request, screen, with_choices=True)
     chosen = steps[-1]
     if chosen.case.ranks:

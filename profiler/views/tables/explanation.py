@@ -61,10 +61,14 @@ def sentences(explained: Explanation) -> list[str]:
     return [*lines, f"reason: {explained.reason.text}"] if explained.reason else lines
 
 
-def document(explained: Explanation, *, evidence: Evidence = "predicted", predicted_bytes: int | None = None) -> bytes:
-    """The explanation and its evidence as one JSON document, in bytes; with what is predicted of a rehearsed step."""
+def document(
+    explained: Explanation, *, strategy: str, evidence: Evidence = "predicted", predicted_bytes: int | None = None
+) -> bytes:
+    """The explanation, of which strategy and its evidence as one JSON document, in bytes; with what is predicted of a
+    rehearsed step.
+    """
     foreseen = {} if predicted_bytes is None else {"predicted_bytes": predicted_bytes}
-    return encode({"evidence": evidence, **msgspec.to_builtins(explained), **foreseen}) + b"\n"
+    return encode({"strategy": strategy, "evidence": evidence, **msgspec.to_builtins(explained), **foreseen}) + b"\n"
 
 
 def where(peak: Peak) -> str:
