@@ -73,7 +73,10 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
         ("segments:4", "'segments:4' has an option without its name", "write segments:k=4"),
         ("selective:matmul", "'selective:matmul' has an option without its name", "write selective:save=matmul"),
         ("segments:k=2:split=balanced", "'segments:k=2' is followed by a second colon", FORM),
-        ("segments:k", "'segments:k' has an option without its name", FORM),
+        ("segments:k", "'segments:k' has an option without its value", "write segments:k=..."),
+        ("segments:splt", "'segments:splt' has an option without its value", "did you mean 'segments:split=...'?"),
+        ("segments:", "'segments:' ends with a colon", "write segments"),
+        ("all:", "'all:' ends with a colon", "write all"),
         ("segments:4:5", "'segments:4:5' has an option without its name", FORM),
         ("segments::", "'segments::' has an option without its name", FORM),
         ("all:3", "'all:3' has an option", "'all' takes no options"),
@@ -84,6 +87,28 @@ def test_options_that_are_written_in_another_way_are_told_how(text, message, hin
         catalogue.resolve(Choice(text), strategies.TABLE)
 
     assert (told.value.message, told.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("mlp:", "'mlp:' ends with a colon", "write mlp"),
+        ("mlp:width", "'mlp:width' has an option without its value", "write mlp:width=..."),
+        ("mlp:width:depth=3", "'mlp:width' has an option without its value", "write mlp:width=..."),
+    ],
+)
+def test_an_option_of_a_model_without_its_value_is_not_taken_for_a_module_of_the_users(text, message, hint):
+    with pytest.raises(UserError) as told:
+        catalogue.resolve(Choice(text), models.TABLE)
+
+    assert (told.value.message, told.value.hint) == (message, hint)
+
+
+def test_a_module_of_the_users_that_is_called_as_a_model_is_found_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "mlp.py").write_text("def width(batch_size=2):\n    return None, None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert catalogue.resolve(Choice("mlp:width"), models.TABLE) == "mlp:width"
 
 
 def test_options_arrive_with_their_types():

@@ -74,14 +74,15 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     """The entry of that name. Raises UserError, naming the nearest, where there is none."""
     if entry := listed(name, table):
         return entry
-    family, _, member = name.partition(":")
+    family, colon, member = name.partition(":")
     families = [known for known in table if member and FAMILY in _entry(known, table[known]).parameters]
     meant = nearest(family, families, after=f":{member}")
     if USERS in table and name.endswith(".py"):
         raise UserError(f"which function of '{name}' makes the model?", hint=function_source.which_factory(name))
-    if is_code(name, table) and not (meant and _is_absent(family)):
+    entry = listed(family, table) if colon else None
+    if is_code(name, table) and not ((meant or entry) and _is_absent(family)):
         return _users_entry(name, table[USERS])
-    if member and (entry := listed(family, table)):
+    if entry:
         raise _misplaced(entry, member)
     names = [entry.name for entry in entries(table)]
     raise UserError(f"no {what} is called '{name}'", hint=meant or nearest_or_all(name, names))
@@ -90,13 +91,18 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
 def _misplaced(entry: Entry, written: str) -> UserError:
     """What is wrong with options that stand behind a name in another way than options do."""
     name = f"'{entry.name}:{written}'"
+    if not written:
+        return UserError(f"{name} ends with a colon", hint=f"write {entry.name}")
     if not entry.options:
         return UserError(f"{name} has an option", hint=f"'{entry.name}' takes no options")
     keys = [option.name for option in entry.options]
     form = f"options are written {entry.name}:key=value,key=value; its keys are {', '.join(keys)}"
     if "=" in written:
         return UserError(f"{name} is followed by a second colon", hint=form)
-    is_value = VALUE.fullmatch(written) and written not in keys
+    if near := nearest(written, keys, before=f"{entry.name}:", after="=..."):
+        hint = f"write {entry.name}:{written}=..." if written in keys else near
+        return UserError(f"{name} has an option without its value", hint=hint)
+    is_value = VALUE.fullmatch(written)
     return UserError(
         f"{name} has an option without its name", hint=f"write {entry.name}:{keys[0]}={written}" if is_value else form
     )
@@ -104,12 +110,12 @@ def _misplaced(entry: Entry, written: str) -> UserError:
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:
     """The entry of a name that stands in the table, or of a member of a family there; `*` is the name of none."""
-    family, _, member = name.partition(":")
+    family, colon, member = name.partition(":")
     if family == USERS or family not in table:
         return None
     entry = _entry(family, table[family])
     if FAMILY not in entry.parameters:
-        return None if member else entry
+        return None if colon else entry
     return msgspec.structs.replace(entry, name=name, member=member) if member else None
 
 
