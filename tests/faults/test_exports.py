@@ -42,6 +42,29 @@ def test_fault_38_what_is_there_stays_until_force_is_given(command: list[str], r
     assert target.read_bytes() not in (b"mine", b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run mlp", "name the file or folder to write"),
+        ("export run --to csv", "without it a file is printed"),
+        ("export run --to tensorboard", "without it a file is printed"),
+        ("report run", "name the file"),
+        ("merge run run", "name the file or folder"),
+        ("plot run", "name the file"),
+        ("stages mlp", "--json prints the costs"),
+        ("timeline mlp", "name the file"),
+        ("plan mlp --budget 60%", "name the file"),
+        ("predict mlp", "name the file or folder"),
+    ],
+)
+def test_fault_38_no_file_or_folder_is_called_by_a_dash(words: str, hint: str, run: store.Run, capsys: Any):
+    code = answer([*words.split(), "-o", "-"])
+
+    assert code == 2
+    assert f"-o cannot be '-'\nhint: {hint}" in capsys.readouterr().err
+    assert not Path("-").exists()
+
+
 def full(path: Path, *mode: str) -> Any:
     """Opened, but it takes nothing."""
     path.touch()
