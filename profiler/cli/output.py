@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import deque
@@ -125,7 +126,12 @@ def next_command(*words: str) -> None:
 
     from profiler.views.sanitize import plain
 
-    print(plain(f"next: {shlex.join(words)}"), file=sys.stderr)
+    print(plain(f"next: {shlex.join(map(_as_typed, words))}"), file=sys.stderr)
+
+
+def _as_typed(word: str) -> str:
+    """The word; where it is the name of something that is there, in a way that no option is written."""
+    return f"./{word}" if word.startswith("-") and word != "-o" and os.path.lexists(word) else word
 
 
 def shard_text(run: Run) -> str:

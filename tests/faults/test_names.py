@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -53,6 +55,16 @@ def test_fault_56_pandas_has_it_as_it_is(text: str):
     found = frame(examples.table(records(text)))
 
     assert list(found["strategy"]) == ["none", text, "all"]
+
+
+def test_fault_56_the_next_command_for_a_folder_that_looks_like_an_option_can_be_pasted(here: Path, capsys: Any):
+    examples.run(here / "-dash9", examples.sweep((2, 4)))
+
+    assert answer(["show", "./-dash9"]) == answer(["show", "--", "-dash9"]) == 0
+    *_, first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+
+    assert first == second == "next: gcprof plot ./-dash9 --kind memory -o memory.png"
+    assert answer(shlex.split(second)[2:]) == 0
 
 
 # --- on a screen
