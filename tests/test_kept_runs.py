@@ -79,6 +79,21 @@ def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results: Pa
     assert answer(["validate", FIRST]) == 0
 
 
+def test_of_a_run_elsewhere_it_is_said_that_no_command_finds_it_by_its_tag(
+    results: Path, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    (results / FIRST).rename(here / "elsewhere")
+
+    assert answer(["tag", "elsewhere", "mine"]) == 0
+    first, note, command = capsys.readouterr().err.splitlines()
+
+    assert first == "elsewhere: mine"
+    assert note == "note: commands find runs below results/ by their tags; this one is named by its path: elsewhere"
+    assert answer(["show", "mine"]) == 4
+    assert answer(command.split()[2:]) == 0
+    assert "mine" in capsys.readouterr().out
+
+
 def test_a_tag_is_taken_off_again(results: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["tag", FIRST, "one", "two"]) == 0
     assert answer(["tag", FIRST, "one", "--remove"]) == 0

@@ -63,7 +63,12 @@ def tag(
     folder = own_folder(run)
     kept = change_tags(folder, words, remove=remove)
     aside(f"{folder.name}: {', '.join(kept) or 'no tags'}")
-    next_command("gcprof", "list")
+    if folder.resolve().parent == RESULTS.resolve():
+        next_command("gcprof", "list")
+        return
+    if kept:
+        aside(f"note: commands find runs below {RESULTS}/ by their tags; this one is named by its path: {folder}")
+    next_command("gcprof", "list", "--folder", str(folder.parent))
 
 
 def rm(
