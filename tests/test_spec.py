@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiler.core import function_source
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
@@ -220,6 +222,23 @@ def test_any_optimizer_of_torch_is_there_by_name():
     assert {trial.case.optimizer for trial in planned(optimizer="torch:RAdam:lr=0.01").trials} == {
         "torch:RAdam:lr=0.01"
     }
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("torch:RAdm", "did you mean 'torch:RAdam'?"), ("torch:Optimizer:lr=1", "choose from ASGD, Adadelta, ")],
+)
+def test_an_optimizer_that_torch_does_not_have_is_refused_before_anything_is_run(word, hint):
+    with pytest.raises(UserError, match=f"torch.optim has no optimizer '{word.split(':')[1]}'") as told:
+        planned(optimizer=word)
+
+    assert told.value.hint.startswith(hint)
+
+
+def test_the_optimizers_of_torch_that_are_read_from_its_source_are_those_that_it_has():
+    kinds = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
+
+    assert set(function_source.classes("torch.optim")) - {"Optimizer"} == kinds
 
 
 def test_every_list_is_an_axis():

@@ -232,7 +232,7 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
 
 
 def _print_refused(run: Run, code: int, *, json: bool) -> int:
-    """Say that there is no table, since no model came through its step without checkpointing; why was said before."""
+    """Say that there is no table, since no model came through its step without checkpointing, and why."""
     from profiler.analysis import progress
     from profiler.views.export.json import document
 
@@ -241,7 +241,9 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
     cases = {*progress.rows_of(run.manifest.plan, run.records)} - {record.case for record in run.records}
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
     is_refused = all(record.outcome == "skipped" for record in run.records)
-    why = "the model cannot be had as it was asked for" if is_refused else "the step failed without checkpointing"
+    details = "; ".join(dict.fromkeys(record.detail for record in run.records if record.detail))
+    refused = f"not even the step without checkpointing can be had as it was asked for ({details})"
+    why = refused if is_refused else "the step failed without checkpointing"
     aside(f"{why}, so there is nothing to compare{rest}")
     aside(f"wrote {run.folder / 'trials.jsonl'}")
     return code

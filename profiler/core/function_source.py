@@ -41,6 +41,14 @@ def which_factory(path: str) -> str:
     return f"name it: {made}" if made else "it has none: write one that returns (module, batch[, loss])"
 
 
+def classes(module: str) -> list[str]:
+    """The names of classes that a module defines or imports by name, as they are written: with a capital."""
+    tree = _tree(module)[1]
+    imported = (name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names)
+    defined = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return sorted(name for name in {*(name.asname or name.name for name in imported), *defined} if name[:1].isupper())
+
+
 def _tree(name: str) -> tuple[Path, ast.Module]:
     """The file of "package.module" or "path/to/file.py", and its source. Raises UserError where it cannot be read."""
     path, get_source = _source(name)

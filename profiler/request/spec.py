@@ -117,6 +117,8 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
             plan_file.read(Path(choice.options.get("file", plan_file.USUAL)))
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, "optimizer", remarks)
+    for choice in optimized:
+        optimizers.refuse_unknown(choice)
     sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
