@@ -27,6 +27,10 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
         if key not in allowed:
             hint = " ".join(filter(None, [nearest(key, allowed), f"the keys are {', '.join(allowed)}"]))
             raise UserError(f"{path}:{strict_files.line_of(text, key)}: no key is called '{key}'", hint=hint)
+    for key, value in table.items():
+        if wrong := _fault(value):
+            message = f"{path}:{strict_files.line_of(text, key)}: {key}: {wrong}"
+            raise UserError(message, hint="a list is of whole numbers or of words: [1, 2], ['all', 'sqrt']")
     try:
         return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
     except msgspec.ValidationError as error:
@@ -35,9 +39,19 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
         raise UserError(message, hint="examples are in configs/") from None
 
 
+def _fault(value: object) -> str | None:
+    """Why a list cannot be one of words or whole numbers; None where it can, or is none."""
+    if not isinstance(value, list):
+        return None
+    wrong = [item for item in value if type(item) not in (str, int)]
+    if wrong:
+        return f"{msgspec.json.encode(wrong[0], enc_hook=str).decode()} is neither a whole number nor a word"
+    return None if value else "the list is empty"
+
+
 def _as_words(key: str, value: object) -> object:
     """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
-    if isinstance(value, list) and value and all(type(item) in (str, int) for item in value):
+    if isinstance(value, list):
         return ",".join(str(item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:
         return str(value)
