@@ -96,6 +96,18 @@ def test_an_impossible_number_is_damage(tmp_path, readings, text):
     assert damaged(tmp_path, **readings) == [("trials.jsonl:2", text, True)]
 
 
+@pytest.mark.parametrize("command", ["show", "compare", "export", "plot", "report", "show --json"])
+def test_a_peak_that_cannot_be_is_warned_of_where_a_run_is_read(command, here, capsys):
+    assert damaged(here, peak_bytes=1)
+
+    word, *options = command.split()
+    assert answer([word, "run", *(["run"] if word == "compare" else []), *options]) == 0
+
+    text = "numbers that cannot be: trials.jsonl:2: the peak of 1 B is below the static 20.0 MiB, and 1 more; "
+    (first, *_) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert first.removeprefix("warning: ").removeprefix("run: ").startswith(text)
+
+
 def test_a_peak_of_the_static_bytes_alone_is_possible(tmp_path):
     assert damaged(tmp_path, peak_bytes=20 * make.MIB, saved_bytes=None) == []
 

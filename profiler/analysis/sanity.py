@@ -21,7 +21,7 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
     for of, part in {"": readings, **{name: getattr(record, name) for name in COUNTED}}.items():
         for name, value in _out_of_range(msgspec.to_builtins(part), of):
             yield f"{name} is {value}"
-    yield from _peak(readings)
+    yield from impossible_peak(readings)
     yield from _ranks(record)
     if readings.step_seconds and not all(readings.step_seconds):
         yield "a step of 0 seconds is among the samples"
@@ -33,7 +33,7 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
         yield "ok, and its step has no time samples"
 
 
-def _peak(readings: Readings) -> Iterator[str]:
+def impossible_peak(readings: Readings) -> Iterator[str]:
     """What is live at the peak is at least all that is there in every step, and all that the forward keeps."""
     peak, floors = readings.peak_bytes, {"static": static(readings), "saved": readings.saved_bytes}
     for name, floor in floors.items():

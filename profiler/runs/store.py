@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.analysis.sanity import impossible_peak
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
@@ -143,12 +144,16 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     path = folder / "trials.jsonl"
-    records, warnings, shared = [], [], Shared(manifest.plan, without=without)
+    records, warnings, impossible, shared = [], [], list[str](), Shared(manifest.plan, without=without)
     for where, line in reading.numbered(path):
         if reading.is_torn(line):
             warnings.append("the last line of trials.jsonl is torn and was ignored")
         else:
             records.append(shared.read(line.removesuffix(b"\n"), where))
+            impossible += [f"{os.path.basename(where)}: {text}" for text in impossible_peak(records[-1].readings)]
+    if impossible:
+        more = f", and {len(impossible) - 1} more" if len(impossible) > 1 else ""
+        warnings.append(f"numbers that cannot be: {impossible[0]}{more}; `gcprof validate` shows all that is wrong")
     return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
 
 
