@@ -21,7 +21,7 @@ from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.training.assemble import Assembled
-from profiler.training.rehearsed_build import ZEROS, ValueReads
+from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
 from profiler.training.workload import Step, Workload
 
 NO_ROOM = (
@@ -46,6 +46,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     calls: list[int] = []
     built = bench.build(calls=calls)
     reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
+    unknown_masks.clear()
 
     def look(loss: torch.Tensor) -> None:
         kept.update(_look_at_graph(bench, loss, built.workload))
@@ -57,8 +58,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
         if reads.places:
             error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
         raise
-    if reads.places:
-        bench.note("GCP041", f"{ZEROS}: {reads}; sizes that follow from them are not real")
+    _tell_reads(bench, reads)
     readings = {**counted, "block_calls": tuple(calls)}
     if built.own_calls.has_compiled():
         _tell_left_out(bench, built.applied.recomputes, calls)
@@ -66,6 +66,17 @@ def _flops(bench: Bench) -> dict[str, Any]:
     _tell_recomputes(bench, recomputes, built.workload)
     _tell_kept(bench, kept, recomputes.functions)
     return readings
+
+
+def _tell_reads(bench: Bench, reads: ValueReads) -> None:
+    """Note what asked for values that a rehearsed step does not have."""
+    lines = ", ".join(filter(None, unknown_masks))
+    texts = {
+        f"{ZEROS}: {reads}; sizes that follow from them are not real": reads.places,
+        f"{WHOLE} ({lines})" if lines else WHOLE: unknown_masks,
+    }
+    if any(texts.values()):
+        bench.note("GCP041", "; ".join(text for text, places in texts.items() if places))
 
 
 def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict[str, int]:

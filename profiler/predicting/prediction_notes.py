@@ -18,6 +18,10 @@ UNFUSED = (
     "compiled code was followed operator by operator: what it saves is as torch.compile chooses; the peak is that "
     "without fused kernels, which as a rule take less, and no time is estimated"
 )
+GUESSED = (
+    "the model asks for values that are not known here: all() was taken as true, so that a mask masks nothing (it "
+    "would take more if it did), other tests as false, numbers as 0"
+)
 ROUTED = {
     "balanced": "the step depends on its data: tokens are taken to be routed evenly; --routing worst sends all one way",
     "worst": "the step depends on its data: all tokens are taken to be routed to the same experts",
@@ -27,11 +31,10 @@ ROUTED = {
 def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Returns notes on how sure the prediction is."""
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
-    guessed = "the model asks for values of its data: tests were taken as passed, numbers as 0"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
         "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
-        "GCP017": guessed if assumed.num_guesses else None,
+        "GCP017": GUESSED if assumed.num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
         "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
         "GCP065": UNFUSED if assumed.is_unfused else None,

@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Assumed(NamedTuple):
     """What a trace takes for granted that the data would decide."""
 
-    num_guesses: int = 0  # tests taken as passed, numbers taken as 0
+    num_guesses: int = 0  # tests without values taken as passed, numbers taken as 0
     routing: str | None = None  # where tokens go, where the step has sizes that hang on it
     is_unfused: bool = False  # whether compiled code ran operator by operator, without the kernels that fuse them
 
@@ -144,7 +144,9 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
 
     def observed(routing: str | None) -> Observation:
         with unfused(), _fakes(case, routing):
-            return observe(assemble(case.baseline, build=build, in_calls=in_calls).workload)
+            workload = assemble(case.baseline, build=build, in_calls=in_calls).workload
+            with unseen():
+                return observe(workload)
 
     return _as_data_allow(case, observed)
 

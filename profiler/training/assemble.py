@@ -29,8 +29,11 @@ from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
+from profiler.training.known_values import in_batch
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
+
+COMPILES = "compile-budget"  # the strategy that compiles a model which is not compiled itself
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +210,7 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     workload = _made(case, build, remarks)
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
-    batch = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(case.torch_device), workload.batch)
+    batch = pytree.tree_map_only(torch.Tensor, _moving(case, workload), workload.batch)
     module = workload.module if _is_unmade(workload) else workload.module.to(case.torch_device)
     workload = msgspec.structs.replace(workload, module=module, batch=batch)
     workload = precision.in_precision(workload, case.precision)
@@ -226,6 +229,16 @@ def _with_blocks(case: Case, workload: Workload, remarks: list[Note]) -> Workloa
     running, remark = called_blocks.running(named)
     remarks.extend([remark] if remark else [])
     return running
+
+
+def _moving(case: Case, workload: Workload) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What moves a tensor of the batch to the case's device, with the value that it was made with.
+
+    Compiled code has other kernels for tensors that are followed: there they are plain, and their values unknown.
+    """
+    compiles = bool(compiled_modules(workload.module)) or case.strategy.name == COMPILES
+    is_followed = case.is_rehearsed and not compiles
+    return lambda tensor: in_batch(tensor, tensor.to(case.torch_device), is_followed=is_followed)
 
 
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:

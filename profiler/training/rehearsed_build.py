@@ -13,9 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Exited, Invalid, Unsupported, UserError
 from profiler.core.user_code import frames, is_theirs, users_line
+from profiler.training.known_values import Constants, Following, value_of
 from profiler.training.workload import Workload
 
 ZEROS = "the step reads values, which are zeros here"
+WHOLE = "all() of values that are not known here is taken as true: a mask masks nothing, and would take more if it did"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
     "aten::_coalesce",
@@ -30,8 +32,10 @@ HARMLESS = {  # no size follows from what these read
     torch.nn.init.__file__,  # draws until all numbers are within bounds
     torch.autograd.graph.__file__,  # moves what is saved to the host and back
 }
+MASK_DIMENSIONS = 2  # sequences and their tokens; of positions one number a sequence is asked, of NaN all dimensions
 MOST_NAMED = 3
 T = TypeVar("T")
+unknown_masks: dict[str | None, None] = {}  # the users' lines under which all() was taken as true
 
 
 class ValueReads(TorchDispatchMode):
@@ -104,7 +108,7 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
     """
     reads = ValueReads()
     try:
-        with torch.device(device), reads:
+        with torch.device(device), Constants(), reads, Following():
             built = build()
         if not reads.places:
             return built, None
@@ -119,7 +123,7 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
 
 def made_without_storages(build: Callable[[], Workload], device: str) -> Workload:
     """Calls a factory on the meta device, and makes its batch as zeros, of which views stay views."""
-    with torch.device("meta"):
+    with torch.device("meta"), Constants(), Following():
         workload = build()
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -129,16 +133,19 @@ def made_without_storages(build: Callable[[], Workload], device: str) -> Workloa
             made = torch.zeros(unmade.nbytes(), dtype=torch.uint8, device=device)
             storages[unmade._cdata] = made.untyped_storage()
         empty = torch.empty(0, dtype=tensor.dtype, device=device)
-        return empty.set_(storages[unmade._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        made_zeros = empty.set_(storages[unmade._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        made_zeros.known_value = value_of(tensor)  # type: ignore[attr-defined]
+        return made_zeros
 
     return msgspec.structs.replace(workload, batch=pytree.tree_map_only(torch.Tensor, zeros, workload.batch))
 
 
 def pass_tests() -> None:
-    """Answers, from now on in this process, what transformers asks of masks and positions, as whole sequences would.
+    """Answers, from now on in this process, what transformers asks of masks and positions whose values are not known.
 
-    `tensor.all()` of a CUDA tensor is true: masks mask nothing, and positions are those of one sequence each. In the
-    user's own code it is true too, so that checks for NaN pass; ValueReads sees it there.
+    `tensor.all()` of such a CUDA tensor is true, as of whole sequences: masks mask nothing (`unknown_masks` has them),
+    and positions are those of one sequence each. In the user's own code it is true too, so that checks for NaN pass;
+    ValueReads sees it there.
     """
     if not getattr(torch.Tensor.all, "is_passed", False):
         torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
@@ -151,12 +158,15 @@ def pass_tests() -> None:
 def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def passed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out = every(tensor, *args, **kwargs)  # takes what it takes
-        if args or kwargs or not tensor.is_cuda:
+        if args or kwargs or not tensor.is_cuda or value_of(out) is not None:
             return out
         true = torch.ones((), dtype=torch.bool, device="cpu")
-        if not torch.compiler.is_compiling() and is_theirs(sys._getframe(1).f_code.co_filename):
-            return out.copy_(true)  # on the device, where reading it is seen by ValueReads
-        return true
+        if torch.compiler.is_compiling():
+            return true
+        is_asked_by_user = is_theirs(sys._getframe(1).f_code.co_filename)
+        if is_asked_by_user or tensor.ndim == MASK_DIMENSIONS:
+            unknown_masks[users_line(sys._getframe(1))] = None
+        return out.copy_(true) if is_asked_by_user else true  # on the device, where ValueReads sees that it is read
 
     passed.is_passed = True  # type: ignore[attr-defined]
     return passed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -26,6 +26,7 @@ from profiler.predicting.trace import routing as routes
 from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 from profiler.predicting.trace.unfused import uncompiled
+from profiler.training.known_values import Draws, follow, tested
 from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
@@ -84,9 +85,21 @@ def fake_tensors(routing: str | None = None) -> Iterator[FakeTensors]:
 @contextmanager
 def unseen() -> Iterator[None]:
     """Make transformers take fake tensors for real ones: otherwise it builds masks that a real run skips."""
-    module = sys.modules.get("transformers.utils.import_utils")
-    with mock.patch.object(module, "is_fake_tensor", return_value=False) if module else nullcontext():
+    imports, masks = (sys.modules.get(f"transformers.{name}") for name in ("utils.import_utils", "masking_utils"))
+    every = getattr(masks, "fast_all", None)
+    with ExitStack() as stack:
+        if imports:
+            stack.enter_context(mock.patch.object(imports, "is_fake_tensor", return_value=False))
+        if every:
+            stack.enter_context(mock.patch.object(masks, "fast_all", partial(_as_all, every)))
         yield
+
+
+def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
+    """`mask.all()` by a sum: where its values are not known it passes, too."""
+    out = every(mask)
+    out.is_true = True
+    return out
 
 
 class CachingFakeMode(FakeTensorMode):
@@ -135,9 +148,10 @@ class CachingFakeMode(FakeTensorMode):
 class FakeTensors(CachingFakeMode):
     """Fake tensors that know their values where these are small and follow from the code alone, not from data.
 
-    Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Of what
-    only data could tell, a test is taken as passed and a number with a point as 0, each counted in `num_guesses`; whole
-    numbers, which are sizes, are refused (DataDependentOutputException).
+    Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Tests are
+    answered from the values of the batch, too (known_values). Of what only data could tell, a test is taken as passed
+    and a number with a point as 0, each counted in `num_guesses`; whole numbers, which are sizes, are refused
+    (DataDependentOutputException).
     """
 
     changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # by operator: its results on another device
@@ -149,8 +163,16 @@ class FakeTensors(CachingFakeMode):
         self.most_known = routes.NUM_KNOWN if routing else KNOWN
         self._routing = routing
         self._has_chosen = False  # among entries, by values that are not known
+        self._draws = Draws()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (answer := tested(func, args)) is not None:
+            return answer
+        out = self._outcome(func, types, args, kwargs)
+        follow(func, args, kwargs or {}, out, self._draws)
+        return out
+
+    def _outcome(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is aten._local_scalar_dense.default:
             return self._scalar(func, args[0])
         if func._overloadpacket in QUANTIZERS:
