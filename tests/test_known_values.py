@@ -1,0 +1,154 @@
+"""A step that asks whether its mask masks anything is followed and rehearsed as its factory's own mask answers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.record import Record
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import predict
+from profiler.predicting.trace.fake_tensors import fake_tensors
+from profiler.runs import store
+from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE, value_of
+from tests import make
+from tests.program import gcprof
+from tests.user_models import padded
+
+FILE = f"{padded.__file__}:make"
+TOLD = {"ones": "whole", "tokens": "whole", "written": "padded", "lengths": "padded", "padding": "padded"}
+FEW = 64  # bytes: the numbers that a question makes
+GRANULE = 512  # of CUDA's allocator
+BATCH, LENGTH, DEPTH = 4, 64, 3
+AS_A_LIBRARY = """
+import torch
+from profiler.training import rehearsed_build
+from profiler.training.known_values import Constants, Following, in_batch
+
+rehearsed_build.pass_tests()
+space = {}
+exec(compile("def ask(mask): return bool(mask.all())", torch.__file__, "exec"), space)
+with torch.device("cuda"), Constants(), Following():
+    made = torch.tensor([[1, 1], [1, 0]])
+known, unknown = in_batch(made, made, is_followed=True), torch.ones(2, 2, device="cuda")
+answers = [space["ask"](known.to(torch.bool)), space["ask"](known[:1]), len(rehearsed_build.unknown_masks)]
+found = [*answers, space["ask"](unknown), len(rehearsed_build.unknown_masks)]
+"""
+
+
+def case(device: str, **options: object) -> Case:
+    return make.case(model=Choice.of(FILE, options), batch_size=BATCH, device=device, verify="off")
+
+
+@cache
+def measured(**options: object) -> int:
+    return measure(Trial(case=case("cpu", **options), passes=("memory",))).readings.peak_bytes
+
+
+def predicted(device: str, **options: object) -> Record:
+    return predict(Trial(case=case(device, **options)))
+
+
+def rehearsed(folder: Path, **options: object) -> dict[str, Record]:
+    """The rehearsed record and the predicted one beside it."""
+    words = ("predict", str(Choice.of(FILE, options)), "--batch-size", str(BATCH), "--rehearse", "--device", "h100")
+    done = gcprof(*words, "--strategies", "none", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (run,) = (folder / "results").glob("*/manifest.json")
+    return {record.case.device.partition(":")[0]: record for record in store.load(run.parent).records}
+
+
+def text(record: Record, code: str) -> str | None:
+    return next((note.text for note in record.notes if note.code == code), None)
+
+
+@pytest.mark.parametrize("mask", TOLD)
+def test_on_a_cpu_the_step_is_predicted_that_is_measured(mask):
+    record = predicted("fake:cpu", mask=mask)
+
+    assert abs(record.readings.peak_bytes - measured(mask=mask)) <= FEW
+    assert abs(measured(mask=mask) - measured(mask=mask, question=TOLD[mask])) <= FEW
+    assert text(record, "GCP017") is None
+
+
+def test_a_padded_mask_is_saved_by_every_layer_and_a_whole_one_by_none():
+    as_numbers = DEPTH * BATCH * LENGTH * LENGTH * 4  # attention takes it in fp32
+
+    assert measured(mask="written") - measured(mask="ones") == as_numbers
+
+
+@pytest.mark.parametrize("question", ["sum", "equal", "any"])
+@pytest.mark.parametrize("mask", ["ones", "written"])
+def test_however_a_mask_is_asked_it_answers_for_itself(mask, question):
+    for device in ("fake:cpu", "fake:h100"):
+        asked, told = (predicted(device, mask=mask, question=word) for word in (question, TOLD[mask]))
+
+        assert abs(asked.readings.saved_bytes - told.readings.saved_bytes) < GRANULE
+        assert text(asked, "GCP017") is None
+
+
+@pytest.mark.parametrize("mask", ["ones", "written", pytest.param("lengths", marks=pytest.mark.slow)])
+def test_a_rehearsed_step_and_a_predicted_one_take_what_they_take_where_the_mask_is_told(hollow, tmp_path, mask):
+    folders = [tmp_path / name for name in ("asked", "told")]
+    for folder in folders:
+        folder.mkdir()
+
+    asked = rehearsed(folders[0], mask=mask)
+    told = rehearsed(folders[1], mask=mask, question=TOLD[mask])
+
+    peaks = {record.readings.peak_bytes for record in (*asked.values(), *told.values())}
+    assert len(peaks) == 1
+    assert text(asked["rehearse"], "GCP041") is None
+    assert text(asked["fake"], "GCP017") is None
+
+
+def test_a_mask_whose_values_are_not_known_masks_nothing_and_that_is_said(hollow, tmp_path):
+    records = rehearsed(tmp_path, mask="unknown")
+
+    assert "all() was taken as true, so that a mask masks nothing" in text(records["fake"], "GCP017")
+    assert "is taken as true: a mask masks nothing, and would take more if it did (padded.py:" in text(
+        records["rehearse"], "GCP041"
+    )
+    assert records["fake"].readings.peak_bytes == records["rehearse"].readings.peak_bytes
+
+
+def test_a_library_is_answered_by_the_mask_and_what_has_no_values_is_remembered(hollow):
+    assert hollow.python(AS_A_LIBRARY) == [False, True, 0, True, 1]
+
+
+def test_values_follow_what_is_made_of_them_and_are_forgotten_where_others_overwrite_them():
+    with fake_tensors():
+        mask = torch.ones(3, 4, dtype=torch.long)
+        mask[1:, 2:] = 0
+        view, copy = mask[1], mask.clone()
+        rows = mask.bool().all(1)
+        mask.masked_fill_(torch.empty(3, 4) > 0, 1)
+        values = [value_of(tensor) for tensor in (mask, view, copy, rows)]
+
+    assert values[:2] == [None, None]
+    assert values[2].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]
+    assert values[3].tolist() == [True, False, False]
+
+
+def test_only_small_tensors_have_values():
+    with fake_tensors():
+        tensors = [torch.ones(MOST_WHOLE + more, dtype=torch.long) for more in (0, 1)]
+        tensors += [torch.ones(MOST_FRACTIONS + more) for more in (0, 1)]
+
+    assert [value_of(tensor) is None for tensor in tensors] == [False, True, False, True]
+
+
+def test_what_draws_values_leaves_the_random_state_as_it_is():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+
+    with fake_tensors():
+        first, second = torch.randint(100, (50,)), torch.randint(100, (50,))
+
+    assert value_of(first).tolist() != value_of(second).tolist()
+    assert torch.equal(torch.rand(3), expected)
