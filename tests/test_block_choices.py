@@ -14,7 +14,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Followed
-from profiler.predicting.prediction import follow_case
+from profiler.predicting.prediction import choices, follow_case, predict
 from profiler.training.blocks import offered_blocks
 from tests import make
 from tests.conftest import measured
@@ -71,6 +71,15 @@ def test_the_peak_of_all_that_is_told_is_the_one_that_is_measured(pattern):
 
     assert choices.own.all_bytes == record.readings.peak_bytes
     assert choices.own.floor_bytes <= record.readings.peak_bytes
+
+
+def test_the_peak_of_all_on_a_gpu_is_the_one_that_is_predicted_of_these_blocks():
+    model = Choice(f"{FILE.parent / 'scratch.py'}:scratched")
+    case = make.case("all", model=model, device="fake:rtx-4090", optimizer=Choice("adamw"), batch_size=None)
+
+    found = choices(case)
+
+    assert found.own.all_bytes == predict(Trial(case=case)).readings.peak_bytes
 
 
 def test_the_better_blocks_are_those_with_the_lower_peak_and_the_lower_floor():

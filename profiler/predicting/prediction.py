@@ -117,7 +117,12 @@ def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | No
 
 def _choices(built: Assembled, trace: Trace) -> BlockChoices:
     workload = built.workload
-    return block_choices(trace, workload.module, workload.blocks, allocated=lambda composed: _allocated(composed)[0])
+
+    def allocated(composed: Trace) -> Trace:
+        """As a step of its own is allocated: after the model was built, which composing leaves out."""
+        return _allocated(msgspec.structs.replace(composed, building=trace.building))[0]
+
+    return block_choices(trace, workload.module, workload.blocks, allocated=allocated)
 
 
 def _environment(rates: Rates | None) -> Environment:
