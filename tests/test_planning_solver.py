@@ -118,6 +118,16 @@ def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
     assert reached > 100
 
 
+def test_what_stages_save_that_are_always_kept_is_in_the_floor_of_those_behind_them():
+    chain = equal_stages(3, output=10, saved=100, own=90)
+    chain = replace(chain, stages=(replace(chain.stages[0], name="stem", pinned=True), *chain.stages[1:]))
+
+    _, floor = largest_stage(chain)
+
+    # the input, all of the stem, and of the last stage its input, what it saves, its output and the gradient of that
+    assert floor == frontier(chain, levels=None).peak_bytes[0] == 10 + 100 + 10 + 100
+
+
 @pytest.mark.slow
 def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):
     def without_gradients(self, stage, target, way):

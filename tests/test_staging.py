@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from torch import nn
 
+from profiler.analysis.floor import floor
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError
@@ -434,3 +435,12 @@ def test_no_plan_is_below_the_floor(model):
 
     assert floor <= frontier(chain, levels=4).peak_bytes[0]
     assert name in [stage.name for stage in chain.stages]
+
+
+def test_plan_has_the_floor_of_explain_where_modules_outside_of_the_blocks_save():
+    trial = Trial(case=case("transformer", device="fake:t4"), passes=("memory",))
+    built, trace, _ = trace_case(trial.case)
+
+    _, planned = largest_stage(stages(trial))
+
+    assert planned == floor(trace, blocks=built.workload.blocks).nbytes

@@ -49,10 +49,11 @@ def shown(planned: Planned) -> list[Shown]:
 
 def say_infeasible(planned: Planned, budget: int) -> None:
     """Says that no plan fits, which stage sets the smallest peak, and what else would fit."""
-    from profiler.planning.candidates import largest_stage
+    from profiler.planning.candidates import kept_before, largest_stage
 
     chain = planned.chain
     name, working = largest_stage(chain)
+    kept = kept_before(chain, name)
     gradients = sum(stage.gradient_bytes for stage in chain.stages)
     smallest = planned.frontier.peak_bytes[0]
     more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
@@ -66,9 +67,10 @@ def say_infeasible(planned: Planned, budget: int) -> None:
             f"none gets below {bytes_text(working)}" if is_below else f"the smallest peak is {bytes_text(smallest)}"
         )
         aside(f"no plan fits {budget_text(planned, budget)}: {lowest}{more}")
+    outside = f", {bytes_text(kept)} are saved before it outside of these blocks" if kept else ""
     aside(
         f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
-        f"every step, and up to {bytes_text(gradients)} are gradients of parameters"
+        f"every step{outside}, and up to {bytes_text(gradients)} are gradients of parameters"
     )
     if planned.better_blocks:
         aside(planned.better_blocks)
@@ -79,15 +81,16 @@ def say_infeasible(planned: Planned, budget: int) -> None:
 
 def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     """What the user should know of the plan besides its line."""
-    from profiler.planning.candidates import largest_stage
+    from profiler.planning.candidates import kept_before, largest_stage
 
     frontier = planned.frontier
     name, floor = largest_stage(planned.chain)
+    outside = ", what is saved outside of these blocks" if kept_before(planned.chain, name) else ""
     lost = frontier.lost_fraction
     faster = f"faster by {lost * 100:.2g} %" if lost else "faster"
     peak = bytes_text(fitted.point.peak_bytes)
     lines = [
-        f"floor of these blocks: {bytes_text(floor)}, the static bytes and '{name}' at work alone; "
+        f"floor of these blocks: {bytes_text(floor)}, the static bytes{outside} and '{name}' at work alone; "
         f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
         "the steps of all plans that the costs prefer need more than the costs say: this one is by a rule"
         if fitted.by_rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -137,18 +138,34 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
     stages gets below it.
     """
     behind, peaks = 0, list[tuple[int, str]]()
-    before = [0, *map(_given, chain.stages)]  # besides the chain's own input
-    for stage, given in zip(chain.stages[::-1], before[-2::-1], strict=True):
+    for stage, before in zip(chain.stages[::-1], _before(chain)[::-1], strict=True):
         least = min(_at_work(stage, costs, behind) for costs in stage.ways)
         behind += stage.gradient_bytes
-        peaks.append((chain.static_bytes + chain.input_bytes + given + least, stage.name))
+        peaks.append((chain.static_bytes + chain.input_bytes + before + least, stage.name))
     nbytes, name = max(peaks)
     return name, max(nbytes, chain.floor_bytes)
 
 
-def _given(stage: Stage) -> int:
-    """The least of a stage that is there while the next one is at work."""
-    return min(stage.output_bytes, stage.saved_bytes, *(option.saved_bytes for option in stage.options))
+def _before(chain: Chain) -> list[int]:
+    """The least that is there of the stages before each one while it is at work, besides the chain's own input: what
+    the last of them gives, and all that those save that are always kept.
+    """
+    kept, before = 0, [0]
+    for stage in chain.stages[:-1]:
+        saved = _least_saved(stage)
+        before.append(kept + (saved if stage.pinned else min(stage.output_bytes, saved)))
+        kept += saved if stage.pinned else 0
+    return before
+
+
+def kept_before(chain: Chain, name: str) -> int:
+    """The least that stages before the one of this name save although no plan checkpoints them."""
+    before = takewhile(lambda stage: stage.name != name, chain.stages)
+    return sum(_least_saved(stage) for stage in before if stage.pinned)
+
+
+def _least_saved(stage: Stage) -> int:
+    return min(costs.saved_bytes for costs in stage.ways)
 
 
 def _at_work(stage: Stage, costs: Stage | SaveOption, behind: int) -> int:
