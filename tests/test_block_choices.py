@@ -175,6 +175,24 @@ def test_what_is_outside_of_the_chosen_blocks_is_named():
     )
 
 
+def test_where_cublas_takes_most_of_the_peak_no_plan_advises_what_does_not_lower_it(capsys, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    words = ["plan", "mlp", "--device", "t4", "--budget", "60%", "--no-measure"]
+
+    assert answer(words) == 5
+    said = capsys.readouterr().err
+    with pytest.raises(UserError) as caught:
+        profiler.plan("mlp", "1MiB", device="t4")
+    with pytest.raises(UserError) as on_cpu:
+        profiler.plan("mlp", "1KiB", device="cpu")
+
+    reason = "8.12 MiB are the workspace of matrix products in any case"  # 2 of 4096 KiB and 8 of 16 KiB
+    assert reason in said
+    assert reason in str(caught.value.hint)
+    assert "smaller batch or" not in said
+    assert "a smaller batch lowers it" in str(on_cpu.value.hint)
+
+
 def test_where_no_plan_fits_the_better_blocks_are_named(capsys):
     assert answer(["plan", str(MODEL), "--device", "fake:t4", "--budget", "1MiB"]) == 5
     assert "with --blocks 'layer.*' the floor is " in capsys.readouterr().err

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,10 +12,15 @@ from torch import nn
 
 from profiler.analysis.explanation import explain
 from profiler.analysis.live_bytes import categories_at, modules_at
-from profiler.core.trace_data import CATEGORIES, Trace, live
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial
+from profiler.core.trace_data import CATEGORIES, Operator, Trace, live
+from profiler.predicting.prediction import follow_case
+from profiler.training import models
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 from profiler.views.tables.explanation import remedies_text
+from tests import make
 from tests.traced import BLOCKS, SMALL, by_hand, random_traces, traced
 
 FUNCTIONS = Path(__file__).parent / "user_models" / "checkpointed_functions.py"
@@ -94,6 +100,37 @@ def test_blocks_that_are_left_as_they_are_are_the_reason():
 
 def test_a_head_that_dominates_is_the_reason():
     assert why("transformer:layers=1,width=16,sequence=64,vocabulary=2048", "all", batch_size=16) == "outside"
+
+
+@pytest.mark.parametrize("strategy", ["all", "sqrt"])
+def test_a_workspace_that_is_most_of_the_peak_is_the_reason(strategy, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    model = catalogue.resolve(Choice("mlp"), models.TABLE)
+    case = make.case(strategy, model=model, device="fake:t4")
+    baseline, step = (follow_case(Trial(case=each)) for each in (case.baseline, case))
+
+    found = explain(step.trace, blocks=step.blocks, baseline=baseline.trace).reason
+
+    assert found is not None
+    assert found.kind == "workspace"
+    assert found.text.startswith("8.12 MiB of the peak's 8.1")  # 2 of 4096 KiB and 8 of 16 KiB
+    assert why("mlp", strategy, batch_size=64) != "workspace"  # on a CPU
+
+
+def test_a_workspace_beside_static_memory_blames_no_activations():
+    operators = [("forward", "blocks.0"), ("recompute", "blocks.0"), ("backward", "blocks.0")]
+    static = (500, 0, 3, "blocks.0", "before", "parameters")
+    trace = by_hand(operators, [static, (100, 1, 3, "blocks.0", "forward", "saved")])
+    product = Operator("aten.mm", "blocks.0", "backward", 0, 1, 400)
+    trace = msgspec.structs.replace(trace, operators=(*trace.operators[:2], product))
+    baseline = msgspec.structs.replace(trace, operators=(trace.operators[0], product, product))
+
+    found = explain(trace, blocks=("blocks.0",), baseline=baseline).reason
+
+    assert found is not None
+    assert found.kind == "static"
+    assert found.text.startswith("500 B of the peak's 1000 B is static")
+    assert " and 400 B a workspace, which checkpointing does not touch" in found.text
 
 
 def test_too_many_checkpoints_are_the_reason():

@@ -20,7 +20,7 @@ INPUTS = "inputs"  # the kind of reason that there are too many checkpoints
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is unreached, optimizer, gradients, static, whole, segment, block, plain, inputs or outside."""
+    """`kind` is unreached, workspace, optimizer, gradients, static, whole, segment, block, plain, inputs or outside."""
 
     kind: str
     text: str  # one sentence
@@ -39,6 +39,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     all_gradient_bytes: int
     saved_bytes: int
     baseline_saved_bytes: int
+    workspace_bytes: int  # what libraries hold at the peak, whatever the batch: cuBLAS's workspace
     stage: Callable[[str], str]
 
     def bytes_of(self, *categories: str) -> int:
@@ -50,7 +51,7 @@ def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason 
     if live_bytes.peak(trace).nbytes <= (1 - LITTLE) * live_bytes.peak(baseline).nbytes:
         return None
     step = _look(trace, baseline, blocks)
-    for rule in (_unreached, _optimizer, _gradients, _whole, _static):
+    for rule in (_unreached, _workspace, _optimizer, _gradients, _whole, _static):
         if answer := rule(step):
             return answer
     return _largest(step)
@@ -73,8 +74,18 @@ def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
         all_gradient_bytes=max(lives["gradients"]),
         saved_bytes=max(lives["saved"]),
         baseline_saved_bytes=max(by_category(baseline)["saved"]),
+        workspace_bytes=_workspace_bytes(trace, peak.number, held),
         stage=stage,
     )
+
+
+def _workspace_bytes(trace: Trace, number: int, held: tuple[Allocation, ...]) -> int:
+    """What is kept of them, and what the operator takes while it runs besides what grows with the batch."""
+    kept = nbytes(storage for storage in held if storage.category == WORKSPACES)
+    if not number:
+        return kept
+    operator = trace.operators[number - 1]
+    return kept + max(0, operator.hidden_bytes - 2 * operator.batch_bytes)
 
 
 def _recomputed(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
@@ -91,6 +102,15 @@ def _unreached(step: _Step) -> Reason | None:
         return None
     text = "nothing is recomputed in the whole step: the checkpoints never reached the layers"
     return Reason(kind="unreached", text=f"{text}, and {bytes_text(step.saved_bytes)} is saved as without them")
+
+
+def _workspace(step: _Step) -> Reason | None:
+    workspace, peak = step.workspace_bytes, step.peak
+    if 2 * workspace < peak.nbytes:
+        return None
+    of = f"{bytes_text(workspace)} of the peak's {bytes_text(peak.nbytes)}"
+    text = f"{of} is workspace, which libraries take for their kernels: neither checkpointing nor a smaller batch"
+    return Reason(kind="workspace", text=f"{text} lowers it")
 
 
 def _optimizer(step: _Step) -> Reason | None:
@@ -119,12 +139,13 @@ def _whole(step: _Step) -> Reason | None:
 
 
 def _static(step: _Step) -> Reason | None:
-    static = step.bytes_of(*STATIC, WORKSPACES)
-    if static < MOST * step.peak.nbytes:
+    static, workspace = step.bytes_of(*STATIC), step.workspace_bytes
+    if static + workspace < MOST * step.peak.nbytes:
         return None
     of = f"{bytes_text(static)} of the peak's {bytes_text(step.peak.nbytes)}"
-    text = "is static (parameters, gradients, optimizer state, inputs), which checkpointing does not touch"
-    return Reason(kind="static", text=f"{of} {text}")
+    text = "is static (parameters, gradients, optimizer state, inputs)"
+    more = f" and {bytes_text(workspace)} a workspace" if workspace else ""
+    return Reason(kind="static", text=f"{of} {text}{more}, which checkpointing does not touch")
 
 
 def _largest(step: _Step) -> Reason:

@@ -25,6 +25,7 @@ from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
 from profiler.request.model_choice import optimizer_text
 from profiler.training.assemble import Build
+from profiler.views.tables.plans import workspace_text
 from profiler.workflows import plan_fitting
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
 
@@ -87,7 +88,8 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
     named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
     message = f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself"
-    hint = f"{others}a smaller batch lowers it; so do 16 bits, or an optimizer with less state"
+    lower = workspace_text(chain, floor) or "a smaller batch lowers it; so do 16 bits, or an optimizer with less state"
+    hint = others + lower
     raise UserError(message, hint=hint, exit_code=GATE)
 
 

@@ -50,6 +50,7 @@ def shown(planned: Planned) -> list[Shown]:
 def say_infeasible(planned: Planned, budget: int) -> None:
     """Says that no plan fits, which stage sets the smallest peak, and what else would fit."""
     from profiler.planning.candidates import kept_before, largest_stage
+    from profiler.views.tables.plans import workspace_text
 
     chain = planned.chain
     name, working = largest_stage(chain)
@@ -74,7 +75,8 @@ def say_infeasible(planned: Planned, budget: int) -> None:
     )
     if planned.better_blocks:
         aside(planned.better_blocks)
-    aside("a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state these two")
+    rest = "a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state these two"
+    aside(workspace_text(chain, working) or rest)
     if planned.own:
         next_command("gcprof", "run", "--model", *_words_of_run(planned), "--strategies", "own")
 

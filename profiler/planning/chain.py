@@ -119,6 +119,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     static_bytes: Bytes = 0  # held throughout the step
     made_for: str = ""  # the model with its settings, in words
     floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
+    workspace_bytes: Bytes = 0  # what a library takes for its kernels in any case, as cuBLAS; in the stages' bytes too
     # By way, as fractions of what it adds to a stage: how much of the errors is that of all stages together.
     doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
 

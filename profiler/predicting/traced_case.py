@@ -66,7 +66,7 @@ def trace_case(
     `with_growth` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), products.keeps_workspaces()
-    workspace = products.given_workspace(_workspace_bytes(case.device)) if kind == "cuda" else 0
+    workspace = workspace_bytes(case)
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
@@ -197,10 +197,12 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
     return gpu_specs.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
 
-def _workspace_bytes(device: str) -> int:
-    """Returns the bytes that cuBLAS keeps; those of GPUs before Hopper where only the kind of device is given."""
-    rates = known_rates(device)
-    return gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE
+def workspace_bytes(case: Case) -> int:
+    """Returns the bytes that cuBLAS takes; those of GPUs before Hopper where only the kind of device is given."""
+    if kind_of(case) == "cpu":
+        return 0
+    rates = known_rates(case.device)
+    return products.given_workspace(gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE)
 
 
 def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:

@@ -23,7 +23,8 @@ from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
-from profiler.predicting.traced_case import known_rates, observe_case, trace_case
+from profiler.predicting.trace.products import taken_workspace
+from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
 from profiler.training.compiled_code import compiled_modules, is_left_alone
@@ -86,6 +87,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             input_bytes=0,  # the batch is there before the step
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
+            workspace_bytes=taken_workspace(trace, workspace_bytes(fake)),
             stages=tuple(_apart(made, stage_spans)),
             doubts={
                 {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt

@@ -58,6 +58,13 @@ def keeps_workspaces() -> bool:
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
+def taken_workspace(trace: Trace, nbytes: int) -> int:
+    """The bytes of cuBLAS's workspace, of `nbytes`, where a product of the step takes it; or of those that are kept."""
+    kept = sum(storage.nbytes for storage in trace.allocations if storage.category == WORKSPACES)
+    taking = (operator for operator in trace.operators if operator.name in NAMES and operator.hidden_bytes >= nbytes)
+    return kept or (nbytes if any(taking) else 0)
+
+
 class _KeptByLt(int):
     """Bytes that a product of cuBLASLt takes for good, where its thread has run none before."""
 

@@ -50,6 +50,14 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     is_chosen: bool = False
 
 
+def workspace_text(chain: Chain, needed_bytes: int) -> str | None:
+    """Why little lowers what a step needs, where a library's workspace is most of it; None elsewhere."""
+    if 2 * chain.workspace_bytes < needed_bytes:
+        return None
+    taken = f"{bytes_text(chain.workspace_bytes)} are the workspace of matrix products in any case"
+    return f"{taken}, which neither a smaller batch nor 16 bits lowers; CUBLAS_WORKSPACE_CONFIG sets its size"
+
+
 def table(
     lines: Sequence[Shown],
     *,
