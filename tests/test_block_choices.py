@@ -82,6 +82,28 @@ def test_the_peak_of_all_on_a_gpu_is_the_one_that_is_predicted_of_these_blocks()
     assert found.own.all_bytes == predict(Trial(case=case)).readings.peak_bytes
 
 
+@pytest.mark.parametrize(
+    ("factory", "strategy", "blocks", "is_told"),
+    [
+        ("wide", "none", None, True),
+        ("wide", "all", None, False),  # its row is read beside that of `none`
+        ("wide", "none", "trunk", False),
+        ("wide", "none", "neck.*", False),  # as its user asked
+        ("narrow", "none", None, False),
+    ],
+)
+def test_blocks_beside_which_most_is_saved_have_a_note(factory, strategy, blocks, is_told):
+    model = Choice(f"{FILE.parent / 'wide_trunk.py'}:{factory}")
+    case = make.case(strategy, model=model, blocks=blocks, device="fake:t4", batch_size=None)
+
+    notes = {note.code: note.text for note in predict(Trial(case=case)).notes}
+
+    # of 256 + 3 * 16 floats for each of 64 rows, and 512 bytes of the loss, all but 2 * 16 are outside
+    saying = "90 % of what the forward saves is outside of the blocks that strategies checkpoint: `gcprof blocks MODEL`"
+    assert notes.get("GCP051", "").startswith(saying) == is_told
+    assert ("GCP051" in notes) == is_told
+
+
 def test_the_better_blocks_are_those_with_the_lower_peak_and_the_lower_floor():
     coarse = explain(followed().trace, blocks=("layer",), choices=followed().choices).better
     fine = followed("layer.*").choices

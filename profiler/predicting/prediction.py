@@ -63,6 +63,7 @@ def predict(
         environment=_environment(rates),
         notes=(
             *prediction_notes.of_model(built, case, trace),
+            *prediction_notes.of_blocks(built, case, trace),
             *prediction_notes.stated(trial, None if case.parallel else rates, assumed),
         ),
         stage_seconds={"build": time.monotonic() - began},

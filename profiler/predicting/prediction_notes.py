@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
+from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import Note
-from profiler.core.trace_data import Trace
+from profiler.core.trace_data import Allocation, Trace
 from profiler.measuring.meters import own_recomputes
 from profiler.predicting.trace import roofline
 from profiler.predicting.traced_case import Assumed, kind_of
 from profiler.training.assemble import Assembled
+from profiler.training.blocks import offered_blocks
 from profiler.training.checkpointing import own_checkpoints
 
 UNFUSED = (
@@ -66,6 +70,28 @@ def of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
         return notes
     text = "recurrent layers are followed as a CPU runs them: how much cuDNN keeps of them is not known, nor their time"
     return (*notes, Note(code="GCP018", text=text))
+
+
+def of_blocks(built: Assembled, case: Case, trace: Trace) -> list[Note]:
+    """Returns a note where the blocks that were found save less than the rest of the step, and others save more."""
+    workload = built.workload
+    if case != case.baseline or case.blocks or workload.calls or not workload.blocks:
+        return []
+    saved = [storage for storage in trace.allocations if storage.category == "saved" and storage.phase == "forward"]
+
+    def is_most(blocks: tuple[str, ...]) -> bool:
+        return 2 * _within(saved, blocks) > nbytes(saved)
+
+    if not saved or is_most(workload.blocks) or not any(map(is_most, offered_blocks(workload.module).values())):
+        return []
+    percent = (1 - _within(saved, workload.blocks) / nbytes(saved)) * 100
+    text = f"{percent:.0f} % of what the forward saves is outside of the blocks that strategies checkpoint"
+    return [Note(code="GCP051", text=f"{text}: `gcprof blocks MODEL` shows others, for --blocks")]
+
+
+def _within(saved: Sequence[Allocation], blocks: tuple[str, ...]) -> int:
+    stage = stage_of(blocks)
+    return nbytes(storage for storage in saved if stage(storage.module) != OUTSIDE)
 
 
 def measured_seconds(trial: Trial, rates: Rates) -> float | None:
