@@ -1,14 +1,18 @@
 """An explanation fits a small screen, says what it must, and is one JSON document."""
 
 import json
+from pathlib import Path
 
 import msgspec
 
+import profiler
 from profiler.analysis.explanation import explain
+from profiler.cli import answer
 from profiler.views.tables.explanation import document, explanation
 from profiler.views.tables.terminal import Paper
 from tests.long_explanation import longest
 from tests.traced import SMALL, by_hand, traced
+from tests.user_models.wrapped_optimizers import make
 
 
 def test_the_longest_explanation_fits_a_small_screen():
@@ -74,3 +78,14 @@ def test_the_document_is_json_in_bytes():
     assert found["peak"] == {"nbytes": 100, "number": 1, "phase": "forward", "operator": "aten.run", "module": "m"}
     assert (found["strategy"], found["reason"]) == ("all", None)
     assert found["modules"] == [{"name": "m", "nbytes": 100}]
+
+
+def test_a_model_that_brings_its_optimizer_is_headed_as_predictions_head_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    model = f"{Path(__file__).parent / 'user_models/wrapped_optimizers.py'}:make"
+
+    assert answer(["explain", model]) == 0
+
+    head = capsys.readouterr().out.splitlines()[0]
+    assert ", batch 32, its own optimizer, fp32, " in head
+    assert profiler.explain(make).title.startswith("make, none, its own optimizer, fp32, cuda")

@@ -16,6 +16,7 @@ from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
 from profiler.predicting.prediction import follow_case
 from profiler.training.assemble import Build
+from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.columns import batch as batch_text
 
 
@@ -57,7 +58,9 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
     explained = explain_trace(
         chosen.trace, blocks=chosen.blocks, baseline=baseline.trace, split=chosen.split, choices=baseline.choices
     )
-    return StepExplanation(title=_title(step, [str(step.strategy)]), explanation=explained, notes=chosen.remarks)
+    return StepExplanation(
+        title=_title(step, chosen, [str(step.strategy)]), explanation=explained, notes=chosen.remarks
+    )
 
 
 @in_words_of_python()
@@ -90,7 +93,7 @@ def timeline(  # noqa: PLR0913  its keywords are a user's settings
     with own_random_state():
         steps = [_followed(case, strategy, fresh) for strategy in chosen]
     traces = {str(step.strategy): followed.trace for step, followed in steps}
-    return Timeline(title=_title(case, []), traces=traces)
+    return Timeline(title=_title(case, steps[0][1], []), traces=traces)
 
 
 def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) -> tuple[Case, Followed]:
@@ -99,8 +102,9 @@ def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) 
         return named, follow_case(Trial(case=chosen), build=fresh)
 
 
-def _title(case: Case, strategy: list[str]) -> str:
+def _title(case: Case, followed: Followed, strategy: list[str]) -> str:
     """What was followed, in one line, as `gcprof explain` says it."""
     size = [batch_text(case)] if case.batch_size is not None else []
-    settings = [*strategy, *size, str(case.optimizer), case.precision, case.device.removeprefix(FAKE)]
+    optimizer = OWN_OPTIMIZER if followed.has_own_optimizer else str(case.optimizer)
+    settings = [*strategy, *size, optimizer, case.precision, case.device.removeprefix(FAKE)]
     return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"

@@ -14,7 +14,6 @@ from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
 
 if TYPE_CHECKING:
-    from profiler.core.case import Case
     from profiler.workflows.explain import Explained, FollowedStep
 
 
@@ -73,7 +72,7 @@ def explain(
         foreseen, kind = _foreseen_bytes(explained), evidence(step.case, None)
         say_bytes(document(why, strategy=str(step.case.strategy), evidence=kind, predicted_bytes=foreseen))
         return
-    title = traced_heading(step.case, with_strategy=True)
+    title = traced_heading(step, with_strategy=True)
     say(explanation(why, title=title, paper=paper()))
     for remark in (*_beside(explained), *_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
@@ -97,13 +96,15 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     say(views.snapshot(recording, title=f"{path.name}, cuda:{recording.device}: recorded", paper=paper()))
 
 
-def traced_heading(case: Case, *, with_strategy: bool = False) -> str:
+def traced_heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
     """What was followed, in one line."""
     from profiler.core.record import evidence
-    from profiler.views.tables.columns import batch
+    from profiler.views.tables.columns import OWN_OPTIMIZER, batch
 
+    case = step.case
     strategy = [str(case.strategy)] if with_strategy else []
-    setting = ", ".join([*strategy, batch(case), str(case.optimizer), case.precision, case.device])
+    optimizer = OWN_OPTIMIZER if step.followed.has_own_optimizer else str(case.optimizer)
+    setting = ", ".join([*strategy, batch(case), optimizer, case.precision, case.device])
     return f"{case.model}, {setting}: {evidence(case, None)}"
 
 

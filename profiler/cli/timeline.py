@@ -85,4 +85,4 @@ def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserE
 def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
     """The heading of the first step; with both kinds of evidence where both are drawn."""
     has_both = any(not isinstance(step, UserError) for step in beside)
-    return traced_heading(steps[0].case) + (" and predicted" if has_both else "")
+    return traced_heading(steps[0]) + (" and predicted" if has_both else "")

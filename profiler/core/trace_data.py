@@ -123,6 +123,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace
     blocks: tuple[str, ...]
     split: str | None = None
+    has_own_optimizer: bool = False  # the model brought it
     remarks: tuple[str, ...] = ()
     choices: BlockChoices | None = None  # where they were asked for
 

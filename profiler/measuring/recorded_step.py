@@ -29,5 +29,6 @@ def follow_case(trial: Trial) -> Followed:
         trace=followed,
         blocks=built.workload.blocks,
         split=built.applied.split,
+        has_own_optimizer=built.workload.optimizer is not None,
         remarks=tuple(note.text for note in (*built.applied.notes, *bench.all_notes())),
     )

@@ -100,6 +100,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
         trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside
         blocks=built.workload.blocks,
         split=built.applied.split,
+        has_own_optimizer=built.workload.optimizer is not None,
         remarks=tuple(note.text for note in notes),
         choices=_choices(built, trace) if with_choices else None,
     )

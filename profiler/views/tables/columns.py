@@ -39,6 +39,7 @@ UNSHOWN = (
     "optimizer_seconds",
     "warmup_seconds",
 )  # readings that no table of rows needs
+OWN_OPTIMIZER = "its own optimizer"
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
@@ -283,7 +284,7 @@ def setting(rows: Sequence[Row]) -> list[str]:
     """Returns the settings that all rows share, without defaults."""
     case = rows[0].case
     brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows if row.built}
-    optimizer = "" if len(brings_own) > 1 else "its own optimizer" if True in brings_own else str(case.optimizer)
+    optimizer = "" if len(brings_own) > 1 else OWN_OPTIMIZER if True in brings_own else str(case.optimizer)
     words = {
         "batch_size": batch(case),
         "optimizer": optimizer,

@@ -21,6 +21,7 @@ from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph
 OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
+MARGIN = 4  # columns beside a title
 MOST_MODULES = 8  # for the same reason
 NOTEWORTHY = 0.02  # of the peak: what an operator takes for itself is said from here on
 MOST_REMEDIES = 4  # the strongest, for the same reason
@@ -44,7 +45,8 @@ def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> T
     Of a step with lines of code, also what those have allocated, in so many lines more.
     """
     said = [paragraph(line, paper) for line in sentences(explained)]
-    head = paragraph(shortened(title, LONGEST_TITLE), paper, style="bold")
+    room = len(title) if paper.width is None else max(LONGEST_TITLE, paper.width - MARGIN)
+    head = paragraph(shortened(title, room), paper, style="bold")
     parts = [head, *said, Text(), _live(explained, paper)]
     if explained.holders:
         parts += [Text(), _holders(explained, paper), Text()]
