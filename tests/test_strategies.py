@@ -343,8 +343,40 @@ def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(
 def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():
     from profiler.training.strategies import hugging_face
 
-    with pytest.raises(Unsupported, match="not a Hugging Face model"):
+    with pytest.raises(Unsupported, match=r"as a Hugging Face model has; .* `own` measures them"):
         hugging_face.apply(workload(nn.Sequential(Counted()), ("0",)))
+
+
+class Denoiser(nn.Module):
+    """A model with the switch of diffusers, whose checkpoints are its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.gradient_checkpointing = Counted(), False
+
+    def enable_gradient_checkpointing(self):
+        self.gradient_checkpointing = True
+
+    def disable_gradient_checkpointing(self):
+        self.gradient_checkpointing = False
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False) if self.gradient_checkpointing else self.inner(x)
+
+
+def test_the_switch_of_diffusers_is_used():
+    from profiler.training.strategies import hugging_face
+
+    module = Denoiser()
+
+    applied = hugging_face.apply(workload(module, ("inner",)))
+    is_on = module.gradient_checkpointing
+    applied.switch(False)
+
+    assert applied.split == "1 switched on"
+    assert applied.keeps_own
+    assert is_on
+    assert not module.gradient_checkpointing
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])

@@ -1,4 +1,4 @@
-"""A Hugging Face model's own switch."""
+"""A Hugging Face model's own switch, of transformers or of diffusers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from profiler.training.workload import Workload
 
 
 def apply(workload: Workload) -> Applied:
-    """Calls the model's own gradient_checkpointing_enable().
+    """Calls the model's own gradient_checkpointing_enable(), or enable_gradient_checkpointing() of diffusers.
 
-    Raises Unsupported where it has none, or where it does not support it.
+    Raises Unsupported where it has neither, or where it does not support it.
     """
     module: Any = workload.module
-    if not hasattr(module, "gradient_checkpointing_enable"):
-        raise Unsupported("the model has no gradient_checkpointing_enable(); it is not a Hugging Face model")
+    is_of_diffusers = not hasattr(module, "gradient_checkpointing_enable")
+    if is_of_diffusers and not hasattr(module, "enable_gradient_checkpointing"):
+        raise Unsupported(
+            "the model has no gradient_checkpointing_enable(), as a Hugging Face model has; where your code switches "
+            "its checkpoints on, `own` measures them"
+        )
 
     def switch(on: bool) -> None:
-        if on:
+        if is_of_diffusers:
+            (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()
+        elif on:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             module.gradient_checkpointing_disable()
@@ -30,5 +36,5 @@ def apply(workload: Workload) -> Applied:
         raise Unsupported(str(error).splitlines()[0]) from error
     enabled = [submodule for submodule in module.modules() if getattr(submodule, "gradient_checkpointing", False)]
     if not enabled:
-        raise Unsupported("gradient_checkpointing_enable() reached no layer of this model")
+        raise Unsupported("its switch for gradient checkpointing reached no layer of this model")
     return Applied(split=f"{len(enabled)} switched on", keeps_own=True, switch=switch)
