@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -360,6 +361,21 @@ found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(to
     found = hollow.python(read, "t4,count=2", CUDA_VISIBLE_DEVICES=f"GPU-{seen['uuids'][1]}")
 
     assert found == [seen["uuids"][1]]
+
+
+def test_the_script_of_the_page_on_rehearsals_runs_there_and_not_after_torch(hollow):
+    page = (Path(__file__).parents[1] / "docs/rehearsal.md").read_text(encoding="utf-8")
+    script = page.split("<!-- script -->")[1].split("<!-- end -->")[0].split("```")[1].removeprefix("python")
+
+    done = hollow.run(script, "t4")
+    late = hollow.run(f"import torch\n{script}", "t4")
+
+    assert done.returncode == 0, done.stderr
+    assert "T4" in done.stdout
+    # the weight, the bias, the batch and the output, and their gradients
+    assert int(done.stdout.split()[-1]) >= 2 * 4 * (1024 * 1024 + 1024) + 4 * 512 * 1024 * 2
+    assert late.returncode != 0
+    assert "torch is imported already" in late.stderr
 
 
 def test_expandable_segments_reserve_by_pages(hollow):
