@@ -238,7 +238,10 @@ def test_a_size_that_only_data_could_tell_is_refused():
 
         return Workload(module=nn.Linear(8, 8), batch=torch.randn(4, 8), loss=loss, blocks=("",))
 
-    with pytest.raises(Unsupported, match="depends on its data"):
+    line = build.__code__.co_firstlineno + 2
+    with pytest.raises(
+        Unsupported, match=rf"depends on its data .*, at test_trace.py:{line}; `gcprof run` measures it"
+    ):
         predict_built(build)
 
 

@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType, TracebackType
 
 from profiler.core.errors import Exited
@@ -71,3 +72,10 @@ def users_line(frame: FrameType | None) -> str | None:
         if is_theirs(path):
             return f"{Path(path).name}:{caller.f_lineno}"
     return None
+
+
+def innermost_line(error: BaseException) -> str | None:
+    """`train.py:12`: the innermost such line on the way to an error; None where there is none."""
+    lines = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+    theirs = [f"{Path(path).name}:{number}" for path, number in lines if is_theirs(path)]
+    return theirs[-1] if theirs else None

@@ -15,6 +15,7 @@ from profiler.core.case import FAKE, SETTINGS, Calibration, Case
 from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
+from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.predicting.trace import convolutions, products
 from profiler.predicting.trace.collectives import on_parts
@@ -170,7 +171,12 @@ def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
         try:
             yield fakes
         except DATA_DEPENDENT as error:
-            raise _DependsOnData(f"what the model does depends on its data ({error})") from error
+            line = innermost_line(error)
+            where = f", at {line}" if line else ""
+            raise _DependsOnData(
+                f"what the model does depends on its data ({error}){where}; `gcprof run` measures it, and "
+                "`gcprof rehearse` takes zeros for what it reads"
+            ) from error
 
 
 @contextmanager
