@@ -180,7 +180,7 @@ def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow
     assert done.returncode == 1, done.stderr
     assert record.outcome == "failed"
     assert [(note.code, note.text) for note in record.notes] == [
-        ("GCP041", "the step reads values, which are zeros here: nonzero (net.py:6)")
+        ("GCP041", "the step reads values, which are zeros or leftovers here: nonzero (net.py:6)")
     ]
     assert "nonzero (net.py:6)" in done.stderr
 

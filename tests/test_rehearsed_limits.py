@@ -44,7 +44,7 @@ def test_an_operator_that_fails_by_the_values_that_it_reads_inside_itself_is_nam
     record = rehearsed["isin"]
 
     assert record.outcome == "failed"
-    text = f"the step reads values, which are zeros here: isin (hollow_limits.py:{at})"
+    text = f"the step reads values, which are zeros or leftovers here: isin (hollow_limits.py:{at})"
     assert [(note.code, note.text) for note in record.notes] == [("GCP041", text)]
 
 

@@ -16,7 +16,7 @@ from profiler.core.user_code import frames, is_theirs, users_line
 from profiler.training.known_values import Constants, Following, value_of
 from profiler.training.workload import Workload
 
-ZEROS = "the step reads values, which are zeros here"
+ZEROS = "the step reads values, which are zeros or leftovers here"
 WHOLE = "all() of values that are not known here is taken as true: a mask masks nothing, and would take more if it did"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
