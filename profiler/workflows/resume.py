@@ -39,7 +39,9 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     words = _words(before, request)
     data = (words or request.words).data
     _refuse_other_data(before, data)
-    refuse_unnamed(before, _named_words(before, request, words), request.typed)
+    is_complete = words is None and not request.anew and not _owed(before)
+    if not is_complete:
+        refuse_unnamed(before, _named_words(before, request, words), request.typed)
     meaning = words and _changed(before, words, request)
     meant = spec.check(meaning, device_choice.any_device).trials if request.anew and meaning else before.manifest.plan
     refuse_idle(meant, exclusive=request.exclusive)
@@ -47,8 +49,8 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         store.refuse_existing(request.output or RESULTS / "new")
     else:
         _refuse_jobs(before, request.placement.engine)
-        if words is None and not _owed(before):
-            return _nothing_left(before, screen)
+    if is_complete:
+        return _nothing_left(before, screen)
     with ExitStack() as stack:
         with screen.doing(STARTING):
             engine = engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant)
