@@ -328,14 +328,14 @@ def test_a_file_that_calls_exit_fails_with_what_it_said(line, tmp_path):
 
 
 def test_a_command_that_asks_of_a_file_that_calls_exit_is_told_that_it_failed(tmp_path):
-    (tmp_path / "mine.py").write_text(f'{TOP}sys.exit("bye: no data")\n{MODULE}')
+    (tmp_path / "leaving.py").write_text(f'{TOP}sys.exit("bye: no data")\n{MODULE}')
     reader, writer = os.pipe()
 
-    answer(writer, "outline", lambda: user.build(f"{tmp_path}/mine.py:make"))
+    answer(writer, "outline", lambda: user.build(f"{tmp_path}/leaving.py:make"))
     os.close(writer)
 
     with os.fdopen(reader) as told:
-        assert json.load(told) == {"failed": "the model's code called sys.exit: bye: no data (mine.py:7)"}
+        assert json.load(told) == {"failed": "the model's code called sys.exit: bye: no data (leaving.py:7)"}
 
 
 def test_a_forward_that_calls_exit_fails_with_what_it_said():
