@@ -296,31 +296,31 @@ def seen():
 """
 WITH_DEFAULTS = 'parser = argparse.ArgumentParser()\nparser.add_argument("--width", default=3)\n'
 EXITS = {
-    'sys.exit("bye: no data")': "the model's code called sys.exit: bye: no data (mine.py:7)",
-    "sys.exit(5)": "the model's code called sys.exit(5) (mine.py:7)",
-    "sys.exit()": "the model's code called sys.exit() (mine.py:7)",
+    'sys.exit("bye: no data")': "the model's code called sys.exit: bye: no data (leaving.py:7)",
+    "sys.exit(5)": "the model's code called sys.exit(5) (leaving.py:7)",
+    "sys.exit()": "the model's code called sys.exit() (leaving.py:7)",
     'parser = argparse.ArgumentParser()\nparser.add_argument("--data", required=True)\nparser.parse_args()': (
-        "the model's code called sys.exit(2): the following arguments are required: --data (mine.py:9)"
+        "the model's code called sys.exit(2): the following arguments are required: --data (leaving.py:9)"
     ),
 }
 
 
 def test_a_file_and_its_function_see_a_command_line_of_the_files_path_alone(tmp_path, monkeypatch):
     parse = "arguments = parser.parse_args()\nsaid = sys.argv\n"
-    (tmp_path / "mine.py").write_text(TOP + WITH_DEFAULTS + parse + SEEN)
+    (tmp_path / "leaving.py").write_text(TOP + WITH_DEFAULTS + parse + SEEN)
     monkeypatch.setattr(sys, "argv", ["-c", "--of-ours"])
 
-    workload = user.build(f"{tmp_path}/mine.py:seen")
+    workload = user.build(f"{tmp_path}/leaving.py:seen")
 
-    path = str(tmp_path / "mine.py")
+    path = str(tmp_path / "leaving.py")
     assert (workload.batch["loaded"], workload.batch["called"]) == ([path], [path])
     assert sys.argv == ["-c", "--of-ours"]
 
 
 @pytest.mark.parametrize("line", EXITS)
 def test_a_file_that_calls_exit_fails_with_what_it_said(line, tmp_path):
-    (tmp_path / "mine.py").write_text(f"{TOP}{line}\n{MODULE}")
-    case = make.case(model=Choice(f"{tmp_path}/mine.py:make"), batch_size=2)
+    (tmp_path / "leaving.py").write_text(f"{TOP}{line}\n{MODULE}")
+    case = make.case(model=Choice(f"{tmp_path}/leaving.py:make"), batch_size=2)
 
     record = attempt(Trial(case=case), on_pass=lambda stage: None, by=measure)
 
