@@ -172,10 +172,17 @@ def _refuse_bytes(words: Sequence[str]) -> None:
 
 
 def _refuse_nowhere(words: Sequence[str]) -> None:
-    """An empty name, as `-o "$FOLDER"` gives without that variable, would be the folder at hand. Raises UserError."""
-    is_empty = any(flag in ("-o", "--output") and not name for flag, name in pairwise(words))
-    if is_empty or "--output=" in words:
+    """Raises UserError for names of -o that would be others: '', as `-o "$FOLDER"` gives without that variable, the
+    folder at hand; `-`, which is stdout elsewhere, a file of that name.
+    """
+    names = [name for flag, name in pairwise(words) if flag in ("-o", "--output")]
+    names += [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
+    if "" in names:
         raise UserError("--output: '' is no name of a file or folder", hint="name one, or leave it out")
+    if "-" in names or "-o-" in words:
+        instead = {"export": "without it a file is printed", "stages": "--json prints the costs"}
+        hint = instead.get(words[0], "name the file or folder to write")
+        raise UserError("-o cannot be '-'", hint=hint)
 
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:

@@ -120,9 +120,7 @@ def merge(
     runs: Annotated[
         list[str], typer.Argument(metavar="run", help=options.RUN_HELP, autocompletion=options.propose_runs)
     ],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The new run folder.", callback=options.refuse_dash)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
 ) -> None:
     """Make one run of several: all plans, and every record once. The order of the runs makes no difference.
 

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from profiler.core.errors import UserError
-
 VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script where it asks for proposals
 
 
@@ -53,15 +51,6 @@ def propose_plots(incomplete: str) -> list[str]:
     from profiler import views
 
     return _matching(views.PLOTS, incomplete)
-
-
-def refuse_dash(context: typer.Context, path: Path | None) -> Path | None:
-    """The path of -o as it is. Raises UserError for `-`, which is stdout to others and would be a file of that name."""
-    if path == Path("-"):
-        instead = {"export": "without it a file is printed", "stages": "--json prints the costs"}
-        hint = instead.get(context.info_name or "", "name the file or folder to write")
-        raise UserError("-o cannot be '-'", hint=hint)
-    return path
 
 
 def _listed(table: dict[str, str], incomplete: str) -> Iterator[tuple[str, str]]:
@@ -131,10 +120,7 @@ TracedDevice = Annotated[
 PlannedDevice = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda; or a GPU to predict for: t4, h100, ... [default: auto]")
 ]
-RunFolder = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", help="The run folder; it must not exist yet.", callback=refuse_dash),
-]
+RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
 
 # what is printed and written
 

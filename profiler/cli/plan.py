@@ -47,12 +47,7 @@ def plan(
     rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 1]")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="plan.json for the plan; .csv, .png, .svg, .pdf: the frontier.",
-            callback=options.refuse_dash,
-        ),
+        typer.Option("-o", "--output", help="plan.json for the plan; .csv, .png, .svg, .pdf: the frontier."),
     ] = None,
     force: options.Force = False,
     json: options.Json = False,

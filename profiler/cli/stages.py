@@ -19,9 +19,7 @@ def stages(
     accumulate: options.Accumulate = None,
     blocks: options.Blocks = None,
     device: options.PlannedDevice = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the costs: costs.json.", callback=options.refuse_dash)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the costs: costs.json.")] = None,
     force: options.Force = False,
     json: Annotated[bool, typer.Option("--json", help="Print the costs as JSON.")] = False,
     quiet: options.Quiet = False,

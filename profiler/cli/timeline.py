@@ -35,9 +35,7 @@ def timeline(
     routing: options.Routing = None,
     switches: Switches | None = None,
     device: options.TracedDevice = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="A png, svg or pdf.", callback=options.refuse_dash)
-    ] = Path("timeline.png"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
     force: options.ForceIfThere = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -28,13 +28,7 @@ def plot(
         ),
     ] = "frontier",
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="A png, svg or pdf. [default: KIND.png, for a paper .pdf]",
-            callback=options.refuse_dash,
-        ),
+        Path | None, typer.Option("-o", "--output", help="A png, svg or pdf. [default: KIND.png, for a paper .pdf]")
     ] = None,
     over: Annotated[
         str | None, typer.Option(help="Axes of heat (two) or growth (one): batch_size,depth. [default: chosen]")
@@ -90,13 +84,7 @@ def export(
         ),
     ] = "csv",
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="The file to write, or a tracker's folder. [default: stdout]",
-            callback=options.refuse_dash,
-        ),
+        Path | None, typer.Option("-o", "--output", help="The file to write, or a tracker's folder. [default: stdout]")
     ] = None,
     force: options.ForceIfThere = False,
 ) -> None:
@@ -163,9 +151,7 @@ def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
 
 def report(
     runs: Annotated[list[str] | None, typer.Argument(help=f"{options.RUN_HELP} [default: last]", metavar="run")] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The file to write.", callback=options.refuse_dash)
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     redact: Annotated[
         str, typer.Option(help="default hides folders and device numbers; all also names, options and commands; none.")

@@ -6,6 +6,7 @@ Such a hook steps and drops the gradient, so that all of them are never there to
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
 IN_BACKWARD = "_in_backward_optimizers"  # of a parameter, as torch.distributed.optim sets it
 
@@ -45,7 +47,7 @@ def held_by(hook: Any) -> list[Any]:
 
 
 def _attributes(of: Any) -> list[Any]:
-    return [of, *vars(of).values()] if hasattr(of, "__dict__") and not isinstance(of, torch.nn.Module) else [of]
+    return [of, *vars(of).values()] if hasattr(of, "__dict__") and not isinstance(of, nn.Module) else [of]
 
 
 def _is_filled(cell: Any) -> bool:
@@ -85,10 +87,11 @@ def put_back(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[torch.Tens
             dropped.append(hooked[name])
 
 
-def let_go(parameters: Iterable[torch.Tensor]) -> None:
+def let_go(parameters: Iterable[weakref.ref[nn.Parameter]]) -> None:
     """Remove the hooks of parameters whose model is gone.
 
     A hook that holds its parameter is a cycle through PyTorch's own objects, which no collection of cycles sees.
     """
-    for parameter in parameters:
-        hooks_of(parameter).clear()
+    for reference in parameters:
+        if (parameter := reference()) is not None:
+            hooks_of(parameter).clear()

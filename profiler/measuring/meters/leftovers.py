@@ -39,7 +39,7 @@ class Leftovers:
         """
         for module, parameters in self._hooked:
             if module() is None:
-                _let_go(parameters)
+                let_go(parameters)
         self._at_start = self.held_bytes(), self.held_model_bytes()
 
     def built(self, workload: Workload) -> None:
@@ -78,10 +78,6 @@ class Leftovers:
 
     def _alive(self) -> set[int]:
         return {place for place, (reference, _) in self._watched.items() if not reference.expired()}
-
-
-def _let_go(parameters: list[weakref.ref[nn.Parameter]]) -> None:
-    let_go(parameter for reference in parameters if (parameter := reference()) is not None)
 
 
 def _storages(workload: Workload) -> list[torch.UntypedStorage]:
