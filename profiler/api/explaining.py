@@ -16,8 +16,8 @@ from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
 from profiler.predicting.prediction import follow_case
 from profiler.training.assemble import Build
-from profiler.views.tables.columns import OWN_OPTIMIZER
 from profiler.views.tables.columns import batch as batch_text
+from profiler.views.tables.columns import optimizer as optimizer_text
 
 
 @in_words_of_python()
@@ -105,6 +105,6 @@ def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) 
 def _title(case: Case, followed: Followed, strategy: list[str]) -> str:
     """What was followed, in one line, as `gcprof explain` says it."""
     size = [batch_text(case)] if case.batch_size is not None else []
-    optimizer = OWN_OPTIMIZER if followed.has_own_optimizer else str(case.optimizer)
-    settings = [*strategy, *size, optimizer, case.precision, case.device.removeprefix(FAKE)]
+    at_work = optimizer_text(case, is_own=followed.has_own_optimizer)
+    settings = [*strategy, *size, at_work, case.precision, case.device.removeprefix(FAKE)]
     return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"

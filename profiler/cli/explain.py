@@ -99,12 +99,12 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
 def traced_heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
     """What was followed, in one line."""
     from profiler.core.record import evidence
-    from profiler.views.tables.columns import OWN_OPTIMIZER, batch
+    from profiler.views.tables.columns import batch, optimizer
 
     case = step.case
     strategy = [str(case.strategy)] if with_strategy else []
-    optimizer = OWN_OPTIMIZER if step.followed.has_own_optimizer else str(case.optimizer)
-    setting = ", ".join([*strategy, batch(case), optimizer, case.precision, case.device])
+    at_work = optimizer(case, is_own=step.followed.has_own_optimizer)
+    setting = ", ".join([*strategy, batch(case), at_work, case.precision, case.device])
     return f"{case.model}, {setting}: {evidence(case, None)}"
 
 

@@ -70,13 +70,12 @@ def _flops(bench: Bench) -> dict[str, Any]:
 
 def _tell_reads(bench: Bench, reads: ValueReads) -> None:
     """Note what asked for values that a rehearsed step does not have."""
-    lines = ", ".join(filter(None, unknown_masks))
-    texts = {
-        f"{ZEROS}: {reads}; sizes that follow from them are not real": reads.places,
-        f"{WHOLE} ({lines})" if lines else WHOLE: unknown_masks,
-    }
-    if any(texts.values()):
-        bench.note("GCP041", "; ".join(text for text, places in texts.items() if places))
+    texts = [f"{ZEROS}: {reads}; sizes that follow from them are not real"] if reads.places else []
+    if unknown_masks:
+        lines = ", ".join(filter(None, unknown_masks))
+        texts.append(f"{WHOLE} ({lines})" if lines else WHOLE)
+    if texts:
+        bench.note("GCP041", "; ".join(texts))
 
 
 def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict[str, int]:

@@ -280,14 +280,19 @@ def batch(case: Case) -> str:
     return batch_text(case.batch_size)
 
 
+def optimizer(case: Case, *, is_own: bool) -> str:
+    """The optimizer at work: the case's, or the one that the model brings."""
+    return OWN_OPTIMIZER if is_own else str(case.optimizer)
+
+
 def setting(rows: Sequence[Row]) -> list[str]:
     """Returns the settings that all rows share, without defaults."""
     case = rows[0].case
     brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows if row.built}
-    optimizer = "" if len(brings_own) > 1 else OWN_OPTIMIZER if True in brings_own else str(case.optimizer)
+    at_work = "" if len(brings_own) > 1 else optimizer(case, is_own=True in brings_own)
     words = {
         "batch_size": batch(case),
-        "optimizer": optimizer,
+        "optimizer": at_work,
         "precision": case.precision if case.precision != "fp32" else "",
         "accumulate": f"accumulate {case.accumulate}" if case.accumulate != 1 else "",
         **{name: switch.shown if getattr(case, name) else "" for name, switch in SWITCHES.items()},
