@@ -108,11 +108,11 @@ def without_rules() -> ExitStack:
     """Measuring as it would be if only the first step's gradients were compared."""
     from profiler.measuring import passes
     from profiler.measuring.bench import Bench
-    from profiler.measuring.meters import equality
+    from profiler.measuring.meters import equality, step_results
     from profiler.training import assemble, missing_gradients, plain_state, random_sources
 
     def one_step(step: Any, update: Any = None) -> Any:
-        return equality.collect(step)
+        return step_results.collect(step)
 
     stack = ExitStack()
     for owner, name, instead in (
@@ -122,7 +122,7 @@ def without_rules() -> ExitStack:
         (plain_state, "image", lambda module: {}),
         (missing_gradients, "without_gradient", lambda module: ()),
         (assemble, "WatchedLoss", lambda loss, calls: loss),
-        (passes, "_tell_graph", lambda bench, loss, workload: None),
+        (passes, "_look_at_graph", lambda bench, loss, workload: {}),
         (passes, "_tell_growth", lambda *words: None),
         (Bench, "tell_warnings", lambda bench: None),
         (Bench, "tell_checkpoints", lambda bench: None),

@@ -58,7 +58,7 @@ class Room(NamedTuple):
 
 ROOMS = {
     "meters": Room(
-        ("profiler/measuring/meters/[!et]*.py", "profiler/measuring/meters/ti*.py"),
+        ("profiler/measuring/meters/[!est]*.py", "profiler/measuring/meters/ti*.py"),
         (
             "tests/test_meters.py",
             "tests/test_memory.py",
@@ -71,6 +71,7 @@ ROOMS = {
     "equality": Room(
         (
             "profiler/measuring/meters/equality.py",
+            "profiler/measuring/meters/step_results.py",
             "profiler/measuring/meters/tensor_values.py",
             "profiler/measuring/equality_pass.py",
         ),

@@ -15,7 +15,7 @@ from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.predicting.trace.step import Builder
 from profiler.predicting.traced_case import trace_case
 from profiler.training import marked_functions, strategies
-from profiler.training.checkpointing import block_segments
+from profiler.training.checkpointing import linked_blocks
 from profiler.training.checkpointing.observed_forward import Observation, observe
 from tests import make
 
@@ -71,7 +71,7 @@ def test_parameters_and_the_batch_are_those_that_were_built():
 def test_a_forward_that_a_strategy_looked_at_is_no_part_of_it(monkeypatch):
     monkeypatch.setattr(marked_functions, "are_there", lambda: False)  # other tests of this process mark some
     looked: list[Observation] = []
-    monkeypatch.setattr(block_segments, "observe", lambda workload: looked.append(observe(workload)) or looked[-1])
+    monkeypatch.setattr(linked_blocks, "observe", lambda workload: looked.append(observe(workload)) or looked[-1])
 
     looking, blind = traced("segments:k=2").building, traced("none").building
 

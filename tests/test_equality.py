@@ -17,7 +17,7 @@ from profiler.analysis.rows import verdict
 from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
-from profiler.measuring.meters import equality, tensor_values
+from profiler.measuring.meters import equality, step_results, tensor_values
 from profiler.training import models
 from profiler.training.strategies import TABLE, compile_budget
 from tests import make
@@ -187,7 +187,8 @@ def test_negative_zero_is_not_bit_equal_to_zero():
     zero, negative = torch.tensor([0.0]), torch.tensor([-0.0])
 
     results = [
-        equality.Results(loss=one, gradients={}, buffers={}, random_states={"torch": zero}) for one in (zero, negative)
+        step_results.Results(loss=one, gradients={}, buffers={}, random_states={"torch": zero})
+        for one in (zero, negative)
     ]
 
     assert not equality.compare(*results).loss_equal

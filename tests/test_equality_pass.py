@@ -13,7 +13,7 @@ from torch import nn
 from profiler.core.case import Choice
 from profiler.core.record import Equality
 from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality, tensor_values
+from profiler.measuring.meters import equality, step_results, tensor_values
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload, batch_counts, batch_statistics
 from tests import make
@@ -35,7 +35,7 @@ def left(gradients, loss=1.0, buffers=None, frozen=()):
         return torch.tensor(loss)
 
     workload = Workload(module=module, batch=(torch.ones(1),), loss=lambda module, batch: torch.ones(()))
-    return equality.Ran(workload=workload, loss=again(), again=again)
+    return step_results.Ran(workload=workload, loss=again(), again=again)
 
 
 def step(gradients, **others):
@@ -53,12 +53,12 @@ def never():
 
 
 def results(gradients, **others):
-    return equality.collect(step(gradients, **others))
+    return step_results.collect(step(gradients, **others))
 
 
 def two_results(gradients):
     """Those of a step and of the next one."""
-    return equality.collect_two(step(gradients))
+    return step_results.collect_two(step(gradients))
 
 
 class Two(Group):
@@ -177,7 +177,7 @@ def test_what_is_collected_does_not_change_with_the_model_and_has_its_layout():
     sparse.grad = torch.tensor([0.0, 3.0]).to_sparse()
     ran.workload.module.register_parameter("b", sparse)
 
-    found = equality.collect(lambda: ran)
+    found = step_results.collect(lambda: ran)
     parameter.grad.zero_()
 
     assert found.gradients["a"].tolist() == [1.0, 2.0]
@@ -206,7 +206,7 @@ def test_a_digest_is_of_names_shapes_types_and_values():
         {"a": [1.0], "b": [2.0]},
     ]  # fmt: skip
     digests = [results({}, buffers={}).digests()["gradients"]] + [
-        equality.Results(
+        step_results.Results(
             loss=torch.ones(()),
             gradients={name: None if values is None else torch.tensor(values) for name, values in one.items()},
             buffers={},
@@ -275,7 +275,7 @@ def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turn
     whole = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
     workload.module.register_parameter("d", whole)
 
-    equality.nudge(workload)
+    step_results.nudge(workload)
 
     last_bit = 2.0**-23
     assert workload.module.a.tolist() == workload.module.c.tolist() == [1 + last_bit] * 2
@@ -295,7 +295,7 @@ def test_a_nudge_moves_every_weight_to_its_neighbour_upwards_and_to_zero_by_turn
     ],
 )
 def test_a_step_tells_something_where_a_gradient_is_finite_and_not_zero(gradients, expected):
-    assert equality.tells(left(gradients).workload) is expected
+    assert step_results.tells(left(gradients).workload) is expected
 
 
 def test_the_root_of_the_last_bit_is_still_rounding():

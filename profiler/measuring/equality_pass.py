@@ -11,8 +11,8 @@ from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import equality, tensor_values
-from profiler.measuring.meters.equality import GradientStep, Ran, Results
+from profiler.measuring.meters import equality, step_results, tensor_values
+from profiler.measuring.meters.step_results import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
 from profiler.training import gradient_hooks, missing_gradients, plain_state
 from profiler.training.assemble import Assembled
@@ -169,13 +169,13 @@ class _Comparison:
     def _run(self, built: Assembled, *, nudge: bool = False) -> Ran:
         module = built.workload.module
         if nudge:
-            equality.nudge(built.workload)
+            step_results.nudge(built.workload)
         before = plain_state.image(module)
         with gradient_hooks.put_back(trained(built.workload)) as dropped:
             loss = self._bench.gradients(built)
         moved = plain_state.moved(before, plain_state.image(module))
         if built.case.precision == self._case.precision:
-            self.tells = self.tells or equality.tells(built.workload)
+            self.tells = self.tells or step_results.tells(built.workload)
             self.trains = self.trains or any(value.requires_grad for value in trained(built.workload).values())
         if built.case == self._case:
             self._lost = missing_gradients.without_gradient(built.workload.module)
@@ -225,12 +225,12 @@ def verify_averaging(
     `alone(rank)` is the step of one process with the batch of a rank, `nudged(rank)` the same with weights that differ
     in the last bit: where not all bits are equal, what rounding makes of the gradients says how much that is.
     """
-    own = equality.collect(step)
-    mean = _mean([equality.collect(alone(rank)) for rank in range(group.size)], group.rank)
+    own = step_results.collect(step)
+    mean = _mean([step_results.collect(alone(rank)) for rank in range(group.size)], group.rank)
     across = equality.compared(mean, own, group)
     if not across.largest_difference:
         return msgspec.structs.replace(result, ranks_difference=0.0)
-    nudged_mean = _mean([equality.collect(nudged(rank)) for rank in range(group.size)], group.rank)
+    nudged_mean = _mean([step_results.collect(nudged(rank)) for rank in range(group.size)], group.rank)
     return msgspec.structs.replace(
         result,
         ranks_difference=across.largest_difference,

@@ -25,6 +25,7 @@ from profiler.training import (
     random_sources,
     strategies,
 )
+from profiler.training.block_calls import count_calls
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
@@ -183,7 +184,7 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
     shard modules.
     """
     compiled = compiled_modules(workload.module)
-    uncount = _count_calls(workload, calls) if calls is not None else lambda: None
+    uncount = count_calls(workload, calls) if calls is not None else lambda: None
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     if case.parallel:
         return workload, apply(workload, **options)
@@ -192,7 +193,7 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
         uncount()
         chain = called_blocks.repeated(blocks)
         if calls is not None:
-            _count_calls(chain, calls)
+            count_calls(chain, calls)
         return chain
 
     workload, applied = called_blocks.applied(
@@ -273,32 +274,6 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
     given: dict[str, Any] = {"batch_size": case.batch_size, "data_directory": data_directory}
     options |= {key: value for key, value in given.items() if value is not None}
     return lambda: build(**options)
-
-
-def _count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
-    """Count the calls of blocks, beneath whatever a strategy puts around them; returns what ends it."""
-    calls[:] = [0] * len(workload.blocks)
-    blocks = [workload.block(name) for name in workload.blocks]
-    own = [(block, block.__dict__.get("forward")) for block in blocks]
-    for index, block in enumerate(blocks):
-        block.forward = _counting(block.forward, calls, index)
-
-    def uncount() -> None:
-        for block, forward in reversed(own):
-            if forward is None:
-                block.__dict__.pop("forward", None)
-            else:
-                block.forward = forward
-
-    return uncount
-
-
-def _counting(forward: Callable[..., Any], calls: list[int], index: int) -> Callable[..., Any]:
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        calls[index] += 1
-        return forward(*arguments, **keywords)
-
-    return counted
 
 
 def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:

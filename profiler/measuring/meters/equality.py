@@ -10,60 +10,16 @@ import torch
 
 from profiler.core.record import Equality, is_reproducible
 from profiler.core.units import few
-from profiler.measuring.meters.tensor_values import copied, dense, difference, digest_of, largest
+from profiler.measuring.meters.step_results import GradientStep, Results, Second, collect, collect_two
+from profiler.measuring.meters.tensor_values import difference, digest_of, largest
 from profiler.measuring.ranks import ALONE, Group
-from profiler.training import plain_state, random_sources
-from profiler.training.workload import Workload, batch_counts, local, trained
+from profiler.training import plain_state
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
 LEAST_SCALE = 2.0**-8  # of the model's largest gradient: what fp32 makes of a 0, to 2**-19 of that, is < 0.001 of this
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 MOST_NAMED = 3  # of parameters, attributes and buffers
-Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
-
-
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """A fresh workload that was run to its gradients."""
-
-    workload: Workload
-    loss: torch.Tensor
-    moved: Mapping[str, str] = {}  # what it keeps in plain Python, where the step has changed it
-    again: Callable[[], torch.Tensor]  # the optimizer's step by the gradients that are there, and the next gradients
-
-
-GradientStep = Callable[[], Ran]
-
-
-class Second(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step after it left behind."""
-
-    loss: torch.Tensor
-    gradients: Gradients
-
-
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step left behind, as copies on the host."""
-
-    loss: torch.Tensor
-    gradients: Gradients
-    buffers: dict[str, torch.Tensor]
-    counts: frozenset[str] = frozenset()  # buffers that count a norm's batches: by how much they differ says nothing
-    random_states: dict[str, torch.Tensor]  # by source
-    moved: Mapping[str, str] = {}  # by attribute, what it holds in plain Python where the step has changed it
-    second: Second | None = None
-
-    def digests(self) -> dict[str, str]:
-        """Returns one digest (128 bits, in hexadecimal) of each kind of result; equal results have equal digests."""
-        later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
-        return {
-            "loss": digest_of({"loss": self.loss}),
-            "gradients": digest_of(self.gradients),
-            "buffers": digest_of(self.buffers),
-            "random": digest_of(self.random_states),
-            "second step": digest_of(later),
-            "plain state": hashlib.blake2b(repr(sorted(self.moved.items())).encode(), digest_size=16).hexdigest(),
-        }
 
 
 def noise_floor(step: GradientStep, group: Group = ALONE) -> Equality:
@@ -129,64 +85,6 @@ def _closest(references: Sequence[Results], results: Results, group: Group) -> E
 def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> float:
     """The largest relative difference of two steps' gradients."""
     return compared(collect(step), collect(other), group).largest_difference or 0.0
-
-
-def nudge(workload: Workload) -> None:
-    """Move every weight to a neighbouring number of its type, away from 0 and towards it by turns."""
-    with torch.no_grad():
-        for index, parameter in enumerate(map(local, workload.module.parameters())):
-            if parameter.is_floating_point():
-                towards = torch.full_like(parameter, 0.0 if index % 2 else float("inf"))
-                parameter.copy_(torch.nextafter(parameter, towards))
-
-
-def tells(workload: Workload) -> bool:
-    """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
-    gradients = [local(parameter.grad) for parameter in trained(workload).values() if parameter.grad is not None]
-    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(dense, gradients))
-
-
-def collect(step: GradientStep) -> Results:
-    """Run a step and copy what it left to the host."""
-    return _results(step())
-
-
-def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
-    """Run a step, the optimizer's step, and the next one, and copy what they left to the host.
-
-    The optimizer takes the gradients of `update` where there are any, so that another model gets the same weights.
-    """
-    ran = step()
-    results, parameters = _results(ran), trained(ran.workload)
-    for name, gradient in (update or {}).items():
-        parameter = parameters[name]
-        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
-    loss = ran.again()
-    second = Second(loss=copied(loss), gradients=_gradients(ran.workload))
-    return msgspec.structs.replace(results, second=second)
-
-
-def _results(ran: Ran) -> Results:
-    return Results(
-        loss=copied(ran.loss),
-        gradients=_gradients(ran.workload),
-        buffers={name: copied(buffer) for name, buffer in ran.workload.module.named_buffers()},
-        counts=batch_counts(ran.workload.module),
-        random_states=random_sources.states(ran.workload, ran.loss.device),
-        moved=ran.moved,
-    )
-
-
-def _gradients(workload: Workload) -> Gradients:
-    return {
-        name: None if parameter.grad is None else _copied(parameter.grad)
-        for name, parameter in trained(workload).items()
-    }
-
-
-def _copied(gradient: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host in the gradient's own layout: there are optimizers that take no other."""
-    return gradient.detach().coalesce().to("cpu", copy=True) if gradient.is_sparse else copied(gradient)
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:

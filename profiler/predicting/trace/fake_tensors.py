@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
-from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -24,13 +23,13 @@ from torch.utils._mode_utils import no_dispatch
 from profiler.core.errors import Unsupported
 from profiler.predicting.trace import routing as routes
 from profiler.predicting.trace import temporaries
+from profiler.predicting.trace.fake_modules import as_fake
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.known_values import Draws, follow, tested
 from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
-DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # than their results are their storages
 KNOWN = 1024  # elements: no model is built by more
 FACTORIES = {
@@ -69,13 +68,7 @@ def fake_tensors(routing: str | None = None) -> Iterator[FakeTensors]:
 
     `routing` (balanced, worst) says where tokens go that the data would send; None leaves that unknown.
     """
-    initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
-    with ExitStack() as stack:
-        for name in initialisers:
-            stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
-        stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
-        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
-        stack.enter_context(uncollected())
+    with as_fake(), uncollected(), ExitStack() as stack:
         fakes = FakeTensors(routing)
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", fakes.most_known))
         stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it prints what it raises, at length
@@ -272,33 +265,3 @@ def _is_known(written: Any) -> bool:
     """Whether the value of what is written to is followed: the steps that an optimizer counts."""
     first = written if isinstance(written, torch.Tensor) else written[0]
     return getattr(first, "constant", None) is not None
-
-
-def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    return tensor
-
-
-def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Tensor.__deepcopy__ of fake tensors too, whose storages cannot be copied."""
-    if not isinstance(tensor, FakeTensor):
-        return DEEPCOPY(tensor, memo)
-    if id(tensor) not in memo:
-        copy = tensor.detach().clone()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
-    copied: torch.Tensor = memo[id(tensor)]
-    return copied
-
-
-def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """nn.Module._apply for fake parameters, which cannot be swapped: each stays the same object."""
-    for parameter in module.parameters():
-        with torch.no_grad():
-            parameter.data = convert(parameter)
-            if isinstance(parameter, FakeTensor):
-                parameter.constant = None  # of the values that it had
-    for child in module.modules():
-        for name, buffer in child._buffers.items():
-            if buffer is not None:
-                child._buffers[name] = convert(buffer)
-    return module

@@ -17,9 +17,10 @@ from profiler.core.plan_file import recompute_counts
 from profiler.core.record import Note
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.call_routes import run_ahead
-from profiler.training.checkpointing.observed_forward import Observation, observe
+from profiler.training.checkpointing.linked_blocks import refuse_unlinked
+from profiler.training.checkpointing.observed_forward import Observation
 from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.routed_block import RoutedBlock, own_class, route, unroute
+from profiler.training.checkpointing.routed_block import RoutedBlock, route, unroute
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -82,7 +83,7 @@ def checkpoint_segments(
         choice.segments, choice.blocks, choice.has_own_checkpoint = chosen, workload.blocks, checkpoint is not None
         return unswitched
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
-    seen = _refuse_unlinked(workload, together) if together else None
+    seen = refuse_unlinked(workload, together) if together else None
     routed = [
         _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
     ]
@@ -311,37 +312,6 @@ def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
         block = workload.block(name)
         if isinstance(block, RoutedBlock) and not isinstance(vars(block).get("_route"), _WholeForward):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
-
-
-def _refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observation | None:
-    """What one forward shows, where it must; raises Unsupported where a block does not feed the next one alone."""
-    if workload.batch is None and _is_chain(workload, pairs):
-        return None
-    seen = observe(workload)
-    for feeding, fed in pairs:
-        if fed != feeding + 1 or not seen.linked[feeding]:
-            names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
-            reason = "the second takes more than the first's output, or it is not alone in taking that"
-            if fed in seen.takes:
-                reason = f"the second takes {seen.takes[fed]}, and what runs together passes tensors on"
-            raise Unsupported(f"{names} cannot be run together: {reason}")
-    return seen
-
-
-def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
-    """Whether the module is made of Sequentials alone, each of their modules there once: what can be known unseen."""
-    names = _strung(workload.module, workload.blocks)
-    modules = {workload.module.get_submodule(name) for name in names}
-    behind = set(pairwise(names))
-    return len(modules) == len(names) and all((workload.blocks[a], workload.blocks[b]) in behind for a, b in pairs)
-
-
-def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:
-    """The names of what Sequentials within Sequentials run, in order, down to the blocks."""
-    if name in blocks or own_class(module).forward is not nn.Sequential.forward:
-        return [name]
-    children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]
-    return [path for key, child in children for path in _strung(child, blocks, key)]
 
 
 def _bare(value: Any) -> Any:

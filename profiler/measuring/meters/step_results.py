@@ -1,0 +1,116 @@
+"""What a training step left behind, as copies on the host: loss, gradients, buffers, random state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import msgspec
+import torch
+
+from profiler.measuring.meters.tensor_values import copied, dense, digest_of
+from profiler.training import random_sources
+from profiler.training.workload import Workload, batch_counts, local, trained
+
+Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A fresh workload that was run to its gradients."""
+
+    workload: Workload
+    loss: torch.Tensor
+    moved: Mapping[str, str] = {}  # what it keeps in plain Python, where the step has changed it
+    again: Callable[[], torch.Tensor]  # the optimizer's step by the gradients that are there, and the next gradients
+
+
+GradientStep = Callable[[], Ran]
+
+
+class Second(msgspec.Struct, frozen=True, kw_only=True):
+    """What the step after it left behind."""
+
+    loss: torch.Tensor
+    gradients: Gradients
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step left behind, as copies on the host."""
+
+    loss: torch.Tensor
+    gradients: Gradients
+    buffers: dict[str, torch.Tensor]
+    counts: frozenset[str] = frozenset()  # buffers that count a norm's batches: by how much they differ says nothing
+    random_states: dict[str, torch.Tensor]  # by source
+    moved: Mapping[str, str] = {}  # by attribute, what it holds in plain Python where the step has changed it
+    second: Second | None = None
+
+    def digests(self) -> dict[str, str]:
+        """Returns one digest (128 bits, in hexadecimal) of each kind of result; equal results have equal digests."""
+        later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
+        return {
+            "loss": digest_of({"loss": self.loss}),
+            "gradients": digest_of(self.gradients),
+            "buffers": digest_of(self.buffers),
+            "random": digest_of(self.random_states),
+            "second step": digest_of(later),
+            "plain state": hashlib.blake2b(repr(sorted(self.moved.items())).encode(), digest_size=16).hexdigest(),
+        }
+
+
+def nudge(workload: Workload) -> None:
+    """Move every weight to a neighbouring number of its type, away from 0 and towards it by turns."""
+    with torch.no_grad():
+        for index, parameter in enumerate(map(local, workload.module.parameters())):
+            if parameter.is_floating_point():
+                towards = torch.full_like(parameter, 0.0 if index % 2 else float("inf"))
+                parameter.copy_(torch.nextafter(parameter, towards))
+
+
+def tells(workload: Workload) -> bool:
+    """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
+    gradients = [local(parameter.grad) for parameter in trained(workload).values() if parameter.grad is not None]
+    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(dense, gradients))
+
+
+def collect(step: GradientStep) -> Results:
+    """Run a step and copy what it left to the host."""
+    return _results(step())
+
+
+def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
+    """Run a step, the optimizer's step, and the next one, and copy what they left to the host.
+
+    The optimizer takes the gradients of `update` where there are any, so that another model gets the same weights.
+    """
+    ran = step()
+    results, parameters = _results(ran), trained(ran.workload)
+    for name, gradient in (update or {}).items():
+        parameter = parameters[name]
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
+    loss = ran.again()
+    second = Second(loss=copied(loss), gradients=_gradients(ran.workload))
+    return msgspec.structs.replace(results, second=second)
+
+
+def _results(ran: Ran) -> Results:
+    return Results(
+        loss=copied(ran.loss),
+        gradients=_gradients(ran.workload),
+        buffers={name: copied(buffer) for name, buffer in ran.workload.module.named_buffers()},
+        counts=batch_counts(ran.workload.module),
+        random_states=random_sources.states(ran.workload, ran.loss.device),
+        moved=ran.moved,
+    )
+
+
+def _gradients(workload: Workload) -> Gradients:
+    return {
+        name: None if parameter.grad is None else _copied(parameter.grad)
+        for name, parameter in trained(workload).items()
+    }
+
+
+def _copied(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a copy on the host in the gradient's own layout: there are optimizers that take no other."""
+    return gradient.detach().coalesce().to("cpu", copy=True) if gradient.is_sparse else copied(gradient)
