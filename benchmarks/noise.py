@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import torch
 
 from profiler.analysis.telling_apart import TimeRatio, floor_of, of_pairs, of_rounds, verdict
+from profiler.core import schedule
 from profiler.core.paired_steps import pair_ratios, step_order
 from profiler.core.stats import Sampling
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters import time as timing
 
 SLOWER = 1.1
-ROUNDS, PAIRS, FEW_PAIRS = 3, 12, 3  # few: what a quiet machine takes
+PAIRS, FEW_PAIRS = (12, 12, 12), schedule.PAIRS  # of each round; few: what a quiet machine takes at least
 TOGETHER = 7  # strategies on one model
 TRIES = 2000
 LEAST, MOST = 0.93, 0.97
@@ -123,10 +124,10 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def simulated(draw: random.Random, noise: Noise, slower: float, *, num_pairs: int, count: int) -> Series:
-    """A run of ROUNDS rounds, of so many strategies that are all as slow; the pairs are those of the first."""
+def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Sequence[int], count: int) -> Series:
+    """A run of rounds of so many pairs, of strategies that are all as slow; the pairs are those of the first one."""
     pairs, rounds = [], []
-    for number in range(1, ROUNDS + 1):
+    for number, num_pairs in enumerate(pairs_of, start=1):
         step = noise(draw)
         cycles = [
             {place: step(slower if place else 1.0) for place in step_order(cycle, count, round_number=number)}
@@ -141,11 +142,11 @@ def simulated(draw: random.Random, noise: Noise, slower: float, *, num_pairs: in
     return Series(pairs, rounds)
 
 
-def simulate(num_pairs: int, count: int) -> tuple[list[str], bool]:
+def simulate(pairs_of: Sequence[int], count: int) -> tuple[list[str], bool]:
     """The table of simulated noise, and whether a bound was missed."""
     beside = f", {count} strategies together" if count > 1 else ""
     lines = [
-        f"| {ROUNDS} rounds of {num_pairs} pairs{beside} "
+        f"| rounds of {', '.join(map(str, pairs_of))} pairs{beside} "
         "| interval holds the truth: before | now | half its width: before | now "
         "| `none` told from itself: before | now | 10 % found: before | now |",
         "|---|" + "---:|" * 8,
@@ -154,7 +155,7 @@ def simulate(num_pairs: int, count: int) -> tuple[list[str], bool]:
     for name, noise in NOISES.items():
         draw = random.Random(7)
         truth, alike = (
-            [simulated(draw, noise, true, num_pairs=num_pairs, count=count) for _ in range(TRIES)]
+            [simulated(draw, noise, true, pairs_of=pairs_of, count=count) for _ in range(TRIES)]
             for true in (SLOWER, 1.0)
         )
         held = [share(holds(ratio) for ratio in ratios) for ratios in _sides(truth)]
@@ -239,10 +240,10 @@ def spin() -> None:
 
 
 def real(work: Work) -> Series:
-    """A run of ROUNDS rounds, here all in one process; the two sides of `before` one after the other."""
+    """A run of three rounds, here all in one process; the two sides of `before` one after the other."""
     pairs, rounds = [], []
-    for number in range(ROUNDS):
-        found = _read(work, switch=work.switch)
+    for number, least_pairs in enumerate(FEW_PAIRS):
+        found = _read(work, switch=work.switch, least_pairs=least_pairs)
         pairs.append(pair_ratios(found["step_seconds"], found["plain_step_seconds"]))
         medians = {}
         for on in (False, True) if number % 2 else (True, False):

@@ -8,11 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from profiler.core import function_source
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
+from profiler.core.stats import Sampling
 from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import CheckedRequest, Request, check, override, parse_segments, strategies_of
 from tests import make
@@ -102,6 +104,24 @@ def test_every_second_round_is_reversed_and_only_the_first_reads_memory():
 
     assert [trial.case for trial in trials] == [*cases, *reversed(cases), *cases]
     assert [trial.passes for trial in trials[2:4]] == [("equality", "flops", "memory", "time"), ("time",)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "strategies", "sampling", "pairs"),
+    [
+        (3, ("none", "all"), Sampling(), [1, 3, 3]),
+        (5, ("none", "all"), Sampling(), [1, 3, 3, 3, 3]),
+        (2, ("none", "all"), Sampling(), [UNSET, UNSET]),
+        (3, ("none", "all"), UNSET, [UNSET] * 3),
+        (3, ("none", "compile-budget"), Sampling(), [UNSET] * 3),  # whose ratios are of the medians of rounds
+    ],
+)
+def test_the_first_of_three_rounds_is_a_look_and_the_others_take_enough_pairs_for_an_interval(
+    rounds, strategies, sampling, pairs
+):
+    trials = in_rounds([make.case(name, sampling=sampling) for name in strategies], rounds)
+
+    assert [trial.least_pairs for trial in trials if trial.case.strategy == "none"] == pairs
 
 
 @pytest.mark.parametrize(

@@ -132,22 +132,38 @@ def test_warm_up_ends_with_a_pair():
 def test_sampling_ends_where_the_ratio_is_sure():
     same, few = [1.0] * 12, Sampling(max_samples=100, max_seconds=9.5)
 
-    ends = [stop_reason(same[:count], same[:count], ENDLESS, least=4) for count in range(1, 9)]
+    ends = [stop_reason(same[:count], same[:count], ENDLESS) for count in range(1, 9)]
     assert ends == [None, "target", "target", "target", "target", "target", None, "target"]  # not looked at after seven
     wide = [1.0, 1.2, 0.8, *same]
-    assert stop_reason(wide[:3], same[:3], ENDLESS, least=4) is None
-    assert stop_reason(wide[:5], same[:5], few, least=4) == "seconds"
-    assert stop_reason(same[:1], same[:1], Sampling(max_seconds=1.0), least=1) is None  # two pairs in any case
-    assert stop_reason(wide[:2], same[:2], Sampling(max_seconds=1.0), least=4) == "seconds"
-    assert stop_reason(same[:5], same[:5], Sampling(max_seconds=1.0), least=12) is None
-    assert stop_reason(wide[:4], same[:4], Sampling(max_samples=7), least=12) == "samples"
+    assert stop_reason(wide[:3], same[:3], ENDLESS) is None
+    assert stop_reason(wide[:5], same[:5], few) == "seconds"
+    assert stop_reason(same[:1], same[:1], Sampling(max_seconds=1.0)) is None  # two pairs in any case
+    assert stop_reason(wide[:2], same[:2], Sampling(max_seconds=1.0)) == "seconds"
+    assert stop_reason(same[:5], same[:5], Sampling(max_seconds=1.0), least_pairs=6) is None
+    assert stop_reason(wide[:4], same[:4], Sampling(max_samples=7), least_pairs=6) == "samples"
 
 
 def test_two_pairs_are_enough_where_they_are_within_half_of_the_target():
     sure, unsure = [1.0, 1.0149], [1.0, 1.0151]
 
-    assert stop_reason(sure, [1.0, 1.0], ENDLESS, least=4) == "target"  # of 3 %
-    assert stop_reason(unsure, [1.0, 1.0], ENDLESS, least=4) is None
+    assert stop_reason(sure, [1.0, 1.0], ENDLESS) == "target"  # of 3 %
+    assert stop_reason(unsure, [1.0, 1.0], ENDLESS) is None
+
+
+def test_a_first_look_is_one_pair_or_as_many_as_a_moment_holds():
+    def end(seconds: float, count: int, sampling: Sampling = ENDLESS) -> str | None:
+        return stop_reason([seconds] * count, [seconds * 1.2] * count, sampling, least_pairs=1)
+
+    assert end(1.0, 1) == "seconds"
+    assert end(0.01, 1) is None
+    assert end(0.01, 2) == "target"
+    assert stop_reason([0.01, 0.09, 0.02, 0.06], [0.02] * 4, ENDLESS, least_pairs=1) == "seconds"
+    assert end(0.01, 1, Sampling(max_seconds=0.02)) == "seconds"  # never longer than was asked for
+
+
+def test_later_rounds_take_the_pairs_that_the_first_left():
+    assert stop_reason([1.0] * 2, [1.0] * 2, ENDLESS, least_pairs=3) is None
+    assert stop_reason([1.0] * 3, [1.0] * 3, ENDLESS, least_pairs=3) == "target"
 
 
 # The interval

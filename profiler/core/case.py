@@ -19,7 +19,7 @@ from profiler.core.stats import Sampling
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # two of them add up within 64 bits
 Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
-PASSES = ("equality", "flops", "memory", "time")  # in this order, each on a fresh model
+PASSES = ("equality", "flops", "memory", "time")  # each on a fresh model
 OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
 MOST = 100_000  # steps of a kind in a round
 OWN = "own"  # the strategy that leaves the checkpoints on which the model calls itself
@@ -191,6 +191,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limit_seconds: float | None = None  # that each of its stages may take
     is_paired: bool = True  # whether steps without the strategy, where it can be switched off, alternate with its own
     if_own: bool | UnsetType = UNSET  # only where its baseline finds checkpoints that the model calls itself
+    least_pairs: Whole | UnsetType = UNSET  # of steps with and without the strategy; of one the round is a first look
     budget: str | UnsetType = UNSET  # of plans: stages of which none can fit it are not timed
 
 

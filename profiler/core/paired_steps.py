@@ -9,14 +9,17 @@ meets the same step. Source: the ABBA of crossover trials.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
+from math import ceil, exp, log
 from random import Random
 from statistics import median
+
+from msgspec import UNSET, UnsetType
 
 from profiler.core.stats import LEVEL, Sampling, centre, is_look, num_warmup
 
 WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
-LEAST_PAIRS = 2  # in a round
+LEAST_PAIRS = 2  # in a round, where its trial asks for no other number
+BRIEF_SECONDS = 0.25  # of the steps of a round of one pair, which is a first look
 LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
 MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
 
@@ -53,24 +56,36 @@ def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
     return max(num_warmup(with_it), num_warmup(without))
 
 
-def stop_reason(with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
+def stop_reason(
+    with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least_pairs: int = LEAST_PAIRS
+) -> str | None:
     """Why sampling ends here: "target" or the limit, "samples" or "seconds"; None to go on.
 
-    The limits are of all steps together, with and without, and so are the `least` ones that there are in any case. What
-    is looked at is the ratio.
+    The limits are of all steps together, with and without. What is looked at is the ratio of the pairs, of which there
+    are `least_pairs` in any case.
     """
     count = len(with_it) + len(without)
     has_all = count >= sampling.max_samples
-    is_over = has_all or sum(with_it) + sum(without) >= sampling.max_seconds
+    is_over = has_all or sum(with_it) + sum(without) >= most_seconds(sampling, least_pairs)
     if not (is_over or is_look(len(with_it), first=LEAST_PAIRS)):
         return None
     settled = num_warmup_pairs(with_it, without)
     ratios = pair_ratios(with_it[settled:], without[settled:])
-    if not has_all and (count - 2 * settled < least or len(ratios) < LEAST_PAIRS):
+    if not has_all and len(ratios) < least_pairs:
         return None
     if _is_sure(ratios, sampling.precision_target):
         return "target"
     return "samples" if has_all else "seconds" if is_over else None
+
+
+def most_seconds(sampling: Sampling, least_pairs: int) -> float:
+    """How long a round samples at most, with and without the strategy together, once it has the least."""
+    return min(sampling.max_seconds, BRIEF_SECONDS) if least_pairs == 1 else sampling.max_seconds
+
+
+def num_least(samples: int, least_pairs: int | UnsetType) -> int:
+    """The least pairs of a round, by what its trial asks for or else by its `samples`, with and without together."""
+    return max(LEAST_PAIRS, ceil(samples / 2)) if least_pairs is UNSET else least_pairs
 
 
 def _is_sure(ratios: Sequence[float], target: float) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
 from profiler.core.errors import UserError
@@ -14,6 +15,7 @@ from profiler.core.paired_steps import WITHOUT_SWITCH
 DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
 REHEARSED_PASSES = ("flops", "memory")
 MOST_SHARDS = 100_000
+PAIRS = (1, 3, 3)  # of steps, that three rounds take at least: six have an interval
 Pairing = tuple[Case, int]
 
 
@@ -79,11 +81,18 @@ def _with_operators(trial: Trial) -> Trial:
 def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
     """Rounds over all cases, every second one reversed, so that drift and heat favour none.
 
-    Only the first round verifies and reads the memory, both exact; the others add samples of time.
+    Only the first round verifies and reads the memory, both exact; the others add samples of time. Of three rounds the
+    first takes a pair of steps, so that every row is there soon: the later ones, which share a process, take the rest.
     """
     forth = list(cases)
+    has_look = rounds >= len(PAIRS) and not any(case.strategy.name in WITHOUT_SWITCH for case in forth)
     return tuple(
-        Trial(case=case, round=number, passes=PASSES if number == 1 else ("time",))
+        Trial(
+            case=case,
+            round=number,
+            passes=PASSES if number == 1 else ("time",),
+            least_pairs=PAIRS[min(number, len(PAIRS)) - 1] if has_look and case.sampling else UNSET,
+        )
         for number in range(1, rounds + 1)
         for case in (forth if number % 2 else reversed(forth))
     )

@@ -47,6 +47,7 @@ def _timed(benches: list[Bench]) -> list[Record]:
         warmup=case.warmup,
         samples=case.samples,
         sampling=case.sampling,
+        least_pairs=first.trial.least_pairs,
         until=first.limit(),
     )
     own_share = {name: seconds / len(benches) for name, seconds in first.end().items()}

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core import paired_steps
 from profiler.core.errors import Unsupported
-from profiler.core.paired_steps import num_warmup_pairs, step_order
+from profiler.core.paired_steps import num_least, num_warmup_pairs, step_order
 from profiler.core.record import Conditions
 from profiler.core.stats import MOST_STEPS, SHORTEST, Sampling, is_look, num_warmup, stop_reason
 from profiler.measuring.devices import Device
@@ -71,14 +71,14 @@ class _Series:
             self.first.append(self.take(sample))
             warmup -= 1
 
-    def stop_reason(self, sampling: Sampling | UnsetType, *, least: int) -> str | None:
+    def stop_reason(self, sampling: Sampling | UnsetType, *, samples: int, least_pairs: int | UnsetType) -> str | None:
         """Why its sampling ends here; None to go on."""
         own, plain = _steps(self.own), _steps(self.plain)
         if not sampling:
-            return "samples" if len(own) >= least else None
+            return "samples" if len(own) >= samples else None
         if plain:
-            return paired_steps.stop_reason(own, plain, sampling, least=least)
-        return stop_reason(own, sampling, least=least)
+            return paired_steps.stop_reason(own, plain, sampling, least_pairs=num_least(samples, least_pairs))
+        return stop_reason(own, sampling, least=samples)
 
     def readings(self, device: Device, times: int, *, finds_warmup: bool) -> dict[str, Any]:
         """The time fields of Readings; what is found to be warm-up among the timed steps is put with the first ones."""
@@ -123,12 +123,12 @@ def read(
 def read_together(device: Device, step: Step, switches: Sequence[Switch], **how: Any) -> list[dict[str, Any]]:
     """As `read`, of several strategies of one model, all switched off; they share the steps without a strategy.
 
-    Takes exactly `samples` of each; where there is a `sampling` at least so many steps of both kinds, until it says to
-    stop, and marks those that it finds to be warm-up. Before them are a settling step and `warmup` more, the first of
-    which is without a strategy. A step too fast for the device's clock is run several times a sample. No step begins
-    that would not end before the `clock` says `until`, but the first of the samples. `round_number` draws the order.
-    Raises what the step does, also where the one without a strategy has no room, and Unsupported where steps take too
-    long for all of them to be timed by then.
+    Takes exactly `samples` of each; where there is a `sampling` at least so many steps of both kinds, or `least_pairs`
+    of them, until it says to stop, and marks those that it finds to be warm-up. Before them are a settling step and
+    `warmup` more, the first of which is without a strategy. A step too fast for the device's clock is run several times
+    a sample. No step begins that would not end before the `clock` says `until`, but the first of the samples.
+    `round_number` draws the order. Raises what the step does, also where the one without a strategy has no room, and
+    Unsupported where steps take too long for all of them to be timed by then.
     """
     return _read(device, step, [_Series(switch) for switch in switches], ALONE, **how)
 
@@ -142,6 +142,7 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
     warmup: int,
     samples: int,
     sampling: Sampling | UnsetType = UNSET,
+    least_pairs: int | UnsetType = UNSET,
     round_number: int = 1,
     until: float | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -171,7 +172,7 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
     while timed := [one for one in series if one.stopped is None]:
         order = step_order(len(cycles), len(timed), round_number=round_number)
         cycles.append(_run_cycle(timed, lambda: sample(times), order))
-        reasons = [one.stop_reason(sampling, least=samples) for one in timed]
+        reasons = [one.stop_reason(sampling, samples=samples, least_pairs=least_pairs) for one in timed]
         is_over = None in reasons and is_late(times * max(cycles))
         waits = bool(sampling and sampling.ends_together) and None in reasons and not is_over
         if is_over or any(reasons) or is_look(len(cycles)):
