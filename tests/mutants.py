@@ -71,6 +71,7 @@ ROOMS = {
     "equality": Room(
         (
             "profiler/measuring/meters/equality.py",
+            "profiler/measuring/meters/step_digests.py",
             "profiler/measuring/meters/step_results.py",
             "profiler/measuring/meters/tensor_values.py",
             "profiler/measuring/equality_pass.py",

@@ -39,16 +39,17 @@ def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: in
 
 
 def test_the_steps_of_a_baseline_are_those_of_its_passes():
-    # equality twice two steps, flops once, memory twice, operators twice; one to settle, one to warm up, three pairs
-    assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Bounds(4 + 1 + 2 + 2 + 2 + 6, 4 + 1 + 2 + 2 + 2 + 6)
+    # equality two steps or four, flops one, memory two, operators two; one to settle, one to warm up, three pairs
+    assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Bounds(2 + 1 + 2 + 2 + 2 + 6, 4 + 1 + 2 + 2 + 2 + 6)
+    assert num_steps(trial(passes=("equality", OPERATORS))) == Bounds(4 + 2, 4 + 2)
 
 
 def test_in_another_precision_a_baseline_is_compared_with_fp32_besides():
     assert num_steps(trial(precision="bf16")).least - num_steps(trial()).least == 2
 
 
-def test_a_strategy_is_verified_by_digests_or_with_the_baseline_twice_and_itself_once_more():
-    assert num_steps(trial("all")) == Bounds(2 + 1 + 2 + 2 + 6, 8 + 1 + 2 + 2 + 6)
+def test_a_strategy_is_verified_by_the_memory_passs_steps_or_with_the_baseline_twice_and_itself_twice():
+    assert num_steps(trial("all")) == Bounds(1 + 2 + 2 + 6, 8 + 1 + 2 + 2 + 6)
     assert num_steps(trial("all", verify="off")) == Bounds(1 + 2 + 2 + 6, 1 + 2 + 2 + 6)
 
 
@@ -85,15 +86,15 @@ def test_as_many_samples_as_there_is_time_for(seconds, least, most, alone):
 
 
 def test_a_strategy_takes_up_to_one_more_forward():
-    assert step_seconds(trial("all"), SLOW) == Bounds(13 * 0.5, pytest.approx(19 * 0.6))
-    assert step_seconds(trial(), SLOW) == Bounds(15 * 0.5, 15 * 0.5)
+    assert step_seconds(trial("all"), SLOW) == Bounds(11 * 0.5, pytest.approx(19 * 0.6))
+    assert step_seconds(trial(), SLOW) == Bounds(13 * 0.5, 15 * 0.5)
 
 
 def test_every_rank_has_a_device_of_its_own():
     alone, four = trial(), trial(ranks=4, parallel=Choice("ddp"))
     known = {one.case.twin: SLOW for one in (alone, four)}
 
-    assert cost([alone], known, start_seconds=2.0).gpu_seconds == Bounds(9.5, 9.5)
+    assert cost([alone], known, start_seconds=2.0).gpu_seconds == Bounds(8.5, 9.5)
     more = Bounds(0.5 * (1 + 4 + 2), 0.5 * (1 + 2 * 4 + 2))  # one process with all batches; DDP's buckets
     assert cost([four], known, start_seconds=2.0).gpu_seconds == Bounds(9.5, 9.5).plus(more).times(4)
 
@@ -124,8 +125,8 @@ def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling)
     as_samples = record.num_steps - timed * (readings.steps_per_sample - 1)  # as if each sample was one step
     told = num_steps(asked)
     assert told.least <= as_samples <= told.most
-    if not sampling and strategy == "none":
-        assert told.least == as_samples == told.most
+    if not sampling:
+        assert as_samples == told.least
 
 
 # In words
@@ -137,7 +138,7 @@ def test_what_a_cpu_costs_has_no_seconds():
     first, steps = cost_lines(cost(plan, {}, start_seconds=0.0))
 
     assert first == "3 trials, 1 of them predictions, which need no device"
-    assert steps.startswith("steps: 18 to 213; a round is timed for up to 2 s, or 4 steps")
+    assert steps.startswith("steps: 16 to 213; a round is timed for up to 2 s, or 4 steps")
 
 
 def plan_of(*strategies: str, **fields: Any) -> CheckedRequest:
@@ -218,7 +219,7 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
     assert answer([*words, "--dry-run"]) == 0
 
     told = capsys.readouterr().err.splitlines()
-    assert told[-2:] == ["2 trials", "steps: 24 to 30; of steps of less than 1 ms several make a sample"]
+    assert told[-2:] == ["2 trials", "steps: 20 to 30; of steps of less than 1 ms several make a sample"]
 
 
 def test_ddp_settles_as_long_as_it_is_told_to():

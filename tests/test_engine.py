@@ -38,7 +38,7 @@ def test_a_record_from_a_child_is_whole(engine):
     assert set(record.stage_seconds) == {"start", "build", "equality", "flops", "memory", "time"}
     sample = record.readings.steps_per_sample
     in_turns = 2 * (1 + sample)  # settle, a sample; as often without the strategy
-    assert record.num_steps == 4 + 1 + 2 + in_turns  # two runs of two steps; counting; settle, read; time
+    assert record.num_steps == 1 + 2 + 2 + in_turns  # counting; settle, read; the same two steps again; time
 
 
 def test_a_later_round_runs_the_time_pass_alone(engine):

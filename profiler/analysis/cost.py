@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
-from profiler.core.paired_steps import LEAST_PAIRS, WITHOUT_SWITCH
+from profiler.core.paired_steps import WITHOUT_SWITCH, most_seconds, num_least
 from profiler.core.schedule import DDP_SETTLING, is_time_alone
 from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST
 
@@ -101,7 +101,7 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
         return Bounds(0, 0)
     per_sample = 1 if seconds is None else min(MOST_STEPS, max(1, ceil(SHORTEST / seconds)))
     if trial.is_paired and case.strategy.name not in WITHOUT_SWITCH:
-        pairs = _num_paired(case, seconds, per_sample)
+        pairs = _num_paired(trial, seconds, per_sample)
         shared = pairs.least // 2 if is_time_alone(trial) else 0  # with the steps of others, those without a strategy
         return Bounds(pairs.least - shared, pairs.most).times(per_sample)
     if not case.sampling:
@@ -113,12 +113,14 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
     return Bounds(least, max(in_time, 2 * case.samples)).times(per_sample)
 
 
-def _num_paired(case: Case, seconds: float | None, per_sample: int) -> Bounds:
+def _num_paired(trial: Trial, seconds: float | None, per_sample: int) -> Bounds:
     """Samples with the strategy and without it, as `core.paired_steps` takes them."""
+    case = trial.case
     if not case.sampling:
         return Bounds(2 * case.samples, 2 * case.samples)
-    limit, few = case.sampling.max_samples, 2 * max(LEAST_PAIRS, ceil(case.samples / 2))
-    in_time = limit if seconds is None else 2 * ceil(case.sampling.max_seconds / (seconds * per_sample * 2))
+    limit, pairs = case.sampling.max_samples, num_least(case.samples, trial.least_pairs)
+    few, longest = 2 * pairs, most_seconds(case.sampling, pairs)
+    in_time = limit if seconds is None else 2 * ceil(longest / (seconds * per_sample * 2))
     return Bounds(min(few, limit), min(max(in_time, 2 * few), limit + limit % 2))
 
 
@@ -128,9 +130,11 @@ def _untimed(trial: Trial) -> Bounds:
     steps = Bounds(0, 0)
     if "equality" in passes and case.verify != "off":
         # each run is of two steps: a baseline twice, in another precision also one step of each against fp32;
-        # else by digests, or with the baseline twice more, and itself once more from the baseline's weights
+        # else by digests, or with the baseline twice more, and itself once more from the baseline's weights;
+        # the steps of the memory pass are one of these runs, where they leave the same behind
         own = 4 if case.precision == "fp32" else 6
-        steps = steps.plus(Bounds(own, own) if case == case.baseline else Bounds(2, 8))
+        shared = 2 if "memory" in passes and not case.ranks else 0
+        steps = steps.plus(Bounds(own - shared, own) if case == case.baseline else Bounds(2 - shared, 8))
         if case.ranks and case == case.baseline:
             # against one process with all batches, and once more where bits differ
             steps = steps.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))

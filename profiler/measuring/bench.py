@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from profiler.core.record import IN_BUILD, Note
 from profiler.core.units import bytes_text
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
+from profiler.measuring.meters.step_digests import StepDigests
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
@@ -56,6 +57,7 @@ class Bench:
         self.leftovers = Leftovers(self.device)
         self.misread_bytes = 0  # that earlier passes have left in the peak
         self.num_steps = 0
+        self.step_digests: StepDigests | None = None  # of the memory pass's steps, where they were watched
         self._build = build
         self._seen: Seen = {}  # of the blocks, which only the first model is looked at for
         self._built: Callable[[], nn.Module | None] = lambda: None  # the last model, if it is still there
@@ -134,6 +136,10 @@ class Bench:
         """Run a whole step; returns the loss."""
         self.num_steps += 1
         return step(mark)
+
+    def hearing(self) -> AbstractContextManager[None]:
+        """Listens to what is warned of, as in the steps of `gradients`."""
+        return self._warnings.heard()
 
     def note(self, code: str, text: str) -> None:
         """Add a note; only the first of each code is kept."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -12,13 +13,14 @@ from profiler.core.record import Applied, Equality
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, step_results, tensor_values
+from profiler.measuring.meters.step_digests import StepDigests
 from profiler.measuring.meters.step_results import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
-from profiler.training import gradient_hooks, missing_gradients, plain_state
+from profiler.training import gradient_hooks, missing_gradients, plain_state, precision
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
-from profiler.training.workload import batch_statistics, local, tensors, trained
+from profiler.training.workload import Step, Workload, batch_statistics, local, tensors, trained
 
 COUNT = "num_batches_tracked"
 VANISHED = "all gradients are zero or not finite, so that their equality says nothing"
@@ -28,7 +30,8 @@ UNTRAINED = "no parameter trains, so there is no gradient to compare"
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     """Compares with the digests of the baseline's trial; returns the result, and why the trial is invalid, if it is.
 
-    The baseline itself gives the noise floor.
+    The baseline itself gives the noise floor. Where the steps of the memory pass were watched, and left the same to the
+    bit, no others are run.
     """
     case = bench.trial.case
     if case.verify == "off":
@@ -65,6 +68,43 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     return result, equality.judge(result, strict=case.verify == "strict", rewritten=rewritten)
 
 
+@contextmanager
+def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
+    """A training step of the trial, of which the first two runs are kept in digests for `compare`, if it can use them.
+
+    The weights are put back: a factory may return the same module each time.
+    """
+    if not _can_watch(bench, built):
+        yield step
+        return
+    digests = StepDigests(built.workload, bench.trial.case.seed)
+    with weights_kept(built.workload), bench.hearing():
+        yield digests.watched(step)
+        digests.finish()
+    bench.step_digests = digests
+
+
+def _can_watch(bench: Bench, built: Assembled) -> bool:
+    """Whether one process runs the step as the baseline's did, whose gradients no scaler has changed."""
+    case, trial = bench.trial.case, bench.trial
+    is_asked = "equality" in trial.passes and case.verify != "off"
+    is_known = case == case.baseline or trial.digests is not None
+    is_alone = bench.group.size == 1 and bench.group.mesh is None and not bench.device.is_hollow
+    has_scaler = precision.scaler(case.precision, case.torch_device) is not None
+    return is_asked and is_known and is_alone and not has_scaler and built.workload.settling == 1
+
+
+@contextmanager
+def weights_kept(workload: Workload) -> Iterator[None]:
+    """Put the weights back that steps within have changed; they are kept on the host."""
+    parameters = [parameter for parameter in trained(workload).values() if not parameter.is_meta]
+    weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
+    yield
+    with torch.no_grad():
+        for parameter, weight in zip(parameters, weights, strict=True):
+            local(parameter).copy_(weight)
+
+
 class _Comparison:
     """Compares the gradients of a trial's case with others."""
 
@@ -81,7 +121,10 @@ class _Comparison:
     def of_baseline(self) -> Equality:
         """Compares the baseline with itself; in another precision than fp32 also with fp32."""
         case = self._case
-        result = equality.noise_floor(lambda: self._gradients(case), self._group)
+        earlier = self._bench.step_digests
+        result = equality.noise_floor(
+            lambda: self._gradients(case), self._group, earlier=earlier.digests if earlier else None
+        )
         if self._group.mesh is not None:
             result = self._across(result)
         if case.precision == "fp32":
@@ -96,6 +139,9 @@ class _Comparison:
         case, digests = self._case, self._bench.trial.digests
         if digests is None:
             return None
+        if (steps := self._bench.step_digests) and steps.digests == digests:
+            self.tells, self.trains, self._lost = steps.tells, steps.trains, steps.lost
+            return equality.equal(digests)
         ready = [self._bench.build()]  # taken by the first run, and gone with it
         applied = ready[0].applied
         self.is_repairable = not case.repair_batchnorm and is_repairable(ready[0].workload, applied)
@@ -175,24 +221,21 @@ class _Comparison:
             loss = self._bench.gradients(built)
         moved = plain_state.moved(before, plain_state.image(module))
         if built.case.precision == self._case.precision:
-            self.tells = self.tells or step_results.tells(built.workload)
-            self.trains = self.trains or any(value.requires_grad for value in trained(built.workload).values())
+            parameters = trained(built.workload).values()
+            gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+            self.tells = self.tells or step_results.tells(gradients)
+            self.trains = self.trains or any(parameter.requires_grad for parameter in parameters)
         if built.case == self._case:
             self._lost = missing_gradients.without_gradient(built.workload.module)
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
-            parameters = [parameter for parameter in trained(built.workload).values() if not parameter.is_meta]
-            weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
-            for parameter in dropped:  # by a hook that has stepped
-                parameter.grad = None
-            optimizer.step()
-            with gradient_hooks.put_back(trained(built.workload)):
-                later = self._bench.gradients(built, number=2)
-            with torch.no_grad():  # a factory may return the same module each time
-                for parameter, weight in zip(parameters, weights, strict=True):
-                    local(parameter).copy_(weight)
-            return later
+            with weights_kept(built.workload):  # a factory may return the same module each time
+                for parameter in dropped:  # by a hook that has stepped
+                    parameter.grad = None
+                optimizer.step()
+                with gradient_hooks.put_back(trained(built.workload)):
+                    return self._bench.gradients(built, number=2)
 
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)
 

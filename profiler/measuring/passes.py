@@ -1,4 +1,4 @@
-"""The passes that read numbers, each on a fresh model: FLOPs, memory, operators, time."""
+"""The passes that read numbers, each on a fresh model: memory, FLOPs, operators, time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from profiler.core import rehearsed_gpu
 from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
-from profiler.core.record import RankBytes, Readings
+from profiler.core.record import RankBytes
 from profiler.core.units import bytes_text, count_text, few
+from profiler.measuring import equality_pass
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import flops, growth, memory, operators
 from profiler.measuring.meters import time as timing
@@ -31,13 +32,13 @@ NO_ROOM = (
 MOST_NAMED = 3  # modules
 
 
-def read(bench: Bench, passes: Collection[str]) -> Readings:
-    """Runs the requested passes in the order of the table; returns their readings."""
+def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
+    """Runs the requested passes in the order of the table; returns the fields of their Readings."""
     readings: dict[str, Any] = {}
     for name, run in TABLE.items():
         if name in passes:
             readings |= run(bench)
-    return Readings(**readings)
+    return readings
 
 
 def _flops(bench: Bench) -> dict[str, Any]:
@@ -168,8 +169,9 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     """This rank's readings, and its most bytes of gathered parameters; the model is gone when it returns."""
     built = bench.build()
     optimizer, step = built.trainer()
-    counted: Step = lambda mark: _check_loss(bench, bench.counted(step, mark))  # noqa: E731  two meters take it
-    own, left_bytes = memory.read(built.workload, optimizer, bench.device, counted)
+    counted: Step = lambda mark: _checked(bench, bench.counted(step, mark))  # noqa: E731  two meters take it
+    with equality_pass.watched(bench, built, counted) as watched:
+        own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None
     if any(bench.group.gather(left_bytes > 0)):
         total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
@@ -204,9 +206,10 @@ def _is_late(bench: Bench) -> bool:
     return limit is not None and time.monotonic() + growth.NUM_STEPS * spent > limit
 
 
-def _check_loss(bench: Bench, loss: torch.Tensor) -> None:
+def _checked(bench: Bench, loss: torch.Tensor) -> torch.Tensor:
     if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
         bench.note("GCP007", f"the loss is {float(loss)}: the gradients mean nothing, memory and time still do")
+    return loss
 
 
 def _rank_bytes(own: dict[str, Any], gathered: int | None) -> RankBytes:
@@ -234,6 +237,7 @@ def _time(bench: Bench) -> dict[str, Any]:
         warmup=case.warmup,
         samples=case.samples,
         sampling=case.sampling,
+        least_pairs=bench.trial.least_pairs,
         until=bench.limit(),
         group=bench.group,
     )
@@ -257,8 +261,8 @@ def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "flops": _flops,
     "memory": _memory,
+    "flops": _flops,
     OPERATORS: _operators,
     "time": _time,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from profiler.core.case import Trial
-from profiler.core.record import Record
+from profiler.core.record import Readings, Record
 from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment
 from profiler.measuring.equality_pass import compare
@@ -41,8 +41,9 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     assembled = bench.build()
     built, notes = assembled.describe(), assembled.applied.notes
     del assembled
-    verified, reason = compare(bench) if "equality" in passes else (None, None)
-    readings = read(bench, passes)
+    readings = read(bench, {"memory"} & {*passes})
+    verified, reason = compare(bench) if "equality" in passes else (None, None)  # by the steps of the memory pass
+    readings |= read(bench, {*passes} - {"memory"})
     bench.tell_checkpoints()
     bench.tell_warnings()
     bench.tell_changes(before)
@@ -53,7 +54,7 @@ def _measured(trial: Trial, bench: Bench) -> Record:
         outcome="invalid" if reason else "ok",
         detail=reason,
         built=built,
-        readings=readings,
+        readings=Readings(**readings),
         equality=verified,
         environment=environment(bench.device),
         notes=(*notes, *bench.all_notes()),

@@ -30,7 +30,7 @@ def test_fault_14_a_trial_that_the_host_kills_is_a_row_that_says_why_and_the_oth
 
     assert code == 1
     assert outcomes(here / "run") == {"none": "ok", "all": "crashed", "segments:k=1": "ok"}
-    assert "all: crashed: killed in equality by SIGKILL: possibly out of host memory" in capsys.readouterr().out
+    assert "all: crashed: killed in memory by SIGKILL: possibly out of host memory" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shar
     out, err = capsys.readouterr()
     assert code == 1
     assert outcomes(here / "run") == {"none": "ok", "all": "crashed"}
-    assert f"all: crashed: killed in equality by {name}" in out
+    assert f"all: crashed: killed in memory by {name}" in out
     told = err.partition("the last it printed (")[2]
     assert told.startswith(f"tests.faulty:build:kind={kind},at=recompute all: crashed; run/logs/")
     assert "\n    planted: about to" in told
@@ -140,7 +140,7 @@ def test_fault_17_a_trial_that_hangs_is_ended_at_the_limit_of_its_stage_and_the_
 
     assert code == 1
     assert outcomes(here / "run") == {"none": "ok", "all": "timed_out", "segments:k=1": "ok"}
-    assert "all: timed out: equality took longer than 3 s" in capsys.readouterr().out
+    assert "all: timed out: memory took longer than 3 s" in capsys.readouterr().out
 
 
 def begun(engine: Local, kind: str) -> Child:
@@ -155,7 +155,7 @@ def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, 
         ended = child.wait(LIMIT)
 
     assert ended.timed_out
-    assert (ended.stage, ended.status) == ("equality", -number)
+    assert (ended.stage, ended.status) == ("memory", -number)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_twin_19_where_nobody_adopts_it_it_stays(monkeypatch):
     ("kind", "why"),
     [
         ("exit", "the model's code called sys.exit(0) (faulty.py:198)"),
-        ("exit0", "ended in equality without a result (exit code 0)"),
+        ("exit0", "ended in memory without a result (exit code 0)"),
     ],
 )
 def test_fault_21_a_trial_that_exits_without_a_result_is_no_success(here, shared, capsys, kind, why):

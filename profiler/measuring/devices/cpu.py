@@ -50,11 +50,10 @@ class CpuWatch:
             pass
 
     def spans(self) -> list[Span]:
-        profiler: Any = self._profile.profiler  # kineto's events are typed without their bytes
-        events = [event for event in profiler.kineto_results.events() if event.name() in (MARK, "[memory]")]
-        events.sort(key=lambda event: event.start_ns())
-        spans = sum_events([None if event.name() == MARK else event.nbytes() for event in events], self._resting)
-        freed = sum_freed(_blocks(profiler.kineto_results.experimental_event_tree()))
+        profiler: Any = self._profile.profiler  # its events are not typed
+        events = _blocks(profiler.kineto_results.experimental_event_tree())
+        spans = sum_events([None if event is None else event[1] for event in events], self._resting)
+        freed = sum_freed(events)
         return [msgspec.structs.replace(span, freed_bytes=nbytes) for span, nbytes in zip(spans, freed, strict=True)]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from profiler.core.record import Equality, is_reproducible
 from profiler.core.units import few
-from profiler.measuring.meters.step_results import GradientStep, Results, Second, collect, collect_two
+from profiler.measuring.meters.step_results import Gradients, GradientStep, Results, Second, collect, collect_two
 from profiler.measuring.meters.tensor_values import difference, digest_of, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state
@@ -22,12 +22,24 @@ AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 MOST_NAMED = 3  # of parameters, attributes and buffers
 
 
-def noise_floor(step: GradientStep, group: Group = ALONE) -> Equality:
-    """Compares the step without checkpointing with itself: `step` builds a workload and runs it to the gradients."""
-    first, second = _twice(step, group)
+def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[str, str] | None = None) -> Equality:
+    """Compares the step without checkpointing with itself: `step` builds a workload and runs it to the gradients.
+
+    Where an `earlier` run has the same digests it is not run twice.
+    """
+    first = collect_two(step)
+    digests = _digests(first, group)
+    second = first if digests == earlier else collect_two(step, _update(first, group))
     result = compared(first, second, group)
     floor = result.largest_difference if result.largest_difference is not None else 0.0
-    return msgspec.structs.replace(result, moved=(), noise_floor=floor, digests=_digests(first, group))
+    return msgspec.structs.replace(result, moved=(), noise_floor=floor, digests=digests)
+
+
+def equal(digests: Mapping[str, str]) -> Equality:
+    """What is found of a step whose digests are those of the step without checkpointing."""
+    return Equality(
+        loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=dict(digests)
+    )
 
 
 def verify(
@@ -49,7 +61,7 @@ def verify(
     results = collect_two(step)
     own = _digests(results, group)
     if own == dict(digests):
-        return Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=own)
+        return equal(own)
     first, second = _twice(baseline, group)
     floor = compared(first, second, group).largest_difference or 0.0
     nearby = collect(nudged) if nudged and other_kernels() else None
@@ -65,12 +77,14 @@ def verify(
 
 
 def _twice(baseline: GradientStep, group: Group) -> tuple[Results, Results]:
-    """Two runs of two steps; the weights of both second steps are made by the first run's gradients.
-
-    But for sharded parameters, where each run takes its own.
-    """
+    """Two runs of two steps."""
     first = collect_two(baseline)
-    return first, collect_two(baseline, first.gradients if group.mesh is None else None)
+    return first, collect_two(baseline, _update(first, group))
+
+
+def _update(first: Results, group: Group) -> Gradients | None:
+    """By which gradients a second run makes the weights of its second step; sharded parameters take their own."""
+    return first.gradients if group.mesh is None else None
 
 
 def _closest(references: Sequence[Results], results: Results, group: Group) -> Equality:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import torch
+from torch import nn
 
 from profiler.measuring.meters.tensor_values import copied, dense, digest_of
 from profiler.training import random_sources
@@ -50,12 +51,21 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
         return {
             "loss": digest_of({"loss": self.loss}),
-            "gradients": digest_of(self.gradients),
-            "buffers": digest_of(self.buffers),
             "random": digest_of(self.random_states),
             "second step": digest_of(later),
-            "plain state": hashlib.blake2b(repr(sorted(self.moved.items())).encode(), digest_size=16).hexdigest(),
+            **state_digests(self.gradients, self.buffers, self.moved),
         }
+
+
+def state_digests(
+    gradients: Gradients, buffers: Mapping[str, torch.Tensor], moved: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns those of `Results.digests` that are of the model."""
+    return {
+        "gradients": digest_of(gradients),
+        "buffers": digest_of(buffers),
+        "plain state": hashlib.blake2b(repr(sorted(moved.items())).encode(), digest_size=16).hexdigest(),
+    }
 
 
 def nudge(workload: Workload) -> None:
@@ -67,10 +77,10 @@ def nudge(workload: Workload) -> None:
                 parameter.copy_(torch.nextafter(parameter, towards))
 
 
-def tells(workload: Workload) -> bool:
+def tells(gradients: Iterable[torch.Tensor | None]) -> bool:
     """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
-    gradients = [local(parameter.grad) for parameter in trained(workload).values() if parameter.grad is not None]
-    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in map(dense, gradients))
+    values = (dense(gradient) for gradient in gradients if gradient is not None)
+    return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in values)
 
 
 def collect(step: GradientStep) -> Results:
@@ -89,22 +99,28 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
         parameter = parameters[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
     loss = ran.again()
-    second = Second(loss=copied(loss), gradients=_gradients(ran.workload))
+    second = Second(loss=copied(loss), gradients=gradients_of(ran.workload))
     return msgspec.structs.replace(results, second=second)
 
 
 def _results(ran: Ran) -> Results:
     return Results(
         loss=copied(ran.loss),
-        gradients=_gradients(ran.workload),
-        buffers={name: copied(buffer) for name, buffer in ran.workload.module.named_buffers()},
+        gradients=gradients_of(ran.workload),
+        buffers=buffers_of(ran.workload.module),
         counts=batch_counts(ran.workload.module),
         random_states=random_sources.states(ran.workload, ran.loss.device),
         moved=ran.moved,
     )
 
 
-def _gradients(workload: Workload) -> Gradients:
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all buffers, by name."""
+    return {name: copied(buffer) for name, buffer in module.named_buffers()}
+
+
+def gradients_of(workload: Workload) -> Gradients:
+    """Copies of the gradients that are there."""
     return {
         name: None if parameter.grad is None else _copied(parameter.grad)
         for name, parameter in trained(workload).items()

@@ -67,12 +67,26 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor | None]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
-        if tensor is not None:
-            digest.update(bytes_of(dense(tensor)).numpy().data)
-    return digest.hexdigest()
+    """Returns a digest of the names and values of tensors on the host, in order: 128 bits, in hexadecimal."""
+    digest = Digest()
+    digest.add(tensors)
+    return digest.text()
+
+
+class Digest:
+    """What `digest_of` returns, of tensors that come one after the other."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
+        for name, tensor in tensors.items():
+            self._hash.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
+            if tensor is not None:
+                self._hash.update(bytes_of(dense(tensor)).numpy().data)
+
+    def text(self) -> str:
+        return self._hash.hexdigest()
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

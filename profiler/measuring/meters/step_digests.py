@@ -1,0 +1,65 @@
+"""Digests of what the first two steps of a training loop leave behind, taken while they run.
+
+They are those of `step_results.Results`, so that the steps whose bytes are read are those whose gradients are compared.
+Of what is taken nothing stays in memory, and on a GPU nothing is allocated for it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from profiler.measuring.meters import step_results
+from profiler.measuring.meters.tensor_values import Digest, copied, digest_of
+from profiler.training import missing_gradients, plain_state, random_sources
+from profiler.training.workload import Mark, Step, Workload, trained
+
+
+class StepDigests:
+    """Digests of two steps of a fresh workload, which draw the random numbers of the seeds `seed` and `seed + 1`."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self.digests: dict[str, str] = {}  # of both steps, once they are finished
+        self.tells = False  # whether there was a gradient to compare
+        self.trains = any(parameter.requires_grad for parameter in trained(workload).values())
+        self.lost: tuple[str, ...] = ()  # parameters that train and got no gradient
+        self._workload, self._seed = workload, seed
+        self._before = plain_state.image(workload.module)
+        self._num_steps = 0
+        self._first: dict[str, str] = {}
+        self._later = Digest()
+
+    def watched(self, step: Step) -> Step:
+        """The step, which is run twice."""
+
+        def run(mark: Mark) -> torch.Tensor:
+            self._num_steps += 1
+            random_sources.seed(self._workload, self._seed + self._num_steps - 1)
+            loss: torch.Tensor = step(self._looking(mark) if self._num_steps == 1 else mark)
+            if self._num_steps == 2:
+                self._later.add({"loss": copied(loss)})
+                return loss
+            random_states = random_sources.states(self._workload, loss.device)
+            self._first |= {"loss": digest_of({"loss": copied(loss)}), "random": digest_of(random_states)}
+            return loss
+
+        return run
+
+    def finish(self) -> None:
+        """Take what the second step has left, while it is there."""
+        self._later.add(step_results.gradients_of(self._workload))
+        self.digests = {**self._first, "second step": self._later.text()}
+        del self._workload
+
+    def _looking(self, mark: Mark) -> Mark:
+        """The mark, which looks at what the backward has left before the optimizer's step."""
+
+        def marked(phase: str) -> None:
+            if phase == "optimizer":
+                module, gradients = self._workload.module, step_results.gradients_of(self._workload)
+                moved = plain_state.moved(self._before, plain_state.image(module))
+                self._first |= step_results.state_digests(gradients, step_results.buffers_of(module), moved)
+                self.tells = step_results.tells(gradients.values())
+                self.lost = missing_gradients.without_gradient(module)
+            mark(phase)
+
+        return marked

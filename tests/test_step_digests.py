@@ -1,0 +1,131 @@
+"""Steps whose memory is read are those whose gradients are compared: their digests, and what watching them leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.record import Record
+from profiler.measuring import equality_pass
+from profiler.measuring.bench import Bench
+from profiler.measuring.meters import memory, step_results
+from profiler.measuring.trial import measure
+from profiler.training.workload import trained
+from tests import make
+
+PASSES = ("memory", "equality")
+MLP, TRANSFORMER = "mlp:width=32", "transformer:width=16,layers=3,heads=2,sequence=8,vocabulary=32"
+OWN_RUN = 2  # steps of a comparison that has to run them itself
+
+
+def case(strategy: str, model: str = MLP, **fields: Any) -> Case:
+    return make.case(strategy, model=Choice(model), batch_size=4, **fields)
+
+
+def measured(case: Case, **fields: Any) -> Record:
+    return measure(Trial(case=case, passes=PASSES, **fields))
+
+
+def digests_of(case: Case) -> dict[str, str]:
+    """Those of a run of its own, without the memory pass."""
+    record = measure(Trial(case=case.baseline, passes=("equality",)))
+    assert record.equality is not None
+    assert record.equality.digests is not None
+    return record.equality.digests
+
+
+@pytest.mark.parametrize("strategy", ["all", "segments:k=2", "recursive", "offload", "selective"])
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (MLP, {}),
+        (MLP, {"optimizer": Choice("adamw"), "accumulate": 2}),
+        (MLP, {"keep_gradients": True}),
+        (TRANSFORMER, {}),
+        (TRANSFORMER, {"precision": "bf16"}),
+        ("cifar-resnet:depth=1", {"repair_batchnorm": True}),
+    ],
+)
+def test_the_steps_of_the_memory_pass_show_that_gradients_are_equal(model, fields, strategy):
+    asked = case(strategy, model, **fields)
+
+    record = measured(asked, digests=digests_of(asked))
+
+    assert record.equality is not None
+    assert (record.equality.gradients_equal, record.equality.random_state_equal) == (True, True)
+    assert record.num_steps == 2  # no other was run
+
+
+def test_a_baseline_is_run_once_more_and_not_twice():
+    record = measured(case("none"))
+
+    assert record.equality is not None
+    assert record.equality.noise_floor == 0
+    assert record.equality.digests == digests_of(case("none"))
+    assert record.num_steps == 2 + OWN_RUN
+
+
+@pytest.mark.parametrize(("fault", "model"), [("reentrant", MLP), ("random-state", TRANSFORMER)])
+def test_what_is_wrong_is_found_by_steps_of_its_own(fault, model):
+    asked = case(f"_planted:fault={fault}", model)
+
+    record = measured(asked, digests=digests_of(asked))
+
+    assert record.outcome == "invalid"
+    assert record.num_steps >= 2 + 3 * OWN_RUN
+
+
+@pytest.mark.parametrize("name", ["loss", "gradients", "buffers", "random", "second step", "plain state"])
+def test_every_digest_is_looked_at(name):
+    asked = case("all")
+    digests = {**digests_of(asked), name: "0" * 32}
+
+    record = measured(asked, digests=digests)
+
+    assert record.num_steps >= 2 + 3 * OWN_RUN
+    assert record.outcome == "ok"
+
+
+@pytest.mark.parametrize("model", [MLP, TRANSFORMER, "cifar-resnet:depth=1"])
+@pytest.mark.parametrize("strategy", ["none", "all"])
+def test_bytes_are_the_same_whether_steps_are_watched_or_not(model, strategy):
+    asked = case(strategy, model)
+    watched = measured(asked, digests=digests_of(asked)).readings
+    alone = measured(msgspec.structs.replace(asked, verify="off")).readings
+
+    assert watched == alone
+
+
+def test_weights_are_as_before_once_the_steps_have_run():
+    bench = Bench(Trial(case=case("none"), passes=PASSES), lambda name: None)
+    built = bench.build()
+    optimizer, step = built.trainer()
+    before = {name: parameter.detach().clone() for name, parameter in trained(built.workload).items()}
+
+    with equality_pass.watched(bench, built, step) as watched:
+        memory.read(built.workload, optimizer, bench.device, watched)
+        assert not all(torch.equal(value, before[name]) for name, value in trained(built.workload).items())
+
+    assert all(torch.equal(value, before[name]) for name, value in trained(built.workload).items())
+    assert bench.step_digests is not None
+    assert bench.step_digests.digests.keys() == digests_of(case("none")).keys()
+    assert step_results.tells(value.grad for value in trained(built.workload).values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "trial_fields"),
+    [({"verify": "off"}, {}), ({}, {"passes": ("memory",)}), ({"precision": "amp-fp16"}, {})],
+)
+def test_steps_are_not_watched_where_nothing_is_compared_with_them(fields, trial_fields):
+    bench = Bench(Trial(**{"case": case("none", **fields), "passes": PASSES, **trial_fields}), lambda name: None)
+    built = bench.build()
+    _, step = built.trainer()
+
+    with equality_pass.watched(bench, built, step) as watched:
+        assert watched is step
+
+    assert bench.step_digests is None
