@@ -36,6 +36,7 @@ def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
     assert found["GCP012"].startswith("the times are unsure: the median is sure to ±5.0 %, not to ±2.0 %; ")
     assert "--max-seconds" in found["GCP012"]
     assert "--max-samples" not in found["GCP012"]
+    assert "--max-seconds" not in notes(record(**{**asked, "stopped": "look"}))["GCP012"]
     assert "GCP012" not in notes(record(seconds=wide, stopped="samples"))  # a fixed number was asked for
     assert "GCP012" not in notes(record(**{**asked, "sampling": Sampling(precision_target=0.06)}))
 

@@ -59,14 +59,15 @@ def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
 def stop_reason(
     with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least_pairs: int = LEAST_PAIRS
 ) -> str | None:
-    """Why sampling ends here: "target" or the limit, "samples" or "seconds"; None to go on.
+    """Why sampling ends here: "target" or the limit, "samples", "seconds" or "look"; None to go on.
 
     The limits are of all steps together, with and without. What is looked at is the ratio of the pairs, of which there
     are `least_pairs` in any case.
     """
     count = len(with_it) + len(without)
     has_all = count >= sampling.max_samples
-    is_over = has_all or sum(with_it) + sum(without) >= most_seconds(sampling, least_pairs)
+    seconds = sum(with_it) + sum(without)
+    is_over = has_all or seconds >= most_seconds(sampling, least_pairs)
     if not (is_over or is_look(len(with_it), first=LEAST_PAIRS)):
         return None
     settled = num_warmup_pairs(with_it, without)
@@ -75,7 +76,8 @@ def stop_reason(
         return None
     if _is_sure(ratios, sampling.precision_target):
         return "target"
-    return "samples" if has_all else "seconds" if is_over else None
+    ends = "seconds" if seconds >= sampling.max_seconds else "look"
+    return "samples" if has_all else ends if is_over else None
 
 
 def most_seconds(sampling: Sampling, least_pairs: int) -> float:

@@ -24,7 +24,7 @@ Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "cra
 # how a number came about: a device ran the step; PyTorch's own CUDA code did on a hollow one; it was traced
 Evidence = Literal["measured", "rehearsed", "predicted"]
 # the median was sure enough; or their number or time was spent; or the next would have passed the limit of the stage
-Stopped = Literal["target", "samples", "seconds", "limit"]
+Stopped = Literal["target", "samples", "seconds", "limit", "look"]
 IN_BUILD = "while the model was built"  # in the detail of what then ran out of memory
 SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
 HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case

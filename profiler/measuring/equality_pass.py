@@ -20,7 +20,7 @@ from profiler.training import gradient_hooks, missing_gradients, plain_state, pr
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
-from profiler.training.workload import Step, Workload, batch_statistics, local, tensors, trained
+from profiler.training.workload import Mark, Step, Workload, batch_statistics, local, tensors, trained
 
 COUNT = "num_batches_tracked"
 VANISHED = "all gradients are zero or not finite, so that their equality says nothing"
@@ -77,9 +77,15 @@ def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
     if not _can_watch(bench, built):
         yield step
         return
+
+    def heard(mark: Mark) -> torch.Tensor:
+        with bench.hearing():
+            loss: torch.Tensor = step(mark)
+            return loss
+
     digests = StepDigests(built.workload, bench.trial.case.seed)
-    with weights_kept(built.workload), bench.hearing():
-        yield digests.watched(step)
+    with weights_kept(built.workload):
+        yield digests.watched(heard)
         digests.finish()
     bench.step_digests = digests
 

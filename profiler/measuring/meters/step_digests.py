@@ -1,17 +1,19 @@
 """Digests of what the first two steps of a training loop leave behind, taken while they run.
 
 They are those of `step_results.Results`, so that the steps whose bytes are read are those whose gradients are compared.
-Of what is taken nothing stays in memory, and on a GPU nothing is allocated for it.
+Of what is taken nothing stays in memory. On a GPU nothing is allocated for it, but to coalesce sparse gradients.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from profiler.measuring.meters import step_results
 from profiler.measuring.meters.tensor_values import Digest, copied, digest_of
 from profiler.training import missing_gradients, plain_state, random_sources
-from profiler.training.workload import Mark, Step, Workload, trained
+from profiler.training.workload import Mark, Workload, trained
 
 
 class StepDigests:
@@ -28,13 +30,13 @@ class StepDigests:
         self._first: dict[str, str] = {}
         self._later = Digest()
 
-    def watched(self, step: Step) -> Step:
+    def watched(self, step: Callable[[Mark], torch.Tensor]) -> Callable[[Mark], torch.Tensor]:
         """The step, which is run twice."""
 
         def run(mark: Mark) -> torch.Tensor:
             self._num_steps += 1
             random_sources.seed(self._workload, self._seed + self._num_steps - 1)
-            loss: torch.Tensor = step(self._looking(mark) if self._num_steps == 1 else mark)
+            loss = step(self._looking(mark) if self._num_steps == 1 else mark)
             if self._num_steps == 2:
                 self._later.add({"loss": copied(loss)})
                 return loss

@@ -80,12 +80,14 @@ class Digest:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
+        """Take names and values, in order."""
         for name, tensor in tensors.items():
             self._hash.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
             if tensor is not None:
                 self._hash.update(bytes_of(dense(tensor)).numpy().data)
 
     def text(self) -> str:
+        """Returns the digest of all that was taken."""
         return self._hash.hexdigest()
 
 

@@ -24,6 +24,7 @@ STOPPED = {
     "samples": "--max-samples reached",
     "seconds": "--max-seconds reached",
     "limit": "--stage-limit near",
+    "look": "a first look",
 }
 
 
