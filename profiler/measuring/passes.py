@@ -1,4 +1,4 @@
-"""The passes that read numbers, each on a fresh model: memory, FLOPs, operators, time."""
+"""The passes that read numbers, each on a fresh model: FLOPs, memory, operators, time."""
 
 from __future__ import annotations
 
@@ -261,8 +261,8 @@ def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "memory": _memory,
     "flops": _flops,
+    "memory": _memory,
     OPERATORS: _operators,
     "time": _time,
 }

@@ -41,9 +41,11 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     assembled = bench.build()
     built, notes = assembled.describe(), assembled.applied.notes
     del assembled
-    readings = read(bench, {"memory"} & {*passes})
-    verified, reason = compare(bench) if "equality" in passes else (None, None)  # by the steps of the memory pass
-    readings |= read(bench, {*passes} - {"memory"})
+    compares = "equality" in passes
+    first = [name for name in passes if compares and name == "memory"]  # its steps are those that are compared
+    readings = read(bench, first)
+    verified, reason = compare(bench) if compares else (None, None)
+    readings |= read(bench, [name for name in passes if name not in first])
     bench.tell_checkpoints()
     bench.tell_warnings()
     bench.tell_changes(before)
