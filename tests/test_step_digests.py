@@ -129,3 +129,38 @@ def test_steps_are_not_watched_where_nothing_is_compared_with_them(fields, trial
         assert watched is step
 
     assert bench.step_digests is None
+
+
+DRAWING = "tests/user_models/draws_once_more.py"
+
+
+@pytest.mark.parametrize("fields", [{}, {"keep_gradients": True}])
+@pytest.mark.parametrize("kind", ["plain", "scaled"])
+def test_a_recompute_that_draws_other_numbers_is_found_though_gradients_are_written_over(kind, fields):
+    """Gradients that are kept are written over by the next step, and some optimizers write into them."""
+    asked = case("all", f"{DRAWING}:make:kind={kind}", optimizer=Choice("sgd:lr=1e-4"), **fields)
+
+    none = measured(asked.baseline)
+    record = measured(asked, digests=digests_of(asked))
+
+    assert none.equality is not None
+    assert (none.outcome, none.equality.noise_floor) == ("ok", 0.0)
+    assert record.equality is not None
+    assert (record.outcome, record.equality.noise_floor) == ("invalid", 0.0)
+
+
+def test_steps_that_take_as_much_as_they_draw_take_the_same_whether_they_are_compared_or_not():
+    asked = case("none", f"{DRAWING}:make:kind=skipping")
+
+    peaks = {
+        measured(msgspec.structs.replace(asked, **fields)).readings.peak_bytes
+        for fields in ({}, {"verify": "off"}, {"verify": "strict"})
+    }
+
+    assert len(peaks) == 1
+
+
+def test_a_frozen_weight_that_is_expanded_is_left_alone():
+    record = measured(case("none", f"{DRAWING}:make:kind=expanded"))
+
+    assert record.outcome == "ok"

@@ -83,7 +83,7 @@ def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
             loss: torch.Tensor = step(mark)
             return loss
 
-    digests = StepDigests(built.workload, bench.trial.case.seed)
+    digests = StepDigests(built.workload)
     with weights_kept(built.workload):
         yield digests.watched(heard)
         digests.finish()
@@ -103,7 +103,7 @@ def _can_watch(bench: Bench, built: Assembled) -> bool:
 @contextmanager
 def weights_kept(workload: Workload) -> Iterator[None]:
     """Put the weights back that steps within have changed; they are kept on the host."""
-    parameters = [parameter for parameter in trained(workload).values() if not parameter.is_meta]
+    parameters = [one for one in trained(workload).values() if one.requires_grad and not one.is_meta]
     weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
     yield
     with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from profiler.measuring.meters.needless_graph import frozen_modules, needless_by
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.training.assemble import Assembled
 from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
-from profiler.training.workload import Step, Workload
+from profiler.training.workload import Mark, Step, Workload
 
 NO_ROOM = (
     "the step without the strategy does not fit beside it, so that the two do not alternate: the ratio is that of "
@@ -169,7 +170,12 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     """This rank's readings, and its most bytes of gathered parameters; the model is gone when it returns."""
     built = bench.build()
     optimizer, step = built.trainer()
-    counted: Step = lambda mark: _checked(bench, bench.counted(step, mark))  # noqa: E731  two meters take it
+    numbers = count(1)
+
+    def counted(mark: Mark) -> torch.Tensor:
+        built.seed(next(numbers))
+        return _checked(bench, bench.counted(step, mark))
+
     with equality_pass.watched(bench, built, counted) as watched:
         own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None

@@ -66,8 +66,12 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         scaler = precision.scaler(self.case.precision, self.case.device)
         return precision.unscaled(self.workload.module, scaler, lambda scaler: self._from_the_seed(scaler, number))
 
-    def _from_the_seed(self, scaler: torch.amp.GradScaler | None, number: int) -> torch.Tensor:
+    def seed(self, number: int) -> None:
+        """Have what follows draw the random numbers of the step of this number, from 1."""
         random_sources.seed(self.workload, self.case.seed + self.rank + number - 1)
+
+    def _from_the_seed(self, scaler: torch.amp.GradScaler | None, number: int) -> torch.Tensor:
+        self.seed(number)
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:

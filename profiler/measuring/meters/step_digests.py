@@ -17,14 +17,14 @@ from profiler.training.workload import Mark, Workload, trained
 
 
 class StepDigests:
-    """Digests of two steps of a fresh workload, which draw the random numbers of the seeds `seed` and `seed + 1`."""
+    """Digests of two steps of a fresh workload."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, workload: Workload) -> None:
         self.digests: dict[str, str] = {}  # of both steps, once they are finished
         self.tells = False  # whether there was a gradient to compare
         self.trains = any(parameter.requires_grad for parameter in trained(workload).values())
         self.lost: tuple[str, ...] = ()  # parameters that train and got no gradient
-        self._workload, self._seed = workload, seed
+        self._workload = workload
         self._before = plain_state.image(workload.module)
         self._num_steps = 0
         self._first: dict[str, str] = {}
@@ -35,7 +35,6 @@ class StepDigests:
 
         def run(mark: Mark) -> torch.Tensor:
             self._num_steps += 1
-            random_sources.seed(self._workload, self._seed + self._num_steps - 1)
             loss = step(self._looking(mark) if self._num_steps == 1 else mark)
             if self._num_steps == 2:
                 self._later.add({"loss": copied(loss)})

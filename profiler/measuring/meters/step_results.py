@@ -97,7 +97,7 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
     results, parameters = _results(ran), trained(ran.workload)
     for name, gradient in (update or {}).items():
         parameter = parameters[name]
-        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
     loss = ran.again()
     second = Second(loss=copied(loss), gradients=gradients_of(ran.workload))
     return msgspec.structs.replace(results, second=second)
