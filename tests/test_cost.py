@@ -138,7 +138,7 @@ def test_what_a_cpu_costs_has_no_seconds():
     first, steps = cost_lines(cost(plan, {}, start_seconds=0.0))
 
     assert first == "3 trials, 1 of them predictions, which need no device"
-    assert steps.startswith("steps: 16 to 213; a round is timed for up to 2 s, or 4 steps")
+    assert steps.startswith("steps: 16 to 213; a round is timed for up to 2 s, or a few steps")
 
 
 def plan_of(*strategies: str, **fields: Any) -> CheckedRequest:

@@ -154,7 +154,7 @@ def test_a_first_look_is_one_pair_or_as_many_as_a_moment_holds():
     def end(seconds: float, count: int, sampling: Sampling = ENDLESS) -> str | None:
         return stop_reason([seconds] * count, [seconds * 1.2] * count, sampling, least_pairs=1)
 
-    assert end(1.0, 1) == "look"
+    assert end(1.0, 1) == end(5.0, 1) == "look"
     assert end(0.01, 1) is None
     assert end(0.01, 2) == "target"
     assert stop_reason([0.01, 0.09, 0.02, 0.06], [0.02] * 4, ENDLESS, least_pairs=1) == "look"

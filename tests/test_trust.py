@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 
+from profiler.analysis.row_times import samples_of_rounds
 from profiler.analysis.rows import rows
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import Sampling
@@ -66,6 +67,16 @@ def test_all_rounds_together_are_surer_than_each():
 
     assert "GCP012" in notes(rounds[0])
     assert "GCP012" not in notes(*rounds)
+
+
+def test_a_first_look_is_no_round_of_its_own_beside_others():
+    look, *full = (
+        record(seconds=seconds, round=number, stopped=stopped)
+        for number, (seconds, stopped) in enumerate([((9.0,), "look"), (CALM, "target"), (CALM, "seconds")], start=1)
+    )
+
+    assert samples_of_rounds([look, *full]) == [CALM, CALM]
+    assert samples_of_rounds([look]) == [(9.0,)]
 
 
 def test_too_few_samples_for_an_interval_are_not_sure():

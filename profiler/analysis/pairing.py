@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from profiler.analysis.ratio_contrast import Contrast, estimated, exact, sampled
+from profiler.analysis.row_times import samples_of_rounds
 from profiler.analysis.rows import Row, latest, rows
 from profiler.analysis.trust import stolen
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, as_word
@@ -153,7 +154,7 @@ def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, 
         key = tuple(value(row, name) for name in align)
         if key in points:
             raise _doubled(run, row, points[key].row, align)
-        samples = tuple(record.readings.step_seconds for record in rounds[row.case] if record.readings.step_seconds)
+        samples = tuple(samples_of_rounds(rounds[row.case]))
         points[key] = SampledRow(row=row, rounds=samples, stolen=stolen(rounds[row.case]))
     return points
 

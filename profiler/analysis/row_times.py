@@ -147,6 +147,13 @@ def slowness(row: Row) -> float:
     return row.time.ratio if row.time else row.step_seconds or 0.0
 
 
+def samples_of_rounds(rounds: Iterable[Record]) -> list[tuple[float, ...]]:
+    """The seconds of the steps of each round; of one that is a first look only where there is no other."""
+    timed = [record.readings for record in rounds if record.readings.step_seconds]
+    full = [readings for readings in timed if readings.stopped != "look"]
+    return [readings.step_seconds or () for readings in full or timed]
+
+
 def _sample(row: Row) -> Sample:
-    rounds = [record.readings.step_seconds for record in row.rounds if record.readings.step_seconds]
+    rounds = samples_of_rounds(row.rounds)
     return sample(rounds * 2 if row.case.is_predicted else rounds)

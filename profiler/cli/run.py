@@ -74,14 +74,14 @@ def run(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(help="Timed steps a round, a fixed number. [default: 5 or more, until the median is sure]"),
+        typer.Option(help="Timed steps a round, a fixed number. [default: a few or more, until the ratio is sure]"),
     ] = None,
     precision_target: Annotated[
         str | None, typer.Option(help="How sure the ratio of times must be: its 95 % interval. [default: 3%]")
     ] = None,
     max_samples: Annotated[int | None, typer.Option(help="Timed steps a round at most. [default: 100]")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Seconds of timed steps a round, after 4 of them. [default: 2]")
+        float | None, typer.Option(help="Seconds of timed steps a round, after a few of them. [default: 2]")
     ] = None,
     warmup: Annotated[
         int | None, typer.Option(help="Steps before the timed ones, after a first one. [default: 1]")

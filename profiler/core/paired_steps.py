@@ -76,7 +76,7 @@ def stop_reason(
         return None
     if _is_sure(ratios, sampling.precision_target):
         return "target"
-    ends = "seconds" if seconds >= sampling.max_seconds else "look"
+    ends = "look" if most_seconds(sampling, least_pairs) < sampling.max_seconds else "seconds"
     return "samples" if has_all else ends if is_over else None
 
 
