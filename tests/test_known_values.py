@@ -152,3 +152,26 @@ def test_what_draws_values_leaves_the_random_state_as_it_is():
 
     assert value_of(first).tolist() != value_of(second).tolist()
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("device", ["fake:cpu", "fake:h100"])
+def test_what_a_step_draws_is_not_known_so_that_a_recompute_is_not_told_other_numbers(device):
+    skipping = Choice(f"{Path(__file__).parent}/user_models/draws_once_more.py:make:kind=skipping")
+    records = {
+        name: predict(Trial(case=make.case(name, model=skipping, batch_size=8, device=device), passes=("memory",)))
+        for name in ("none", "all")
+    }
+
+    assert {record.outcome for record in records.values()} == {"ok"}
+    assert all("GCP017" in {note.code for note in record.notes} for record in records.values())
+    assert records["none"].readings.saved_bytes >= 6 * 8 * 64 * 4  # no block is skipped
+
+
+def test_numbers_that_are_drawn_are_known_until_the_step():
+    with fake_tensors() as fakes:
+        before = torch.rand(2)
+        with fakes.in_step():
+            within = torch.rand(2)
+        after = torch.rand(2)
+
+    assert [value_of(tensor) is None for tensor in (before, within, after)] == [False, True, False]

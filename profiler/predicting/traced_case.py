@@ -79,7 +79,7 @@ def trace_case(
             on_pass("memory")
             optimizer, step = _trainer(built, kind)
             on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
-            with on_host, on_parts(optimizer) if rank else nullcontext(), unseen():
+            with on_host, on_parts(optimizer) if rank else nullcontext(), unseen(), fakes.in_step():
                 trace = follow(
                     built.workload,
                     optimizer,
@@ -144,9 +144,9 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
     """How the blocks of the case's model work together. Raises as `predict` does."""
 
     def observed(routing: str | None) -> Observation:
-        with unfused(), _fakes(case, routing):
+        with unfused(), _fakes(case, routing) as fakes:
             workload = assemble(case.baseline, build=build, in_calls=in_calls).workload
-            with unseen():
+            with unseen(), fakes.in_step():
                 return observe(workload)
 
     return _as_data_allow(case, observed)

@@ -138,8 +138,11 @@ def tested(func: Any, args: Any) -> bool | None:
         return bool(func(*values))
 
 
-def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws) -> None:
-    """Keep the values of an operator's results where they follow from known ones; forget what it has overwritten."""
+def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> None:
+    """Keep the values of an operator's results where they follow from known ones; forget what it has overwritten.
+
+    Without `draws` random numbers are not known: a recompute would be told others than the forward.
+    """
     if not isinstance(func, torch._ops.OpOverload) or func._overloadpacket in UNFILLED:
         return
     is_known = func._overloadpacket in FRESH or all(value_of(tensor) is not None for tensor in _tensors(args, kwargs))
@@ -154,14 +157,16 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws) -> None:
                 _forget(given)
 
 
-def _values(func: Any, args: Any, kwargs: Any, draws: Draws) -> list[torch.Tensor]:
-    """The results as the CPU computes them, unseen by whatever watches the step."""
+def _values(func: Any, args: Any, kwargs: Any, draws: Draws | None) -> list[torch.Tensor]:
+    """The results as the CPU computes them, unseen by whatever watches the step; none where they are not known."""
+    if draws is None and torch.Tag.nondeterministic_seeded in func.tags:
+        return []
     with no_dispatch(), torch.no_grad():
         args, kwargs = pytree.tree_map_only(torch.Tensor, _own_value, (args, kwargs))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         try:
-            out = draws.run(func, args, kwargs)
+            out = draws.run(func, args, kwargs) if draws else func(*args, **kwargs)
         except (RuntimeError, IndexError):  # the CPU's operator refuses these values
             return []
     return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]

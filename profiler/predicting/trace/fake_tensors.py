@@ -156,7 +156,7 @@ class FakeTensors(CachingFakeMode):
         self.most_known = routes.NUM_KNOWN if routing else KNOWN
         self._routing = routing
         self._has_chosen = False  # among entries, by values that are not known
-        self._draws = Draws()
+        self._draws: Draws | None = Draws()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (answer := tested(func, args)) is not None:
@@ -164,6 +164,15 @@ class FakeTensors(CachingFakeMode):
         out = self._outcome(func, types, args, kwargs)
         follow(func, args, kwargs or {}, out, self._draws)
         return out
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What is drawn is not known: each step draws other numbers, and a recompute those of its forward."""
+        draws, self._draws = self._draws, None
+        try:
+            yield
+        finally:
+            self._draws = draws
 
     def _outcome(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is aten._local_scalar_dense.default:
