@@ -109,14 +109,21 @@ def without_rules() -> ExitStack:
     from profiler.measuring import passes
     from profiler.measuring.bench import Bench
     from profiler.measuring.meters import equality, step_results
+    from profiler.measuring.meters.step_digests import StepDigests
+    from profiler.measuring.meters.tensor_values import Digest
     from profiler.training import assemble, missing_gradients, plain_state, random_sources
 
     def one_step(step: Any, update: Any = None) -> Any:
         return step_results.collect(step)
 
+    def first_step(steps: Any) -> None:
+        steps.digests = {**steps._first, "second step": Digest().text()}
+        del steps._workload
+
     stack = ExitStack()
     for owner, name, instead in (
         (equality, "collect_two", one_step),
+        (StepDigests, "finish", first_step),
         (random_sources, "_sources", lambda workload: {}),
         (random_sources, "_globals", dict),
         (plain_state, "image", lambda module: {}),
