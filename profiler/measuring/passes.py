@@ -15,7 +15,7 @@ from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes
 from profiler.core.units import bytes_text, count_text, few
-from profiler.measuring import equality_pass
+from profiler.measuring import watched_steps
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import flops, growth, memory, operators
 from profiler.measuring.meters import time as timing
@@ -176,7 +176,7 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
         built.seed(next(numbers))
         return _checked(bench, bench.counted(step, mark))
 
-    with equality_pass.watched(bench, built, counted) as watched:
+    with watched_steps.watched(bench, built, counted) as watched:
         own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None
     if any(bench.group.gather(left_bytes > 0)):

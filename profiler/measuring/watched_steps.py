@@ -1,0 +1,57 @@
+"""Which steps of another pass the equality pass can compare: they are kept in digests, and leave the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from profiler.measuring.bench import Bench
+from profiler.measuring.meters.step_digests import StepDigests
+from profiler.training import precision
+from profiler.training.assemble import Assembled
+from profiler.training.workload import Mark, Step, Workload, local, trained
+
+
+@contextmanager
+def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
+    """A training step of the trial, of which the first two runs are kept in digests for `compare`, if it can use them.
+
+    The weights are put back: a factory may return the same module each time.
+    """
+    if not _can_watch(bench, built):
+        yield step
+        return
+
+    def heard(mark: Mark) -> torch.Tensor:
+        with bench.hearing():
+            loss: torch.Tensor = step(mark)
+            return loss
+
+    digests = StepDigests(built.workload)
+    with weights_kept(built.workload):
+        yield digests.watched(heard)
+        digests.finish()
+    bench.step_digests = digests
+
+
+def _can_watch(bench: Bench, built: Assembled) -> bool:
+    """Whether one process runs the step as the baseline's did, whose gradients no scaler has changed."""
+    case, trial = bench.trial.case, bench.trial
+    is_asked = "equality" in trial.passes and case.verify != "off"
+    is_known = case == case.baseline or trial.digests is not None
+    is_alone = bench.group.size == 1 and bench.group.mesh is None and not bench.device.is_hollow
+    has_scaler = precision.scaler(case.precision, case.torch_device) is not None
+    return is_asked and is_known and is_alone and not has_scaler and built.workload.settling == 1
+
+
+@contextmanager
+def weights_kept(workload: Workload) -> Iterator[None]:
+    """Put the weights back that steps within have changed; they are kept on the host."""
+    parameters = [one for one in trained(workload).values() if one.requires_grad and not one.is_meta]
+    weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
+    yield
+    with torch.no_grad():
+        for parameter, weight in zip(parameters, weights, strict=True):
+            local(parameter).copy_(weight)
