@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from functools import cache, partial
-from itertools import pairwise
+from itertools import cycle, pairwise, repeat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,9 +23,18 @@ from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
 from profiler.predicting.staging import stage_seconds
 from profiler.predicting.staging import stages as stages_module
-from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, WHOLE
+from profiler.predicting.staging.pooled_seconds import (
+    EVERY,
+    MOST_DOUBT,
+    NOTHING,
+    PLAIN,
+    WHOLE,
+    StageWork,
+    StepSample,
+    pooled,
+)
 from profiler.predicting.staging.stage_operators import spans
-from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS, ROUNDS, step_text
+from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS, LOOKS, ROUNDS, step_text
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace.compose import RANDOM_STATE
 from profiler.predicting.traced_case import observe_case, trace_case
@@ -365,7 +374,7 @@ def test_every_step_that_times_stages_is_told_with_the_time_left(engine, monkeyp
     steps = [text for text in told if text.startswith("step ")]
     # As it is, all kept, each checkpointed, all in one, and products kept, in turns.
     assert steps[0] == f"step 1 of {5 * ROUNDS}"
-    assert 5 * LEAST_ROUNDS <= len(steps) <= 5 * ROUNDS
+    assert 4 * LEAST_ROUNDS + LOOKS <= len(steps) <= 5 * ROUNDS
     assert all(text.startswith(f"step {number} of ") for number, text in enumerate(steps, start=1))
     assert all(text.endswith(" s left") for text in steps[1:])
 
@@ -386,19 +395,50 @@ def test_on_a_cpu_the_first_step_alone_is_not_counted(monkeypatch, is_asynchrono
     assert step.uncounted_ways(ways[1:]) == ways[1:]  # the step as it is does not fit
 
 
+@pytest.mark.parametrize(("costs", "rounds"), [((2.0, 2.0), LOOKS), ((2.0, 0.5), ROUNDS), ((0.5, 2.0), ROUNDS)])
+def test_a_save_option_that_was_no_faster_than_a_checkpoint_in_every_look_is_timed_no_more(costs, rounds):
+    taken = {WHOLE: repeat(0.5), EVERY: repeat(1.0), "matmul": cycle(costs)}
+    step = Mock(spec=stage_seconds._SwitchedStep)
+    step.uncounted_ways.return_value = []
+    step.sample.side_effect = lambda way: Mock(total=next(taken[way]))
+    samples = {way: [] for way in taken}
+    told: list[str] = []
+
+    stage_seconds._sample(step, samples, told.append)
+
+    assert {way: len(found) for way, found in samples.items()} == {WHOLE: ROUNDS, EVERY: ROUNDS, "matmul": rounds}
+    assert told[-1].startswith(f"step {2 * ROUNDS + rounds} of {2 * ROUNDS + rounds}")
+
+
+def test_nothing_is_sure_of_a_save_option_whose_timing_was_ended_early():
+    works = [StageWork(blocks=(0,), kind="a", family="a", forward=1), StageWork(blocks=())]
+    ways = {WHOLE: (1.0, 0.0), PLAIN: (1.0, 0.0), EVERY: (1.4, 0.4), "matmul": (1.2, 0.2)}
+    samples = {
+        way: [StepSample(total=total, forward=(0.4, 0.0), recompute=(again, 0.0), backward=(0.5, 0.0))] * 3
+        for way, (total, again) in ways.items()
+    }
+
+    whole, *_ = pooled(samples, works)
+    cut, *_ = pooled({**samples, "matmul": samples["matmul"][:2]}, works)
+
+    assert whole.option_errors == {"matmul": 0.0}
+    assert cut.options == whole.options
+    assert cut.option_errors["matmul"] == pytest.approx(MOST_DOUBT * 0.2)
+
+
 @pytest.mark.parametrize(
-    ("done", "seconds", "text"),
+    ("done", "left", "seconds", "text"),
     [
-        (0, 0.0, "step 1 of 8"),
-        (2, 0.4, "step 3 of 8, 1 s left"),  # all rounds are run
-        (2, 4.0, "step 3 of 8, 8 s left"),  # the least rounds
-        (6, 5.0, "step 7 of 8, 1 s left"),  # until 6 s are over
-        (7, 7.0, "step 8 of 8, 0 s left"),
-        (2, 400.0, "step 3 of 8, 13 min left"),
+        (0, [6, 8], 0.0, "step 1 of 8"),
+        (2, [4, 6], 0.4, "step 3 of 8, 1 s left"),  # all rounds are run
+        (2, [4, 6], 4.0, "step 3 of 8, 8 s left"),  # the least rounds
+        (40, [4, 400], 1.0, "step 41 of 440, 1 s left"),  # until 2 s are over
+        (7, [1, 1], 0.07, "step 8 of 8, 0 s left"),
+        (2, [4, 6], 400.0, "step 3 of 8, 13 min left"),
     ],
 )
-def test_the_time_left_is_that_of_the_rounds_to_come(done, seconds, text):
-    assert step_text(done, num_ways=2, seconds=seconds) == text
+def test_the_time_left_is_that_of_the_rounds_to_come(done, left, seconds, text):
+    assert step_text(done, left, seconds=seconds) == text
 
 
 def test_a_device_of_unknown_rates_is_refused():

@@ -17,6 +17,7 @@ _WORKER, _TRACING, _DEVICES = (f"profiler.engines.{name}" for name in ("worker",
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER, _DEVICES)
 PRELOAD_TO_TRACE = (
     "torch",
+    "torch.distributed.tensor",  # PyTorch's C++ asks for its class at the first fake tensor
     "torch.fx.experimental.symbolic_shapes",
     "torch.utils.checkpoint",
     _TRACING,

@@ -138,7 +138,9 @@ def _extra(
     without: Sequence[StepSample] | None,
     works: Sequence[StageWork],
 ) -> _Extra:
-    """What each stage takes longer, and all together by whole steps than those `without` it."""
+    """What each stage takes longer, and all together by whole steps than those `without` it, of which there are more
+    where the timing was ended early.
+    """
     recompute = [sample.recompute for sample in taken]
     parts = by_stage(recompute, works, lambda work: work.forward)
     noise = _relative_noise(recompute, works)
@@ -146,15 +148,16 @@ def _extra(
         return _Extra(parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)])
     longer = [
         tuple(mine - theirs for mine, theirs in zip(sample.forward, other.forward, strict=True))
-        for sample, other in zip(taken, plain, strict=True)
+        for sample, other in zip(taken, plain, strict=False)
     ]
     parts = [part + max(0.0, more) for part, more in zip(parts, _medians(longer, works), strict=True)]
     inside = sum(parts)
     if not inside:
         return _Extra(parts, [0.0 for _ in parts])
-    differences = [sample.total - other.total for sample, other in zip(taken, without, strict=True)]
+    differences = [sample.total - other.total for sample, other in zip(taken, without, strict=False)]
     factor, doubt = _factor([difference / inside for difference in differences])
-    doubt = min(MOST_DOUBT, (doubt + _stolen([*taken, *without]) / inside) / factor)
+    is_whole = len(taken) == len(without)
+    doubt = min(MOST_DOUBT, (doubt + _stolen([*taken, *without]) / inside) / factor) if is_whole else MOST_DOUBT
     parts = [part * factor for part in parts]
     return _Extra(parts, [part * min(MOST_DOUBT, doubt + noise[place]) for place, part in enumerate(parts)], doubt)
 

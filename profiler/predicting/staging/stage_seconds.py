@@ -40,7 +40,8 @@ from profiler.training.workload import Step
 
 ROUNDS = 4  # of every way, in turns
 LEAST_ROUNDS = 3
-MOST_SECONDS = 6.0  # after which no more rounds begin than the least
+MOST_SECONDS = 2.0  # after which no more rounds begin than the least
+LOOKS = 2  # rounds in which a save option must have been faster than a checkpoint once, to be timed on
 BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # of a block's own work under its checkpoint
 
 
@@ -57,7 +58,8 @@ def seconds(
     each run of stages that feed each other alone), and under every save option, in turns.
 
     All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
-    checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. `fits` tells which ways fit
+    checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. A save option that is slower
+    than a checkpoint in the first rounds is timed no more, and nothing is sure of it. `fits` tells which ways fit
     the memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left.
     Where a forward leaves blocks out at random, none are run in one checkpoint.
     """
@@ -94,12 +96,21 @@ def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: 
     for number in range(ROUNDS):
         if number >= LEAST_ROUNDS and time.monotonic() - began > MOST_SECONDS:
             break
-        for way in list(samples)[:: -1 if number % 2 else 1]:
-            on_step(step_text(done, num_ways=len(samples), seconds=time.monotonic() - began))
+        ways = [way for way in samples if not _is_slow(way, samples)]
+        for place, way in enumerate(ways[:: -1 if number % 2 else 1]):
+            left = [max(1, rounds - number) * len(ways) - place for rounds in (LEAST_ROUNDS, ROUNDS)]
+            on_step(step_text(done, left, seconds=time.monotonic() - began))
             done += 1
             sample = step.sample(way)
             assert sample is not None, "on a GPU it fitted before, on a CPU none runs out of memory"
             samples[way].append(sample)
+
+
+def _is_slow(way: str, samples: Mapping[str, Sequence[StepSample]]) -> bool:
+    """Whether a save option, which takes more memory than a checkpoint, was not faster than one in any look."""
+    looks = list(zip(samples[way], samples[EVERY], strict=False))
+    is_save = way not in (WHOLE, PLAIN, EVERY, TOGETHER)
+    return is_save and len(looks) >= LOOKS and all(mine.total >= checkpointed.total for mine, checkpointed in looks)
 
 
 @contextmanager
@@ -113,14 +124,14 @@ def _settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def step_text(done: int, *, num_ways: int, seconds: float) -> str:
+def step_text(done: int, left: Sequence[int], *, seconds: float) -> str:
     """Which step comes after `done` ones in so many seconds, of how many at most, and the time left once it is known:
-    `step 3 of 14, 4 s left`.
+    `step 3 of 14, 4 s left`. `left` are the steps to come, at least and at most.
     """
-    text = f"step {done + 1} of {ROUNDS * num_ways}"
+    text = f"step {done + 1} of {done + left[-1]}"
     if not done:
         return text
-    least, most = (seconds / done * (rounds * num_ways - done) for rounds in (LEAST_ROUNDS, ROUNDS))
+    least, most = (seconds / done * steps for steps in left)
     return f"{text}, {left_text(max(0.0, min(most, max(least, MOST_SECONDS - seconds))))}"
 
 
