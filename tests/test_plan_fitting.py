@@ -61,6 +61,19 @@ class Scripted:
             yield make.record(case=trial.case, outcome=outcome, readings=Readings(peak_bytes=peak))
 
 
+class Comparing(Scripted):
+    """It also answers for the step without checkpointing, unless that is done."""
+
+    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        settled = [record.case for record in done]
+        for trial in trials:
+            if trial.case != trial.case.baseline:
+                yield from super().run([trial])
+            elif trial.case not in settled:
+                self.asked.append((False, "none"))
+                yield make.record(case=trial.case)
+
+
 def by_costs(plan: Plan) -> int:
     return simulate(CHAIN, plan).peak_bytes
 
@@ -84,6 +97,20 @@ def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
     assert told == []
     assert [predicted for predicted, _ in engine.asked] == [False]
     assert plan_file.read(tmp_path / "plan.json").plan == engine.asked[0][1]
+
+
+def test_a_step_whose_gradients_are_compared_gives_its_records_and_those_of_none_which_is_run_once(tmp_path):
+    engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
+
+    found = plan_fitting.fit_plan(
+        engine, make.case(), CHAIN, FRONTIER, budget_bytes=BUDGET, path=tmp_path / "plan.json", calibration=None,
+        measure=True, passes=plan_comparison.EXACT_PASSES,
+    )  # fmt: skip
+
+    baseline, record = found.records
+    assert baseline.case == make.case().baseline
+    assert record.readings.peak_bytes == found.needed_bytes
+    assert [text for _, text in engine.asked] == ["none", render(best(FRONTIER, BUDGET).plan), render(found.point.plan)]
 
 
 @pytest.mark.parametrize("measure", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -102,6 +103,25 @@ def test_a_plan_is_composed_where_it_checkpoints_whole_blocks_of_the_model(
 
     is_composed = is_of_its_blocks and runs == [[0, 1], [3]]
     assert len(names) == (1 if is_composed else 2)
+
+
+@pytest.mark.parametrize("model", ["mnist-cnn:channels=4,layers=6", "transformer:layers=4,width=32", "cifar-resnet"])
+def test_the_rows_of_a_process_are_what_each_is_by_a_trace_of_its_own(model: str, engine):
+    trials = plan(model, ("none", "segments:k=2", "segments:k=4"), device="fake:t4")
+
+    records = list(engine.run(trials))
+
+    assert [bare(record) for record in records] == [bare(predict(trial)) for trial in trials]
+
+
+def test_what_another_process_cannot_tell_is_looked_at_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shared_traces, "Beside", Mock(return_value=Mock(result=Mock(return_value=None))))
+    shared, names = SharedTraces(beside=True), traced_by_itself(monkeypatch)
+
+    for trial in plan(MODELS[0], ("none", "segments:k=2"), device="fake:t4"):
+        assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
+
+    assert names == ["none"]
 
 
 def test_blocks_that_run_several_times_are_traced(monkeypatch: pytest.MonkeyPatch):

@@ -25,7 +25,7 @@ def run_trial(request: str, channel: int) -> None:
 def run_trials(request: str, channel: int) -> None:
     """As `run_trial`, of each of several trials; the next begins when a byte on the channel asks for it."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    shared = SharedTraces() if len(trials) >= SHARING else None
+    shared = SharedTraces(beside=True) if len(trials) >= SHARING else None
     for place, trial in enumerate(trials):
         if place and not os.read(channel, 1):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.core.trace_data import Trace
+from profiler.predicting.beside import Beside
 from profiler.predicting.trace.compose import compose
 from profiler.predicting.traced_case import Assumed, observe_case, trace_case
 from profiler.training import strategies
@@ -44,10 +46,13 @@ class SharedTraces:
     or do not feed each other alone, steps that take values for granted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, beside: bool = False) -> None:
+        """`beside` looks at the blocks in a process of its own while the baseline is traced; one without threads."""
         self._baseline: _Baseline | None = None
         self._links: Observation | None = None  # of the baseline's blocks, once a row has asked for it
         self._has_looked = False
+        self._is_beside = beside
+        self._looking: Beside[Observation] | None = None
 
     def traced(self, trial: Trial, on_pass: Callable[[str], None]) -> Traced:
         """The trial's built case, its step, and what that takes for granted. Raises as `trace_case` does."""
@@ -66,6 +71,8 @@ class SharedTraces:
         case = trial.case
         if case.parallel or case.repair_batchnorm:
             return False
+        if self._is_beside:
+            self._looking = Beside(partial(observe_case, case))
         try:
             built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, with_saves=True)
         except Unsupported:  # perhaps of the saves alone
@@ -101,7 +108,7 @@ class SharedTraces:
         if not self._has_looked:
             self._has_looked = True
             with suppress(Unsupported):
-                self._links = observe_case(case)
+                self._links = (self._looking and self._looking.result()) or observe_case(case)
         seen = self._links
         if seen is None or seen.given or seen.in_tuples:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ def follow(
     *,
     data_directory: str | None = None,
     exclusive: bool = False,
+    ready: Sequence[Record] = (),
 ) -> FollowedRun:
     """Run what a run folder still owes, and show each record. What ends it early is said: an interrupt, or a UserError
     of `run_owed`. Where the folder lost its records meanwhile, they are in another one.
@@ -49,7 +50,8 @@ def follow(
     try:
         engine.at_work = screen.at_work
         with screen.watch(cases) as show:
-            for record, left in run_owed(engine, folder, data_directory=data_directory, exclusive=exclusive, warn=warn):
+            owed = run_owed(engine, folder, data_directory=data_directory, exclusive=exclusive, ready=ready, warn=warn)
+            for record, left in owed:
                 show(record, left, folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
     except Interrupted as interrupted:
         screen.say("interrupted; what was printed is safe")
@@ -71,11 +73,13 @@ def run_owed(
     *,
     data_directory: str | None = None,
     exclusive: bool = False,
+    ready: Sequence[Record] = (),
     warn: Callable[[str], None] = warnings.warn,
 ) -> Generator[tuple[Record, int], None, None]:
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
-    What crashed or took too long is owed again. `warn` is told what harms nothing yet. Raises UserError where the
+    `ready` are records of trials in the plan that were measured before; they come first. What crashed or took too long
+    is owed again. `warn` is told what harms nothing yet. Raises UserError where the
     folder cannot be read or written, is changed by others, or belongs to another process; and (exit code 3) where the
     device must be exclusive, and others used it, or nobody can tell.
     """
@@ -92,6 +96,11 @@ def run_owed(
         engine.logs = folder / "logs"
         placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
         waiting = [trial for trial in plan if trial.if_own and trial not in owed]
+        for record in ready:
+            writer.append(record)
+            left -= 1
+            yield record, left
+        done = [*done, *ready]
         for record in engine.run(placed, done):
             writer.append(record)
             if progress.finds_own(record):

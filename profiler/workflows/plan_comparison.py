@@ -14,6 +14,7 @@ from profiler.analysis.rows import rows as read_rows
 from profiler.core import plan_file, schedule
 from profiler.core.case import Calibration, Case, Trial
 from profiler.core.plan_file import PlanFile
+from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
@@ -51,8 +52,12 @@ def compare_plans(
     measure: bool,
     rounds: int | None,
     typed: Sequence[str],
+    fitted: Sequence[Record] = (),
 ) -> PlanComparison:
-    """Run the ways in paired rounds and choose the best, or trace them where nothing is to be measured."""
+    """Run the ways in paired rounds and choose the best, or trace them where nothing is to be measured.
+
+    `fitted` are the records of `none` and the first way, where their exact passes were run before.
+    """
     case = model.case if measure else model.case.foreseen
     if not case.is_predicted:
         sampling = msgspec.structs.replace(case.sampling or Sampling(), ends_together=True)
@@ -60,7 +65,9 @@ def compare_plans(
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
-    code, run = model.run(folder, trials, plans=files, typed=typed)
+    exact = zip(fitted, ("none", ways[0].label), strict=True) if fitted else ()
+    ready = [msgspec.structs.replace(record, case=cases[label]) for record, label in exact]
+    code, run = model.run(folder, trials, plans=files, typed=typed, ready=ready)
     plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
     is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
     is_cut = bool(progress.owed(run.manifest.plan, run.records))

@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.core import plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
-from profiler.core.record import Readings, evidence
+from profiler.core.record import Readings, Record, evidence
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning import candidates
@@ -18,6 +18,7 @@ from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best
 
 TRIES = 5  # plans that are tried until one fits
+MEMORY = ("memory",)
 
 
 def peak_bytes(readings: Readings) -> int | None:
@@ -31,6 +32,7 @@ class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
     needed_bytes: int | None  # measured or traced; None where neither could be had
     reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
     by_rule: bool = False  # a uniform split or the like: the steps of all of the frontier's need more than was costed
+    records: tuple[Record, ...] = ()  # where gradients were compared: of `none`, and of the step
 
 
 def fit_plan(  # noqa: PLR0913
@@ -45,21 +47,24 @@ def fit_plan(  # noqa: PLR0913
     measure: bool,
     say: Callable[[str], None] = lambda text: None,
     need: Callable[[Readings], int | None] = peak_bytes,
+    passes: tuple[str, ...] = MEMORY,
 ) -> FittedPlan | None:
     """The fastest plan whose step fits, measured or else traced; its file is left at `path`.
 
     Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. `need` is what of a step has to fit. None where none fits, the smallest among them,
-    which is tried whatever it costs.
+    is told where it was measured. `need` is what of a step has to fit, `passes` what of it is measured. None where none
+    fits, the smallest among them, which is tried whatever it costs.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, need)
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), need)
     most, reserve, smallest = budget_bytes, 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
         point = best(frontier, most - reserve) if tries_left else None
         point = point or frontier.point(0)  # also where it does not fit by its costs, which may be too high
         step = steps.run(point, path)
         if steps.fits(step):
-            fitted = FittedPlan(point=point, needed_bytes=step.needed_bytes, reserve_bytes=reserve)
+            fitted = FittedPlan(
+                point=point, needed_bytes=step.needed_bytes, reserve_bytes=reserve, records=step.records
+            )
             return _bolder(steps, frontier, fitted, path) or fitted
         if point.peak_bytes == smallest:
             return None
@@ -81,18 +86,19 @@ def fit_rule(
     path: Path,
     calibration: Calibration | None,
     measure: bool,
+    passes: tuple[str, ...] = MEMORY,
 ) -> FittedPlan | None:
     """The fastest uniform split, first N or every j-th whose step fits, where costs mislead the solver; else as there.
 
     No plan is said to fit nowhere before these were looked at.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, measure, peak_bytes)
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), peak_bytes)
     found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
     for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
         point = Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
         step = steps.run(point, path)
         if steps.fits(step):
-            return FittedPlan(point=point, needed_bytes=step.needed_bytes, by_rule=True)
+            return FittedPlan(point=point, needed_bytes=step.needed_bytes, by_rule=True, records=step.records)
     return None
 
 
@@ -103,6 +109,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     needed_bytes: int | None = None  # measured or traced; None where neither could be had
     has_room: bool = True  # False where the device ran out of memory
     told: str = ""  # in words, where it was run
+    records: tuple[Record, ...] = ()  # as those of the fitted plan
 
 
 class _Steps:
@@ -115,24 +122,29 @@ class _Steps:
         chain: Chain,
         budget_bytes: int,
         calibration: Calibration | None,
-        measure: bool,
+        passes: tuple[str, ...],
         need: Callable[[Readings], int | None],
     ) -> None:
         self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
         self.budget_bytes = budget_bytes
-        self._measure, self._need = measure, need
+        self._passes, self._need = passes, need
+        self._before: list[Record] = []  # of the step without checkpointing, once gradients were compared with it
 
     def run(self, point: Point, path: Path) -> _Step:
         """A step under the plan, measured where it is to be and can be, else traced; its file is left at `path`."""
         plan_file.write(plan_file_of(self._chain, point.plan), path)
-        if self._measure:
-            (record,) = self._engine.run([Trial(case=under(self._case, path), passes=("memory",))])
+        if self._passes:
+            compares = "equality" in self._passes
+            cases = [*([self._case.baseline] if compares else []), under(self._case, path)]
+            *before, record = self._engine.run([Trial(case=case, passes=self._passes) for case in cases], self._before)
+            self._before += before
             needed, peak = self._need(record.readings), bytes_text(point.peak_bytes)
             if record.outcome == "out_of_memory":
                 return _Step(point=point, has_room=False, told=f"the device has no room for a plan of {peak}")
             if record.outcome == "ok" and needed is not None:
                 told = f"the plan was {evidence(record.case, record.environment)} at {bytes_text(needed)}"
-                return _Step(point=point, needed_bytes=needed, told=f"{told}, by its costs {peak}")
+                records = (*self._before, record) if compares else ()
+                return _Step(point=point, needed_bytes=needed, told=f"{told}, by its costs {peak}", records=records)
         needed = traced_need(self._engine, self._case, path, self._calibration, self._need)
         return _Step(point=point, needed_bytes=needed)
 
@@ -154,7 +166,7 @@ def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -
         bold.unlink()
         return None
     bold.replace(path)
-    return FittedPlan(point=point, needed_bytes=step.needed_bytes)
+    return FittedPlan(point=point, needed_bytes=step.needed_bytes, records=step.records)
 
 
 def traced_need(
@@ -167,7 +179,7 @@ def traced_need(
     """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
     device = case.foreseen.device
     fake = msgspec.structs.replace(under(case, path), device=device)
-    (record,) = engine.run([Trial(case=fake, passes=("memory",), calibration=calibration)])
+    (record,) = engine.run([Trial(case=fake, passes=MEMORY, calibration=calibration)])
     return need(record.readings) if record.outcome == "ok" else None
 
 

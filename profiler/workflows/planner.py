@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import msgspec
 
 from profiler.core.case import Case
 from profiler.core.errors import UserError
-from profiler.core.record import Evidence
+from profiler.core.record import Evidence, Record
 from profiler.core.units import parse_budget
 from profiler.planning import candidates
 from profiler.planning import chain as chains
@@ -24,7 +24,7 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.workflows import SILENT, Screen, plan_fitting
 from profiler.workflows.plan_choice import ComparedPlan
-from profiler.workflows.plan_comparison import PlanComparison, compare_plans
+from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import FittedPlan
 from profiler.workflows.stages import ModelOnDevice, OwnForm
 
@@ -147,7 +147,7 @@ class _Planning:
             return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
         if not request.is_compared:
             return planned
-        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget), budget)
+        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget), budget, fitted.records)
         return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
 
     def _frontier(self, chain: Chain, levels: int) -> Frontier:
@@ -184,6 +184,10 @@ class _Planning:
         return self._by_steps(partial(plan_fitting.fit_plan, frontier=points, say=self.screen.say), self.model, budget)
 
     def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:
+        request = self.request
+        is_exact = (
+            request.measure and request.is_compared and model.evidence == "measured"
+        )  # its rows are those of the comparison
         with tempfile.TemporaryDirectory() as folder:
             return fit(
                 model.engine,
@@ -192,14 +196,15 @@ class _Planning:
                 budget_bytes=budget,
                 path=Path(folder) / "plan.json",
                 calibration=model.calibration(),
-                measure=self.request.measure and not model.case.is_predicted,
+                measure=request.measure and not model.case.is_predicted,
+                passes=EXACT_PASSES if is_exact else plan_fitting.MEMORY,
             )
 
-    def _comparison(self, ways: tuple[Way, ...], budget: int) -> PlanComparison:
+    def _comparison(self, ways: tuple[Way, ...], budget: int, fitted: Sequence[Record]) -> PlanComparison:
         request = self.request
         if self.model is None:
             return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
         return compare_plans(
             self.model, self.chain, ways, budget_bytes=budget, measure=request.measure,
-            rounds=request.rounds, typed=request.typed,
+            rounds=request.rounds, typed=request.typed, fitted=fitted,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from profiler.core import plan_file
 from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Environment, Evidence, evidence
+from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
 from profiler.engines import TRACING, WORKER, Engine, read_answer
@@ -107,9 +107,17 @@ class ModelOnDevice:
         return OwnForm(peak_bytes=peak, evidence=evidence(record.case, record.environment))
 
     def run(
-        self, folder: Path, trials: tuple[Trial, ...], *, plans: Mapping[Path, PlanFile], typed: Sequence[str]
+        self,
+        folder: Path,
+        trials: tuple[Trial, ...],
+        *,
+        plans: Mapping[Path, PlanFile],
+        typed: Sequence[str],
+        ready: Sequence[Record] = (),
     ) -> tuple[int, Run]:
-        """The trials in a new run folder, with the plans that they read: what ended them early, and their records."""
+        """The trials in a new run folder, with the plans that they read: what ended them early, and their records, with
+        those that are there already.
+        """
         digests = run_diff.code_digests(trial.case for trial in trials)
         digests |= {str(path): run_diff.digest(encode_indented(plan)) for path, plan in plans.items()}  # written below
         store.create(
@@ -123,7 +131,7 @@ class ModelOnDevice:
             (folder / plan_file.FOLDER).mkdir()
         for path, plan in plans.items():
             plan_file.write(plan, path)
-        code, folder = owed_trials.follow(self.engine, folder, self._screen)
+        code, folder = owed_trials.follow(self.engine, folder, self._screen, ready=ready)
         run = store.load(folder)
         return code or progress.exit_code(run.records), run
 

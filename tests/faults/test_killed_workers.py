@@ -84,6 +84,18 @@ def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
     return engine.asked
 
 
+def test_records_that_are_ready_come_first_and_are_measured_no_more(planned: Path):
+    ready = list(Scripted().run([Trial(case=make.case(name)) for name in ("none", "all")]))
+    engine = Scripted()
+
+    found = list(owed_trials.run_owed(engine, planned, ready=ready))
+
+    assert [record for record, _ in found[:2]] == ready
+    assert [left for _, left in found] == [5, 4, 3, 2, 1, 0]
+    assert engine.asked == [("sqrt", 1, True), ("none", 2, True), ("all", 2, True), ("sqrt", 2, True)]
+    assert list(store.load(planned).records) == [record for record, _ in found]
+
+
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
 def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned: Path, outcome: str):
     assert again(planned, all=outcome) == [("all", 1, True), ("all", 2, True)]
