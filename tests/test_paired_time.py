@@ -46,7 +46,7 @@ class Switched(Scripted):
 
 
 def read(device: Switched, **how: Any) -> dict[str, Any]:
-    return timing.read(device, device.run, warmup=1, switch=device.switch, **{"samples": 8, **how})
+    return timing.read(device, device.run, switch=device.switch, **{"warmup": 1, "samples": 8, **how})
 
 
 def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
@@ -97,6 +97,25 @@ def test_sampling_ends_with_a_sure_ratio_within_its_seconds():
     assert (len(found["step_seconds"]), found["stopped"]) == (2, "target")
     slow = read(Switched(drift=0.1), samples=4, sampling=Sampling(precision_target=1e-9))
     assert (len(slow["step_seconds"]), slow["stopped"]) == (2, "seconds")
+
+
+@pytest.mark.parametrize(
+    ("is_asynchronous", "warmup", "before"),
+    [(False, 1, [False]), (False, 2, [False, True]), (True, 1, [True, False])],
+    ids=["cpu", "cpu, more asked for", "gpu"],
+)
+def test_a_first_look_on_a_cpu_is_settled_by_the_step_that_takes_the_most_memory(is_asynchronous, warmup, before):
+    device = Switched()
+    device.is_asynchronous = is_asynchronous
+
+    found = read(device, warmup=warmup, samples=4, sampling=Sampling(), least_pairs=1)
+
+    assert device.order[: len(before)] == before
+    assert sorted(device.order[len(before) :]) == [False, True]
+    assert found["warmup_seconds"] == (1.5,) * before.count(True)
+    assert found["plain_warmup_seconds"] == (1.0,)
+    assert (found["step_seconds"], found["plain_step_seconds"]) == ((1.5,), (1.0,))
+    assert device.is_on
 
 
 @pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])

@@ -143,7 +143,8 @@ def _untimed(trial: Trial) -> Bounds:
     warmup = max(1, case.warmup) if is_paired else case.warmup
     always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + warmup}
     number = sum(count for name, count in always.items() if name in passes)
-    return steps.plus(Bounds(number - is_time_alone(trial), number))
+    is_look = is_paired and trial.least_pairs == 1 and case.torch_device == "cpu"  # which both warm up for together
+    return steps.plus(Bounds(number - (is_time_alone(trial) or is_look), number))
 
 
 def _step_span(trial: Trial, speed: Speed | None) -> tuple[float | None, float | None]:

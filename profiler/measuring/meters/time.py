@@ -67,7 +67,7 @@ class _Series:
         """Run so many more steps, as far as they leave time for a sample; one without the strategy is of them."""
         if self.plain_first is not None:
             warmup += -1 if self.plain_first else 1  # where it had no room, what the device had kept was let go
-        while warmup > 0 and not is_late(max(_steps(self.first))):
+        while warmup > 0 and not is_late(max(_steps([*self.first, *(self.plain_first or ())]))):
             self.first.append(self.take(sample))
             warmup -= 1
 
@@ -108,8 +108,9 @@ def read(
     """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
 
     `how` is as of `read_together`. With a `switch`, each sample has a neighbour without the strategy, unless that has
-    no room. The ranks of a group begin each sample together, take that of the slowest, and end when the first of them
-    says so.
+    no room. For a first look on a CPU, where the steps of other passes ran before, the step that settles is the one
+    without the strategy: it takes the most memory, in which both steps of the pair then run. The ranks of a group begin
+    each sample together, take that of the slowest, and end when the first of them says so.
     """
     if switch is None:
         return _read(device, step, [_Series(None)], group, **how)[0]
@@ -153,18 +154,14 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
     def sample(times: int = 1) -> Sample:
         return group.largest(_sample(device, step, group, times=times, clock=clock), lambda sample: sample.seconds)
 
-    plain_first: list[Sample] | None = None
+    is_brief = least_pairs == 1 and not device.is_asynchronous
     for one in series:
-        one.first = [one.take(sample)]
         if len(series) > 1:
-            if one is series[0] and is_late((LEAST_CYCLES * (len(series) + 1)) * one.first[0].seconds):
-                raise Unsupported("the steps of several strategies take too long to share a process")
-            plain_first = plain_first or [sample()]
-        elif one.switch is not None and not is_late(3 * one.first[0].seconds):
-            plain_first = _without(sample, device)
-        one.plain_first = plain_first
+            _settle_among(series, one, sample, is_late)
+        else:
+            _settle(one, sample, device, is_late, is_brief=is_brief)
         one.warm_up(sample, warmup, lambda slowest: is_late(2 * slowest))
-    fastest = min(sample.seconds for one in series for sample in (one.first[-1], *(one.plain_first or ())))
+    fastest = min(sample.seconds for one in series for sample in (*one.first[-1:], *(one.plain_first or ())))
     times = _steps_per_sample(fastest, max(SHORTEST, TICKS * device.tick_seconds))
     began = _spent_elsewhere(group)
     conditions = [_conditions(device, group, began)]
@@ -181,6 +178,28 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
             one.stopped = None if waits else reason or ("limit" if is_over else None)
             one.conditions = tuple(conditions)
     return [one.readings(device, times, finds_warmup=bool(sampling)) for one in series]
+
+
+def _settle(
+    one: _Series, sample: Callable[[], Sample], device: Device, is_late: Callable[[float], bool], *, is_brief: bool
+) -> None:
+    """Run the first step with the strategy, unless it is to be brief, and the first without it, where it has one."""
+    if is_brief and one.switch is not None:
+        one.plain_first = [sample()]
+        return
+    one.first = [one.take(sample)]
+    if one.switch is not None and not is_late(3 * one.first[0].seconds):
+        one.plain_first = _without(sample, device)
+
+
+def _settle_among(
+    series: Sequence[_Series], one: _Series, sample: Callable[[], Sample], is_late: Callable[[float], bool]
+) -> None:
+    """Run the first step of one strategy of several, after that of the first strategy also the one without any."""
+    one.first = [one.take(sample)]
+    if one is series[0] and is_late((LEAST_CYCLES * (len(series) + 1)) * one.first[0].seconds):
+        raise Unsupported("the steps of several strategies take too long to share a process")
+    one.plain_first = [sample()] if one is series[0] else series[0].plain_first
 
 
 def _without(sample: Callable[[], Sample], device: Device) -> list[Sample]:
