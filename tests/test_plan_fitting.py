@@ -62,16 +62,18 @@ class Scripted:
 
 
 class Comparing(Scripted):
-    """It also answers for the step without checkpointing, unless that is done."""
+    """It also answers for the step without checkpointing, unless that is done and was not lost."""
+
+    baseline = "ok"
 
     def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        settled = [record.case for record in done]
+        settled = [record.case for record in done if record.outcome != "crashed"]
         for trial in trials:
             if trial.case != trial.case.baseline:
                 yield from super().run([trial])
             elif trial.case not in settled:
                 self.asked.append((False, "none"))
-                yield make.record(case=trial.case)
+                yield make.record(case=trial.case, outcome=self.baseline)
 
 
 def by_costs(plan: Plan) -> int:
@@ -99,18 +101,30 @@ def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
     assert plan_file.read(tmp_path / "plan.json").plan == engine.asked[0][1]
 
 
-def test_a_step_whose_gradients_are_compared_gives_its_records_and_those_of_none_which_is_run_once(tmp_path):
-    engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
-
-    found = plan_fitting.fit_plan(
-        engine, make.case(), CHAIN, FRONTIER, budget_bytes=BUDGET, path=tmp_path / "plan.json", calibration=None,
+def compared(engine: Comparing, folder: Path) -> plan_fitting.FittedPlan:
+    return plan_fitting.fit_plan(
+        engine, make.case(), CHAIN, FRONTIER, budget_bytes=BUDGET, path=folder / "plan.json", calibration=None,
         measure=True, passes=plan_comparison.EXACT_PASSES,
     )  # fmt: skip
+
+
+def test_a_step_whose_gradients_are_compared_gives_its_record_and_that_of_none_which_is_run_once(tmp_path):
+    engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
+
+    found = compared(engine, tmp_path)
 
     baseline, record = found.records
     assert baseline.case == make.case().baseline
     assert record.readings.peak_bytes == found.needed_bytes
     assert [text for _, text in engine.asked] == ["none", render(best(FRONTIER, BUDGET).plan), render(found.point.plan)]
+
+
+def test_where_none_was_lost_its_record_is_not_kept_so_that_it_is_run_again(tmp_path):
+    engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
+    engine.baseline = "crashed"
+
+    assert compared(engine, tmp_path).records == ()
+    assert [text for _, text in engine.asked].count("none") == 2
 
 
 @pytest.mark.parametrize("measure", [True, False])

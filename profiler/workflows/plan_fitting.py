@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from profiler.analysis import progress
 from profiler.core import plan_file
 from profiler.core.case import Calibration, Case, Choice, Trial
 from profiler.core.record import Readings, Record, evidence
@@ -137,13 +138,14 @@ class _Steps:
             compares = "equality" in self._passes
             cases = [*([self._case.baseline] if compares else []), under(self._case, path)]
             *before, record = self._engine.run([Trial(case=case, passes=self._passes) for case in cases], self._before)
-            self._before += before
+            self._before = before or self._before
             needed, peak = self._need(record.readings), bytes_text(point.peak_bytes)
             if record.outcome == "out_of_memory":
                 return _Step(point=point, has_room=False, told=f"the device has no room for a plan of {peak}")
             if record.outcome == "ok" and needed is not None:
                 told = f"the plan was {evidence(record.case, record.environment)} at {bytes_text(needed)}"
-                records = (*self._before, record) if compares else ()
+                is_settled = compares and all(one.outcome not in progress.LOST for one in self._before)
+                records = (*self._before, record) if is_settled else ()
                 return _Step(point=point, needed_bytes=needed, told=f"{told}, by its costs {peak}", records=records)
         needed = traced_need(self._engine, self._case, path, self._calibration, self._need)
         return _Step(point=point, needed_bytes=needed)
