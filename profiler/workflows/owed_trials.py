@@ -79,9 +79,9 @@ def run_owed(
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
     `ready` are records of trials in the plan that were measured before; they come first. What crashed or took too long
-    is owed again. `warn` is told what harms nothing yet. Raises UserError where the
-    folder cannot be read or written, is changed by others, or belongs to another process; and (exit code 3) where the
-    device must be exclusive, and others used it, or nobody can tell.
+    is owed again. `warn` is told what harms nothing yet. Raises UserError where the folder cannot be read or written,
+    is changed by others, or belongs to another process; and (exit code 3) where the device must be exclusive, and
+    others used it, or nobody can tell.
     """
     writer = Writer(folder)  # first, so that nobody else adds to what is read here
     try:

@@ -185,9 +185,7 @@ class _Planning:
 
     def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:
         request = self.request
-        is_exact = (
-            request.measure and request.is_compared and model.evidence == "measured"
-        )  # its rows are those of the comparison
+        is_row = request.measure and request.is_compared and model.evidence == "measured"  # of the comparison
         with tempfile.TemporaryDirectory() as folder:
             return fit(
                 model.engine,
@@ -197,7 +195,7 @@ class _Planning:
                 path=Path(folder) / "plan.json",
                 calibration=model.calibration(),
                 measure=request.measure and not model.case.is_predicted,
-                passes=EXACT_PASSES if is_exact else plan_fitting.MEMORY,
+                passes=EXACT_PASSES if is_row else plan_fitting.MEMORY,
             )
 
     def _comparison(self, ways: tuple[Way, ...], budget: int, fitted: Sequence[Record]) -> PlanComparison:

@@ -59,9 +59,9 @@ def seconds(
 
     All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
     checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. A save option that is slower
-    than a checkpoint in the first rounds is timed no more, and nothing is sure of it. `fits` tells which ways fit
-    the memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left.
-    Where a forward leaves blocks out at random, none are run in one checkpoint.
+    than a checkpoint in the first rounds is timed no more, and nothing is sure of it. `fits` tells which ways fit the
+    memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left. Where a
+    forward leaves blocks out at random, none are run in one checkpoint.
     """
     ways = [WHOLE, PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
     try:
