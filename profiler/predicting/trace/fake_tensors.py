@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConverter,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch.utils._mode_utils import no_dispatch
 
@@ -31,6 +32,8 @@ from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
 LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # than their results are their storages
+HOST, META = torch.device("cpu"), torch.device("meta")
+DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 KNOWN = 1024  # elements: no model is built by more
 FACTORIES = {
     aten.arange.default,
@@ -43,6 +46,7 @@ FACTORIES = {
     aten.scalar_tensor.default,
     aten.eye.default,
 }
+UNFILLED = (aten.empty.memory_format, aten.empty_strided.default)
 QUANTIZERS = {
     aten.quantize_per_tensor,
     aten.quantize_per_tensor_dynamic,
@@ -96,7 +100,10 @@ def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
 
 
 class CachingFakeMode(FakeTensorMode):
-    """FakeTensorMode with a shorter key in front of its cache: most of a trace went into that cache's own keys."""
+    """FakeTensorMode with a shorter key in front of its cache, and a way past it for the operators that steps run most.
+
+    Most of a trace went into that cache's own keys.
+    """
 
     _keys: ClassVar[dict[Any, Any]] = {}  # as long as FakeTensorMode's own cache, which is the class's too
 
@@ -105,7 +112,22 @@ class CachingFakeMode(FakeTensorMode):
         return False  # it takes 10 us a call; `uncompiled` takes nothing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.dispatch(func, types, args, kwargs or {})
+        if func is aten.detach.default and self._is_plain(args[0]):
+            return self._in_kernel(func, args, {}, args[0].fake_device)
+        kwargs = kwargs or {}
+        if func in UNFILLED:
+            return self._in_kernel(func, args, {**kwargs, "device": META}, kwargs.get("device") or HOST)
+        return self.dispatch(func, types, args, kwargs)
+
+    def _is_plain(self, value: Any) -> bool:
+        """Whether it is a fake tensor of this mode without values, which a tensor that is detached from it keeps."""
+        return type(value) is FakeTensor and value.fake_mode is self and value.constant is None
+
+    def _in_kernel(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
+        """What the operator makes on the device meta, as a tensor of the device that is stood for."""
+        with in_kernel_invocation_manager(self):
+            made = func(*args, **kwargs)
+        return FakeTensor(self, made, device)
 
     def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
         words: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
@@ -159,6 +181,8 @@ class FakeTensors(CachingFakeMode):
         self._draws: Draws | None = Draws()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         if (answer := tested(func, args)) is not None:
             return answer
         out = self._outcome(func, types, args, kwargs)

@@ -20,6 +20,7 @@ from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.batch_growth import Grown, tensors_of
+from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.checkpointing.call_routes import CalledBlock
@@ -32,7 +33,6 @@ Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these
 Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
 
 FLOP_FORMULAS = flop_formulas()
-DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
 
 ORDERS = {  # the order in which results are allocated, by their index, where it is not that in which they are returned
     "aten.native_dropout": (1, 0),  # aten/src/ATen/native/cuda/Dropout.cu
