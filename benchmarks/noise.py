@@ -24,7 +24,7 @@ import torch
 
 from profiler.analysis.telling_apart import TimeRatio, floor_of, of_pairs, of_rounds, verdict
 from profiler.core import schedule
-from profiler.core.paired_steps import pair_ratios, step_order
+from profiler.core.paired_steps import RoundSteps, calm_ratios, pair_ratios, step_order
 from profiler.core.stats import Sampling
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters import time as timing
@@ -40,6 +40,7 @@ LOADS = tuple(FOUND)
 NUM_REAL = 40
 REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads are six minutes
 SURE = ("faster", "slower")
+STEPS = "step_seconds", "plain_step_seconds", "processor_seconds", "plain_processor_seconds"
 Noise = Callable[[random.Random], Callable[[float], float]]
 
 
@@ -241,17 +242,17 @@ def spin() -> None:
 
 def real(work: Work) -> Series:
     """A run of three rounds, here all in one process; the two sides of `before` one after the other."""
-    pairs, rounds = [], []
+    steps, rounds = [], []
     for number, least_pairs in enumerate(FEW_PAIRS):
         found = _read(work, switch=work.switch, least_pairs=least_pairs)
-        pairs.append(pair_ratios(found["step_seconds"], found["plain_step_seconds"]))
+        steps.append(RoundSteps(*(found[name] for name in STEPS)))
         medians = {}
         for on in (False, True) if number % 2 else (True, False):
             work.switch(on)
             medians[on] = median(_read(work)["step_seconds"])
         work.switch(True)
         rounds.append(medians[True] / medians[False])
-    return Series(pairs, rounds)
+    return Series(calm_ratios(steps), rounds)
 
 
 def _read(work: Work, **how: Any) -> dict[str, Any]:
@@ -311,7 +312,7 @@ Half its width is that of the median run.
 {real}
 
 On {cores} cores, by one thread; a step is 40 products of matrices of 128 x 128, and what is planted is four more of
-them. The rounds of a run are in one process here, each of {seconds:g} s. A load of so many processes was started beside
+them. Pairs of which a step waited for a core are left out now, as everywhere. The rounds of a run are in one process here, each of {seconds:g} s. A load of so many processes was started beside
 whatever else ran: the load average is of the minute before the end, theirs included. `none` against itself should be
 told apart in no more than 5 %, a tenth be found in 90 % without load and in 60 % with four processes beside.
 """

@@ -9,7 +9,7 @@ import torch
 
 from profiler.analysis.telling_apart import of_pairs
 from profiler.core.case import Choice, Trial
-from profiler.core.paired_steps import pair_ratios, step_order
+from profiler.core.paired_steps import RoundSteps, calm_ratios, pair_ratios, step_order
 from profiler.core.stats import Sampling
 from profiler.engines.order import informed
 from profiler.measuring.meters import time as timing
@@ -70,6 +70,35 @@ def test_a_drift_that_is_the_same_for_both_is_in_no_ratio():
     assert found["step_seconds"][-1] > found["step_seconds"][0]
 
 
+WAITS = [0.0, 3.0, 0.0, 0.0, 5.0, 0.0, 0.02, 0.0]  # of 8 pairs: one or the other step had to wait in two
+
+
+@pytest.mark.parametrize("of_plain", [False, True])
+def test_a_pair_of_which_a_step_waited_for_a_core_is_left_out(of_plain):
+    own, plain = (
+        [seconds + (wait if waits else 0.0) for wait in WAITS]
+        for seconds, waits in ((1.1, not of_plain), (1.0, of_plain))
+    )
+    steps = RoundSteps(own, plain, [1.1] * 8, [1.0] * 8)
+
+    (ratios,) = calm_ratios([steps])
+
+    assert len(ratios) == 6
+    assert ratios[:4] == pytest.approx([1.1] * 4)
+
+
+def test_all_pairs_count_where_fewer_than_six_had_a_core():
+    waited = RoundSteps([1.1, 4.0, 4.0], [1.0, 1.0, 1.0], [1.1] * 3, [1.0] * 3)
+    assert calm_ratios([waited] * 5) == [pair_ratios(waited.with_it, waited.without)] * 5
+    assert calm_ratios([waited] * 6) == [(pytest.approx(1.1),)] * 6
+
+
+@pytest.mark.parametrize("held", [((), ()), ([0.4] * 7, ()), ([0.4] * 7, [0.2] * 7)], ids=["unknown", "half", "alike"])
+def test_all_pairs_count_where_no_step_waited_more_than_others(held):
+    steps = RoundSteps([1.1] * 7, [1.0] * 7, *held)
+    assert calm_ratios([steps, steps]) == [(1.1,) * 7] * 2
+
+
 def test_where_the_first_step_without_has_no_room_the_strategy_is_timed_alone():
     device = Switched(room=False)
 
@@ -124,8 +153,8 @@ def test_a_measured_step_has_a_neighbour_without_its_strategy(strategy):
 
     readings = record.readings
     assert len(readings.step_seconds) == len(readings.plain_step_seconds) == 4
-    assert len(readings.processor_seconds) == 4
-    assert all(seconds >= 0 for seconds in readings.processor_seconds)
+    assert len(readings.processor_seconds) == len(readings.plain_processor_seconds) == 4
+    assert all(seconds >= 0 for seconds in (*readings.processor_seconds, *readings.plain_processor_seconds))
 
 
 def test_a_step_that_cannot_be_switched_off_is_timed_alone(monkeypatch):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from profiler.analysis import telling_apart
 from profiler.analysis.ratio_contrast import Sample, estimated, ratio_of, sample
 from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, quotient
-from profiler.core.paired_steps import pair_ratios
+from profiler.core.paired_steps import RoundSteps, calm_ratios
 from profiler.core.record import Record
 
 if TYPE_CHECKING:
@@ -21,11 +21,12 @@ MOST_COMPARED = 2048  # pairs of rows, as far as each row can then be compared w
 
 def paired(rounds: Iterable[Record]) -> TimeRatio | None:
     """A step against the same without its strategy, in processes in which the two alternate; None where none did."""
-    ratios = [
-        pair_ratios(record.readings.step_seconds, record.readings.plain_step_seconds)
-        for record in rounds
-        if record.readings.step_seconds and record.readings.plain_step_seconds
+    steps = [
+        RoundSteps(own, plain, readings.processor_seconds or (), readings.plain_processor_seconds or ())
+        for readings in (record.readings for record in rounds)
+        if (own := readings.step_seconds) and (plain := readings.plain_step_seconds)
     ]
+    ratios = calm_ratios(steps)
     return telling_apart.of_pairs(ratios) if any(ratios) else None
 
 

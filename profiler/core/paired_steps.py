@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from math import ceil, exp, log
 from random import Random
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from profiler.core.stats import LEVEL, Sampling, centre, is_look, num_warmup
+from profiler.core.stats import FIRST_LOOK, LEVEL, Sampling, centre, is_look, num_warmup
 
 WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
 LEAST_PAIRS = 2  # in a round, where its trial asks for no other number
 BRIEF_SECONDS = 0.25  # of the steps of a round of one pair, which is a first look
 LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
+HELD = 0.9  # of the largest share of its series: a step that had a core for less of its time has waited for one
 MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
 
 
@@ -36,6 +38,39 @@ def step_order(number: int, count: int = 1, *, round_number: int = 1) -> list[in
 def pair_ratios(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, ...]:
     """Of each pair, the step with the strategy over that without it."""
     return tuple(mine / plain for mine, plain in zip(with_it, without, strict=False) if mine and plain)
+
+
+class RoundSteps(NamedTuple):
+    """The steps of one round, in pairs, in seconds; on a CPU with the seconds in which each had a core."""
+
+    with_it: Sequence[float]
+    without: Sequence[float]
+    held: Sequence[float] = ()
+    plain_held: Sequence[float] = ()
+
+
+def calm_ratios(rounds: Sequence[RoundSteps]) -> list[tuple[float, ...]]:
+    """The ratios of each round's pairs; where six or more had a core all along, of these alone.
+
+    A step that waits for a core takes longer by what chance decides, many times its own time where it is short. Which
+    pairs are left out hangs on the waiting, and so says nothing of the ratio.
+    """
+    calm = [pair_ratios(*zip(*pairs, strict=True)) if (pairs := _calm_pairs(steps)) else () for steps in rounds]
+    if sum(map(len, calm)) >= FIRST_LOOK:
+        return calm
+    return [pair_ratios(steps.with_it, steps.without) for steps in rounds]
+
+
+def _calm_pairs(steps: RoundSteps) -> list[tuple[float, float]]:
+    """The pairs of which neither step waited for a core; none where that is not known."""
+    calm = zip(_are_calm(steps.with_it, steps.held), _are_calm(steps.without, steps.plain_held), strict=False)
+    pairs = zip(steps.with_it, steps.without, calm, strict=False)
+    return [(mine, plain) for mine, plain, is_calm in pairs if all(is_calm)]
+
+
+def _are_calm(seconds: Sequence[float], held: Sequence[float]) -> list[bool]:
+    shares = [had / second if second else 0.0 for second, had in zip(seconds, held, strict=False)]
+    return [share >= HELD * max(shares) for share in shares]
 
 
 def ratio_of_pairs(ratios: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:

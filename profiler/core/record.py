@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_kinds, gpu_specs
 from profiler.core.case import Case, Choice, Real, Whole
@@ -104,6 +105,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     plain_step_seconds: tuple[Real, ...] | None = None  # without the strategy, each just before or after the other
     plain_warmup_seconds: tuple[Real, ...] | None = None  # without it; empty where the first had no room
     processor_seconds: tuple[Real, ...] | None = None  # of each step, in which its thread had a core; on a CPU
+    plain_processor_seconds: tuple[Real, ...] | UnsetType = UNSET  # the same of each step without the strategy
     steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
     host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
     stopped: Stopped | None = None  # why there are no more samples

@@ -86,6 +86,7 @@ class _Series:
         settling = (num_warmup_pairs(own, plain) if plain else num_warmup(own)) if finds_warmup else 0
         steady = self.own[settling:]
         plain_first = None if self.plain_first is None else _steps(self.plain_first) + plain[:settling]
+        is_known = bool(plain) and not device.is_asynchronous
         return {
             "warmup_seconds": _steps(self.first) + own[:settling],
             "forward_seconds": tuple(_sum("forward", sample) for sample in steady),
@@ -94,7 +95,8 @@ class _Series:
             "step_seconds": own[settling:],
             "plain_step_seconds": plain[settling:] if plain else None,
             "plain_warmup_seconds": plain_first,
-            "processor_seconds": None if device.is_asynchronous else tuple(one.processor_seconds for one in steady),
+            "processor_seconds": None if device.is_asynchronous else _held(steady),
+            "plain_processor_seconds": _held(self.plain[settling:]) if is_known else UNSET,
             "steps_per_sample": times,
             "host_share": _host_share(self.own) if device.is_asynchronous else None,
             "stopped": self.stopped,
@@ -244,6 +246,10 @@ def _spent_elsewhere(group: Group) -> float:
 
 def _steps(timed: list[Sample]) -> tuple[float, ...]:
     return tuple(sample.seconds for sample in timed)
+
+
+def _held(timed: list[Sample]) -> tuple[float, ...]:
+    return tuple(sample.processor_seconds for sample in timed)
 
 
 def _host_share(timed: list[Sample]) -> float | None:
