@@ -312,9 +312,10 @@ Half its width is that of the median run.
 {real}
 
 On {cores} cores, by one thread; a step is 40 products of matrices of 128 x 128, and what is planted is four more of
-them. Pairs of which a step waited for a core are left out now, as everywhere. The rounds of a run are in one process here, each of {seconds:g} s. A load of so many processes was started beside
-whatever else ran: the load average is of the minute before the end, theirs included. `none` against itself should be
-told apart in no more than 5 %, a tenth be found in 90 % without load and in 60 % with four processes beside.
+them. Pairs of which a step waited for a core are left out now, as everywhere. The rounds of a run are in one process
+here, each of {seconds:g} s. A load of so many processes was started beside whatever else ran: the load average is of
+the minute before the end, theirs included. `none` against itself should be told apart in no more than 5 %, a tenth be
+found in 90 % without load and in 60 % with four processes beside.
 """
 
 
