@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -93,6 +94,33 @@ def test_all_pairs_count_where_fewer_than_six_had_a_core():
     assert calm_ratios([waited] * 6) == [(pytest.approx(1.1),)] * 6
 
 
+def test_which_pairs_are_left_out_does_not_move_the_ratio():
+    draw = Random(0)
+
+    def taken(own: float) -> float:
+        """Seconds of a step that waits for 3 ms once in 40 ms."""
+        return own + 0.003 * sum(draw.random() < 0.1 for _ in range(round(own / 0.004)))
+
+    own, plain = ([taken(seconds) for _ in range(400)] for seconds in (0.03, 0.02))
+    (ratios,) = calm_ratios([RoundSteps(own, plain, [0.03] * 400, [0.02] * 400)])
+
+    assert 50 < len(ratios) < 300
+    assert ratios == pytest.approx([1.5] * len(ratios))
+
+
+def test_pairs_of_rounds_of_which_nothing_is_known_count():
+    known = RoundSteps([1.1] * 6, [1.0] * 6, [1.1] * 6, [1.0] * 6)
+    unknown = RoundSteps([1.2] * 9, [1.0] * 9)
+    in_part = RoundSteps([1.3] * 3, [1.0] * 3, [1.3] * 2, [])
+    assert [len(ratios) for ratios in calm_ratios([unknown, known, in_part])] == [9, 6, 3]
+
+
+def test_a_first_look_that_waited_is_left_out_beside_others():
+    look = RoundSteps([10.0], [1.0], [1.0], [1.0])
+    calm = RoundSteps([1.1] * 6, [1.0] * 6, [1.1] * 6, [1.0] * 6)
+    assert [len(ratios) for ratios in calm_ratios([look, calm])] == [0, 6]
+
+
 @pytest.mark.parametrize("held", [((), ()), ([0.4] * 7, ()), ([0.4] * 7, [0.2] * 7)], ids=["unknown", "half", "alike"])
 def test_all_pairs_count_where_no_step_waited_more_than_others(held):
     steps = RoundSteps([1.1] * 7, [1.0] * 7, *held)
@@ -145,6 +173,16 @@ def test_a_first_look_on_a_cpu_is_settled_by_the_step_that_takes_the_most_memory
     assert found["plain_warmup_seconds"] == (1.0,)
     assert (found["step_seconds"], found["plain_step_seconds"]) == ((1.5,), (1.0,))
     assert device.is_on
+
+
+def test_a_first_look_without_time_for_a_pair_is_a_step_of_the_strategy_alone():
+    device, now = Switched(), iter(range(1000))
+
+    found = read(device, samples=4, sampling=Sampling(), least_pairs=1, until=5.0, clock=lambda: next(now))
+
+    assert device.order == [False, True]
+    assert (found["step_seconds"], found["plain_step_seconds"], found["stopped"]) == ((1.5,), None, "limit")
+    assert found["plain_warmup_seconds"] == (1.0,)
 
 
 @pytest.mark.parametrize("strategy", ["none", "all", "segments:k=1", "offload"])

@@ -39,6 +39,8 @@ BUDGET = 848 * MIB
 class Scripted:
     """An engine that answers with the peaks that it is told for each plan; it keeps what it was asked."""
 
+    outcome = "ok"  # of what has a peak
+
     def __init__(
         self,
         traced: Callable[[Plan], int | None],
@@ -57,7 +59,7 @@ class Scripted:
             text = plan_file.read(Path(dict(trial.case.strategy.options)["file"])).plan
             self.asked.append((trial.case.is_predicted, text))
             peak = self.answers[trial.case.is_predicted](parse(text, len(CHAIN.stages)))
-            outcome = self.failing if peak is None else "ok"
+            outcome = self.failing if peak is None else self.outcome
             yield make.record(case=trial.case, outcome=outcome, readings=Readings(peak_bytes=peak))
 
 
@@ -187,8 +189,12 @@ def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at(tmp_path):
     assert plan_fitting.fit_rule(nowhere, make.case(), CHAIN, **words) is None
 
 
-def test_a_measured_step_outweighs_what_was_foreseen(tmp_path):
-    found, _ = fitted(Scripted(lambda plan: 2**40, by_costs), tmp_path)
+@pytest.mark.parametrize("outcome", ["ok", "invalid"])  # other gradients are for the comparison to tell
+def test_a_measured_step_outweighs_what_was_foreseen(tmp_path, outcome):
+    engine = Scripted(lambda plan: 2**40, by_costs)
+    engine.outcome = outcome
+
+    found, _ = fitted(engine, tmp_path)
 
     assert found.point == best(FRONTIER, BUDGET)
 

@@ -22,7 +22,7 @@ WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: co
 LEAST_PAIRS = 2  # in a round, where its trial asks for no other number
 BRIEF_SECONDS = 0.25  # of the steps of a round of one pair, which is a first look
 LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
-HELD = 0.9  # of the largest share of its series: a step that had a core for less of its time has waited for one
+WAITED = 0.1  # of the fastest step: what a step may be without a core longer than others
 MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
 
 
@@ -50,27 +50,40 @@ class RoundSteps(NamedTuple):
 
 
 def calm_ratios(rounds: Sequence[RoundSteps]) -> list[tuple[float, ...]]:
-    """The ratios of each round's pairs; where six or more had a core all along, of these alone.
+    """The ratios of each round's pairs, without those of which a step is known to have waited for a core, where six or
+    more are left.
 
-    A step that waits for a core takes longer by what chance decides, many times its own time where it is short. Which
-    pairs are left out hangs on the waiting, and so says nothing of the ratio.
+    A step that waits takes longer by what chance decides, many times its own time where it is short. It has waited
+    where it was without a core for longer than the others of its series by more than a tenth of the fastest step of
+    all: one limit for both steps of a pair, since else the longer one would keep waits that the other may not have.
     """
-    calm = [pair_ratios(*zip(*pairs, strict=True)) if (pairs := _calm_pairs(steps)) else () for steps in rounds]
+    own = _waits([(steps.with_it, steps.held) for steps in rounds])
+    plain = _waits([(steps.without, steps.plain_held) for steps in rounds])
+    fastest = min((second for steps in rounds for second in (*steps.with_it, *steps.without) if second), default=0.0)
+    calm = [
+        tuple(
+            one / other
+            for one, other, *waits in zip(steps.with_it, steps.without, *both, strict=False)
+            if one and other and max(waits) <= WAITED * fastest
+        )
+        for steps, *both in zip(rounds, own, plain, strict=True)
+    ]
     if sum(map(len, calm)) >= FIRST_LOOK:
         return calm
     return [pair_ratios(steps.with_it, steps.without) for steps in rounds]
 
 
-def _calm_pairs(steps: RoundSteps) -> list[tuple[float, float]]:
-    """The pairs of which neither step waited for a core; none where that is not known."""
-    calm = zip(_are_calm(steps.with_it, steps.held), _are_calm(steps.without, steps.plain_held), strict=False)
-    pairs = zip(steps.with_it, steps.without, calm, strict=False)
-    return [(mine, plain) for mine, plain, is_calm in pairs if all(is_calm)]
+def _waits(series: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[list[float]]:
+    """How much longer each step was without a core than the one of its series, in all rounds, that was least so.
 
-
-def _are_calm(seconds: Sequence[float], held: Sequence[float]) -> list[bool]:
-    shares = [had / second if second else 0.0 for second, had in zip(seconds, held, strict=False)]
-    return [share >= HELD * max(shares) for share in shares]
+    0 where it is not known. `series` are the seconds of the steps of each round, and those in which they had a core.
+    """
+    waits = [[max(0.0, second - had) for second, had in zip(*steps, strict=False)] for steps in series]
+    least = min((wait for round_ in waits for wait in round_), default=0.0)
+    return [
+        [wait - least for wait in round_] + [0.0] * (len(seconds) - len(round_))
+        for round_, (seconds, _) in zip(waits, series, strict=True)
+    ]
 
 
 def ratio_of_pairs(ratios: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:

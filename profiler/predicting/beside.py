@@ -30,7 +30,7 @@ class Beside(Generic[T]):
         with told:
             try:
                 value: T = told.recv()
-            except EOFError:
+            except (EOFError, OSError):  # it ended before it told all
                 return None
             return value
 

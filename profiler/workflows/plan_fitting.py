@@ -18,6 +18,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best
 
+COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; other gradients are the comparison's to tell
 TRIES = 5  # plans that are tried until one fits
 MEMORY = ("memory",)
 
@@ -142,7 +143,7 @@ class _Steps:
             needed, peak = self._need(record.readings), bytes_text(point.peak_bytes)
             if record.outcome == "out_of_memory":
                 return _Step(point=point, has_room=False, told=f"the device has no room for a plan of {peak}")
-            if record.outcome == "ok" and needed is not None:
+            if record.outcome in COUNTED and needed is not None:
                 told = f"the plan was {evidence(record.case, record.environment)} at {bytes_text(needed)}"
                 is_settled = compares and all(one.outcome not in progress.LOST for one in self._before)
                 records = (*self._before, record) if is_settled else ()

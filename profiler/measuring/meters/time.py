@@ -50,6 +50,7 @@ class _Series:
         self.plain_first: list[Sample] | None = None  # without it; [] where that has no room, None where none was run
         self.own: list[Sample] = []
         self.plain: list[Sample] = []
+        self.is_late = False  # whether there is no time for a step without it beside one with it
         self.stopped: str | None = None
         self.conditions: tuple[Conditions, ...] = ()
 
@@ -80,13 +81,13 @@ class _Series:
             return paired_steps.stop_reason(own, plain, sampling, least_pairs=num_least(samples, least_pairs))
         return stop_reason(own, sampling, least=samples)
 
-    def readings(self, device: Device, times: int, *, finds_warmup: bool) -> dict[str, Any]:
+    def readings(self, device: Device, times: int, *, finds_warmup: bool, waits_for_ranks: bool) -> dict[str, Any]:
         """The time fields of Readings; what is found to be warm-up among the timed steps is put with the first ones."""
         own, plain = _steps(self.own), _steps(self.plain)
         settling = (num_warmup_pairs(own, plain) if plain else num_warmup(own)) if finds_warmup else 0
         steady = self.own[settling:]
         plain_first = None if self.plain_first is None else _steps(self.plain_first) + plain[:settling]
-        is_known = bool(plain) and not device.is_asynchronous
+        is_known = bool(plain) and not device.is_asynchronous and not waits_for_ranks
         return {
             "warmup_seconds": _steps(self.first) + own[:settling],
             "forward_seconds": tuple(_sum("forward", sample) for sample in steady),
@@ -179,7 +180,7 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
         for one, reason in zip(timed, reasons, strict=True):
             one.stopped = None if waits else reason or ("limit" if is_over else None)
             one.conditions = tuple(conditions)
-    return [one.readings(device, times, finds_warmup=bool(sampling)) for one in series]
+    return [one.readings(device, times, finds_warmup=bool(sampling), waits_for_ranks=group.size > 1) for one in series]
 
 
 def _settle(
@@ -188,6 +189,7 @@ def _settle(
     """Run the first step with the strategy, unless it is to be brief, and the first without it, where it has one."""
     if is_brief and one.switch is not None:
         one.plain_first = [sample()]
+        one.is_late = is_late(3 * one.plain_first[0].seconds)
         return
     one.first = [one.take(sample)]
     if one.switch is not None and not is_late(3 * one.first[0].seconds):
@@ -216,7 +218,7 @@ def _without(sample: Callable[[], Sample], device: Device) -> list[Sample]:
 
 def _run_cycle(timed: list[_Series], sample: Callable[[], Sample], order: list[int]) -> float:
     """Run a step of each, and one without a strategy where there is room for it; returns the seconds of all."""
-    is_paired = bool(timed[0].plain_first)
+    is_paired = bool(timed[0].plain_first) and not timed[0].is_late
     taken = {place: timed[place - 1].take(sample) if place else sample() for place in order if place or is_paired}
     for place, one in enumerate(timed, start=1):
         one.own.append(taken[place])

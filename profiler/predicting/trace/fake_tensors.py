@@ -120,8 +120,9 @@ class CachingFakeMode(FakeTensorMode):
         return self.dispatch(func, types, args, kwargs)
 
     def _is_plain(self, value: Any) -> bool:
-        """Whether it is a fake tensor of this mode without values, which a tensor that is detached from it keeps."""
-        return type(value) is FakeTensor and value.fake_mode is self and value.constant is None
+        """Whether it is a fake tensor of this mode without values or keys of its own, which its detached twin keeps."""
+        is_own = type(value) is FakeTensor and value.fake_mode is self
+        return is_own and value.constant is None and getattr(value, "dispatch_keys", None) is None
 
     def _in_kernel(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
         """What the operator makes on the device meta, as a tensor of the device that is stood for."""
