@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import fields
 
 from profiler.core.record import Environment, Readings, Record
 from tests import make
@@ -26,7 +27,7 @@ def predicted(strategy: str = "none", *, peak: int = PEAKS["predicted"], device:
 def rehearsed(strategy: str = "none", *, peak: int = PEAKS["rehearsed"], device: str = "rehearse:h100") -> Record:
     """Without times and gradients, as every rehearsal is."""
     record = _on(device, f"Hollow {H100}", strategy, peak)
-    times = dict.fromkeys(name for name in Readings.__struct_fields__ if name.endswith("_seconds"))
+    times = {field.name: field.default for field in fields(Readings) if field.name.endswith("_seconds")}
     readings = msgspec.structs.replace(record.readings, **times)
     return msgspec.structs.replace(record, readings=readings, equality=None)
 
