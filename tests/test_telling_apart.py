@@ -269,19 +269,21 @@ def series(draw: random.Random, slower: float, noise: float, num_pairs: int) -> 
 
 
 def paired_record(draw: random.Random, name: str, slower: float, noise: float, groups: int, **fields) -> Record:
-    with_it, without = series(draw, slower, noise, groups)
+    with_it, without = held = series(draw, slower, noise, groups)
+    if draw.random() < 0.5:  # a core that others use too: every fourth step waits
+        with_it, without = (tuple(one + 0.3 * (draw.random() < 0.25) for one in steps) for steps in held)
     made = make.record(name, seconds=with_it, **fields)
-    return Record(**{**_fields(made), "readings": _paired(made, without)})
+    return Record(**{**_fields(made), "readings": _paired(made, without, *held)})
 
 
 def _fields(record: Record) -> dict:
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
-def _paired(record: Record, without: tuple[float, ...]):
+def _paired(record: Record, without: tuple[float, ...], held: tuple[float, ...], plain_held: tuple[float, ...]):
     return type(record.readings)(
         **{name: getattr(record.readings, name) for name in record.readings.__struct_fields__}
-        | {"plain_step_seconds": without}
+        | {"plain_step_seconds": without, "processor_seconds": held, "plain_processor_seconds": plain_held}
     )
 
 

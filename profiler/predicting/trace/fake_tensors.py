@@ -46,7 +46,7 @@ FACTORIES = {
     aten.scalar_tensor.default,
     aten.eye.default,
 }
-UNFILLED = (aten.empty.memory_format, aten.empty_strided.default)
+EMPTY = (aten.empty.memory_format, aten.empty_strided.default)
 QUANTIZERS = {
     aten.quantize_per_tensor,
     aten.quantize_per_tensor_dynamic,
@@ -100,10 +100,7 @@ def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
 
 
 class CachingFakeMode(FakeTensorMode):
-    """FakeTensorMode with a shorter key in front of its cache, and a way past it for the operators that steps run most.
-
-    Most of a trace went into that cache's own keys.
-    """
+    """FakeTensorMode with a shorter key to its cache, and a way past it: most of a trace went into its keys."""
 
     _keys: ClassVar[dict[Any, Any]] = {}  # as long as FakeTensorMode's own cache, which is the class's too
 
@@ -115,7 +112,7 @@ class CachingFakeMode(FakeTensorMode):
         if func is aten.detach.default and self._is_plain(args[0]):
             return self._in_kernel(func, args, {}, args[0].fake_device)
         kwargs = kwargs or {}
-        if func in UNFILLED:
+        if func in EMPTY:
             return self._in_kernel(func, args, {**kwargs, "device": META}, kwargs.get("device") or HOST)
         return self.dispatch(func, types, args, kwargs)
 
