@@ -1,9 +1,10 @@
-"""The pages of docs/ that are made from the code: `python -m tests.pages` writes them. Knows nothing of looks."""
+"""What is made from the code in pages: `python -m tests.pages` writes two of docs/ and ARCHITECTURE.md's table."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,11 @@ from profiler.cli import COMMANDS, application, command
 from profiler.cli.help import examples
 from profiler.core import case, record, schedule, stats
 from profiler.runs import store
+from tests import rooms
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+TABLE = re.compile(r"(?<=## Rooms\n\n)(?:\|.*\n)+")
 FIELDS = "<!-- fields -->\n"
 STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("manifest.json", store, "Manifest"),
@@ -38,11 +42,13 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page with its text."""
+    """Every page that holds generated text, whole."""
+    architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     written, _, _ = (DOCS / "format.md").read_text(encoding="utf-8").partition(FIELDS)
     return {
         DOCS / "commands.md": "\n".join(_commands()) + "\n",
         DOCS / "format.md": written + FIELDS + "\n" + "\n".join(_structs()) + "\n",
+        ROOT / "ARCHITECTURE.md": TABLE.sub(lambda _: rooms.table(), architecture),
     }
 
 

@@ -7,14 +7,14 @@ from it. What a room is for is the first line of its own docstring.
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "profiler"
 
 
 class Room(NamedTuple):
-    """A folder of `profiler/`."""
+    """A folder of `profiler/`, a folder in one that may import more than its neighbours, or `api.py`."""
 
     imports: frozenset[str]  # other rooms, all of them above this one in the table
     libraries: frozenset[str]  # heavy ones
@@ -40,9 +40,19 @@ ROOMS = {
         "core analysis training measuring runs engines", "torch transformers tensorboard wandb mlflow"
     ),
     "workflows": _room("core planning analysis training request runs engines views", "pandas"),
-    "api": _room("core planning analysis training request measuring predicting views workflows", "torch"),
+    "workflows/in_process": _room(
+        "core planning analysis training request measuring predicting views workflows", "torch"
+    ),
+    "api": _room("workflows/in_process"),
     "cli": _room("core planning analysis training request runs engines views integrations workflows", "typer"),
 }
+
+
+def room_of(path: PurePath) -> str:
+    """The room of a file or module, given as a path below `profiler/`; its first part where it is in none."""
+    parts = path.with_suffix("").parts
+    inner = "/".join(parts[:2])
+    return inner if inner in ROOMS else parts[0]
 
 
 def about(room: str) -> str:
@@ -71,7 +81,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [
-                f"{node.module}.{alias.name}" if node.module == "profiler" else str(node.module) for alias in node.names
+                f"{node.module}.{alias.name}" if str(node.module).startswith("profiler") else str(node.module)
+                for alias in node.names
             ]
             if isinstance(node, ast.ImportFrom)
             else []

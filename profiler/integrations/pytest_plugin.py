@@ -36,7 +36,7 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     optimizer="sgd", precision="fp32", ...)` returns whole bytes that know their `evidence` and their `record`. The test
     fails where they are more than `budget`, or more than --gcprof-budget where that is not given.
     """
-    work = importlib.import_module("profiler.api.peak_memory")
+    work = importlib.import_module("profiler.workflows.in_process.peak_memory")
 
     def peak(model: Any, batch: Any = None, strategy: Any = "none", *, budget: Any = None, **settings: Any) -> Any:
         nbytes = work.peak_memory(model, batch, strategy, **settings)

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from profiler.analysis.explanation import explain as explain_trace
-from profiler.api.arguments import Model, in_words_of_python, own_random_state, predicted
-from profiler.api.results import StepExplanation, Timeline
-from profiler.api.trials import under
 from profiler.core.case import FAKE, Case, Trial, split_choices
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
@@ -18,6 +15,9 @@ from profiler.predicting.prediction import follow_case
 from profiler.training.assemble import Build
 from profiler.views.tables.columns import batch as batch_text
 from profiler.views.tables.columns import optimizer as optimizer_text
+from profiler.workflows.in_process.arguments import Model, in_words_of_python, own_random_state, predicted
+from profiler.workflows.in_process.results import StepExplanation, Timeline
+from profiler.workflows.in_process.trials import under
 
 
 @in_words_of_python()

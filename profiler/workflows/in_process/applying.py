@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from profiler.api.arguments import in_words_of_python
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError
@@ -21,6 +20,7 @@ from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.models.user import call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
+from profiler.workflows.in_process.arguments import in_words_of_python
 
 
 @in_words_of_python()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from profiler.api.arguments import Model
-from profiler.api.trials import measure, predict
 from profiler.core.case import FAKE
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import bytes_text, parse_bytes
+from profiler.workflows.in_process.arguments import Model
+from profiler.workflows.in_process.trials import measure, predict
 
 BY = {"predicted": predict, "measured": measure}
 REHEARSED = "a rehearsal takes a process of its own: gcprof rehearse, or by='predicted'"

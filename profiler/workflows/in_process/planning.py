@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-from profiler.api.arguments import Model, in_words_of_python, own_random_state, predicted
-from profiler.api.results import Found, Plan
 from profiler.core import plan_file
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
@@ -27,6 +25,8 @@ from profiler.request.model_choice import optimizer_text
 from profiler.training.assemble import Build
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import plan_fitting
+from profiler.workflows.in_process.arguments import Model, in_words_of_python, own_random_state, predicted
+from profiler.workflows.in_process.results import Found, Plan
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
 
 

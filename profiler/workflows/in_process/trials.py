@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler.api.arguments import Model, case_of, factory, in_words_of_python, own_random_state, predicted
 from profiler.core import catalogue, plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
@@ -22,6 +21,14 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import strategies
 from profiler.training.models.user import as_workload
+from profiler.workflows.in_process.arguments import (
+    Model,
+    case_of,
+    factory,
+    in_words_of_python,
+    own_random_state,
+    predicted,
+)
 
 
 @in_words_of_python()

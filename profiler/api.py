@@ -1,0 +1,10 @@
+"""gcprof from Python: checkpoint a module by a strategy or a plan, measure, predict, explain and draw its step."""
+
+from __future__ import annotations
+
+from profiler.workflows.in_process.applying import apply
+from profiler.workflows.in_process.explaining import explain, timeline
+from profiler.workflows.in_process.planning import plan
+from profiler.workflows.in_process.trials import measure, predict
+
+__all__ = ["apply", "explain", "measure", "plan", "predict", "timeline"]
