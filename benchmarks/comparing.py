@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler.analysis.ratio_contrast import sampled, units
+from profiler.analysis.cross_run_ratio import sampled, units
 from profiler.core.case import Trial, encode
 from profiler.runs import store
 from tests import make

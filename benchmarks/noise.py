@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from profiler.analysis.telling_apart import TimeRatio, floor_of, of_pairs, of_rounds, verdict
+from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, of_rounds, verdict
 from profiler.core import schedule
 from profiler.core.paired_steps import RoundSteps, calm_ratios, pair_ratios, step_order
 from profiler.core.stats import Sampling

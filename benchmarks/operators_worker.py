@@ -25,11 +25,11 @@ from benchmarks.operators_larger import larger  # noqa: E402
 from profiler.core import gpu_specs  # noqa: E402
 from profiler.core.errors import Unsupported  # noqa: E402
 from profiler.core.trace_data import Allocation, Trace, live  # noqa: E402
-from profiler.predicting.trace import products  # noqa: E402
+from profiler.predicting.trace import matmul_workspaces  # noqa: E402
 from profiler.predicting.trace.cuda_semantics import cuda_like  # noqa: E402
 from profiler.predicting.trace.fake_tensors import fake_tensors  # noqa: E402
 from profiler.predicting.trace.kernel_bytes import parts_of  # noqa: E402
-from profiler.predicting.trace.products import keeps_workspaces  # noqa: E402
+from profiler.predicting.trace.matmul_workspaces import keeps_workspaces  # noqa: E402
 from profiler.predicting.trace.tracer import Hidden, Tracer  # noqa: E402
 from profiler.predicting.traced_case import DATA_DEPENDENT, taken_on_cuda  # noqa: E402
 from profiler.rehearsal.device import parse  # noqa: E402
@@ -63,7 +63,7 @@ def main(share: int, num_shares: int, seconds: float, most: int, names: list[str
     """Tell each sample's outcome, one line of JSON each."""
     warnings.simplefilter("ignore")  # samples are also of what is deprecated
     known = gpu_specs.find(parse(os.environ[ASKED]).gpu)
-    workspace = products.given_workspace(gpu_specs.workspace_bytes(known))
+    workspace = matmul_workspaces.given_workspace(gpu_specs.workspace_bytes(known))
     hidden = taken_on_cuda(known, 0 if keeps_workspaces() else workspace)
     torch.zeros(1, device="cuda")
     end = time.monotonic() + seconds

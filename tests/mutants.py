@@ -75,7 +75,7 @@ ROOMS = {
             "profiler/measuring/meters/step_results.py",
             "profiler/measuring/meters/tensor_values.py",
             "profiler/measuring/equality_pass.py",
-            "profiler/measuring/watched_steps.py",
+            "profiler/measuring/memory_pass_digests.py",
         ),
         ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_step_digests.py", "tests/test_ranks.py"),
         slow="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",

@@ -7,8 +7,8 @@ import pytest
 
 from profiler.analysis import axes
 from profiler.analysis.axes import Space
-from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.growth_fit import exponent, nearest_growth
+from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from scipy import stats
 
-from profiler.analysis import ratio_contrast
-from profiler.analysis.ratio_contrast import estimated, exact, sampled, units
+from profiler.analysis import cross_run_ratio
+from profiler.analysis.cross_run_ratio import estimated, exact, sampled, units
 
 SHAPES = ((1, 5), (1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and samples in each
 TIMES = 2000
@@ -88,7 +88,7 @@ def test_the_interval_holds_it_for_skewed_steps_too(shape: tuple[int, int]):
 
 
 def test_an_interval_that_is_too_narrow_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ratio_contrast, "t_quantile", lambda confidence, freedom: 1.96)
+    monkeypatch.setattr(cross_run_ratio, "t_quantile", lambda confidence, freedom: 1.96)
 
     assert covered((3, 5), normal(0.01)) < 0.93
 
@@ -130,7 +130,7 @@ def test_the_quantiles_are_those_of_scipy(confidence: float):
     for tenths in range(20, 400):
         true = stats.t.ppf((1 + confidence) / 2, tenths / 10)
         within = 1e-9 if tenths % 10 == 0 else 0.01
-        assert ratio_contrast.t_quantile(confidence, tenths / 10) == pytest.approx(true, rel=within)
+        assert cross_run_ratio.t_quantile(confidence, tenths / 10) == pytest.approx(true, rel=within)
     for tenths in range(10, 20):
         true = stats.t.ppf((1 + confidence) / 2, tenths / 10)
-        assert ratio_contrast.t_quantile(confidence, tenths / 10) == pytest.approx(true, rel=0.04)
+        assert cross_run_ratio.t_quantile(confidence, tenths / 10) == pytest.approx(true, rel=0.04)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from profiler.analysis.explanation import remedies
-from profiler.analysis.floor import floor
 from profiler.analysis.live_bytes import peak, recomputes, stage_of
+from profiler.analysis.peak_floor import floor
 from profiler.core.case import Choice
 from profiler.core.trace_data import live
 from profiler.predicting.traced_case import trace_case

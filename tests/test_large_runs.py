@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.text import Text
 
-from profiler.analysis import trust
+from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial, encode
@@ -119,7 +119,7 @@ def tables(run: store.Run) -> list[str]:
 def test_rules_about_the_device_find_nothing_where_a_record_tells_nothing_of_it(name, monkeypatch):
     quick = rows(RUNS[name])
 
-    monkeypatch.setattr(trust, "_tells_device", lambda record: True)
+    monkeypatch.setattr(timing_doubts, "_tells_device", lambda record: True)
 
     assert rows(RUNS[name]) == quick
 

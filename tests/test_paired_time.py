@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.analysis.telling_apart import of_pairs
+from profiler.analysis.time_ratio import of_pairs
 from profiler.core.case import Choice, Trial
 from profiler.core.paired_steps import RoundSteps, calm_ratios, pair_ratios, step_order
 from profiler.core.stats import Sampling

@@ -9,7 +9,7 @@ import shlex
 import pytest
 import torch
 
-from profiler.analysis import fit
+from profiler.analysis import memory_fit
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import gpu_specs
@@ -19,7 +19,7 @@ from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.predicting.trace import products
+from profiler.predicting.trace import matmul_workspaces
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.views.tables import max_batch
@@ -188,7 +188,7 @@ def test_the_error_is_of_the_same_case_on_the_same_kind_of_device():
 
 
 def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
-    found = fit.fits(
+    found = memory_fit.fits(
         rows(
             [
                 predicted(peak=30 * GIB),
@@ -211,7 +211,7 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
 
 
 def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
-    found = fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [gpu_specs.find("t4")])
+    found = memory_fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [gpu_specs.find("t4")])
 
     table = max_batch.fit_table(found).plain
 
@@ -328,7 +328,7 @@ def test_static_bytes_are_the_same_measured_and_predicted_and_what_the_allocator
     predicted.pop(WORKSPACES, None)  # which torch keeps before 2.15, and no meter can tell apart
     assert measured.static_bytes == predicted
     counted = sum(measured.static_bytes.values()) - measured.static_bytes["gradients"]
-    assert measured.start_bytes - before == counted or products.keeps_workspaces()
+    assert measured.start_bytes - before == counted or matmul_workspaces.keeps_workspaces()
 
 
 def foreseen(optimizer: str):

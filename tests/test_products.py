@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from profiler.core import gpu_specs
-from profiler.predicting.trace.products import given_workspace, taking_workspaces
+from profiler.predicting.trace.matmul_workspaces import given_workspace, taking_workspaces
 from profiler.predicting.trace.temporaries import temporary_bytes
 
 aten = torch.ops.aten

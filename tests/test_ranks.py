@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig
 
-from profiler.analysis.fit import samples_per_second
 from profiler.analysis.flat_row import flat_row
+from profiler.analysis.memory_fit import samples_per_second
 from profiler.analysis.rows import rows
 from profiler.analysis.sanity import impossible
 from profiler.core.case import FAKE, OPERATORS, Choice, Trial

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.analysis.fit import fits
+from profiler.analysis.memory_fit import fits
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import gpu_specs

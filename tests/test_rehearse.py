@@ -14,7 +14,7 @@ from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB
 from profiler.request.device_choice import choose_device, environment, to_rehearse
 from profiler.runs import store
-from profiler.workflows.typed_words import refuse_cases
+from profiler.workflows.command_text import refuse_cases
 from tests import examples, make
 from tests.program import gcprof
 

@@ -9,7 +9,7 @@ from torch.torch_version import TorchVersion
 
 from profiler.core.trace_data import Allocation, Building, Operator, Trace, as_asked
 from profiler.predicting.prediction import memory_readings
-from profiler.predicting.trace import products
+from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.allocator import Settings
 from profiler.predicting.trace.kernel_bytes import parts_of, request
 from profiler.predicting.trace.replay import replay
@@ -216,25 +216,25 @@ def test_workspaces_are_kept_before_2_15_or_where_it_is_asked_for(monkeypatch, v
     if asked:
         monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", asked)
 
-    assert products.keeps_workspaces() is kept
+    assert matmul_workspaces.keeps_workspaces() is kept
 
 
 def test_workspaces_are_kept_by_each_thread():
-    found = products.with_workspaces(in_phases("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
+    found = matmul_workspaces.with_workspaces(in_phases("aten.addmm", "aten.mm", "aten.mm"), 32 * MIB)
 
     assert [(one.nbytes, one.born, one.died) for one in found.allocations] == [(32 * MIB, 0, 3)] * 2
-    assert not products.with_workspaces(in_phases("aten.add", "aten.add"), 32 * MIB).allocations
+    assert not matmul_workspaces.with_workspaces(in_phases("aten.add", "aten.add"), 32 * MIB).allocations
 
 
 def test_before_2_15_cublaslt_keeps_a_workspace_of_its_own_in_each_thread_that_runs_it(monkeypatch):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0"))
     monkeypatch.delenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", raising=False)
     matrix = torch.empty(8, 8, device="meta")
-    told = products.telling_lt(lambda *_: 512)(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {})
+    told = matmul_workspaces.telling_lt(lambda *_: 512)(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {})
     plain = in_phases("aten.addmm", "aten.mm")
     marked = replace(plain.operators[0], hidden_bytes=int(told), requests=parts_of(told))
 
-    found = products.with_workspaces(replace(plain, operators=(marked, plain.operators[1])), 32 * MIB)
+    found = matmul_workspaces.with_workspaces(replace(plain, operators=(marked, plain.operators[1])), 32 * MIB)
 
     assert [one.nbytes for one in found.allocations] == [32 * MIB, MIB, 32 * MIB]
     assert [(one.hidden_bytes, one.requests) for one in found.operators] == [(512, (512,)), (0, ())]
@@ -248,4 +248,6 @@ def test_where_the_workspaces_are_one_cublaslt_keeps_none_of_its_own(monkeypatch
         monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", asked)
     matrix = torch.empty(8, 8, device="meta")
 
-    assert products.telling_lt(lambda *_: 0)(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {}) == 0
+    counted = matmul_workspaces.telling_lt(lambda *_: 0)
+
+    assert counted(torch.ops.aten.addmm.default, (matrix[0], matrix, matrix), {}) == 0

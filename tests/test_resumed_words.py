@@ -14,7 +14,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.stats import Sampling
 from profiler.engines.local import Local
-from profiler.request import planned_words, spec
+from profiler.request import spec, stored_request
 from profiler.request.spec import Request
 from profiler.runs import run_diff, store
 from tests import examples, make
@@ -36,12 +36,12 @@ def plan_of(words: Request) -> tuple[Trial, ...]:
 
 
 def changed(plan: tuple[Trial, ...], **words: Any) -> Request:
-    return planned_words.changed(plan, Request(**words), as_it_was="gcprof run --resume run --new-run")
+    return stored_request.changed(plan, Request(**words), as_it_was="gcprof run --resume run --new-run")
 
 
 @pytest.mark.parametrize("words", SWEEPS)
 def test_a_changed_seed_is_all_that_changes(words: Request):
-    whole = {**{name: getattr(words, name) for name in planned_words.given(words)}, "seed": 3}
+    whole = {**{name: getattr(words, name) for name in stored_request.given(words)}, "seed": 3}
 
     assert plan_of(changed(plan_of(words), seed=3)) == plan_of(Request(**whole))
 

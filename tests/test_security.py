@@ -38,7 +38,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "rehearsal/cache.py": "where its user keeps caches",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
     "rehearsal/smoke.py": "handed on to the step that is tried, without what changes its figures",
-    "predicting/trace/products.py": "settings of cuBLAS",
+    "predicting/trace/matmul_workspaces.py": "settings of cuBLAS",
     "integrations/trackers/mlflow.py": "where its user keeps experiments",
     "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }

@@ -115,7 +115,7 @@ def test_the_rows_of_a_process_are_what_each_is_by_a_trace_of_its_own(model: str
 
 
 def test_what_another_process_cannot_tell_is_looked_at_here(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shared_traces, "Beside", Mock(return_value=Mock(result=Mock(return_value=None))))
+    monkeypatch.setattr(shared_traces, "ForkedTask", Mock(return_value=Mock(result=Mock(return_value=None))))
     shared, names = SharedTraces(beside=True), traced_by_itself(monkeypatch)
 
     for trial in plan(MODELS[0], ("none", "segments:k=2"), device="fake:t4"):

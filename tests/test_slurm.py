@@ -28,7 +28,7 @@ from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
 from profiler.runs.writer import Writer
 from profiler.workflows import owed_trials, resume, slurm_job
-from profiler.workflows.typed_words import resume_words
+from profiler.workflows.command_text import resume_words
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read

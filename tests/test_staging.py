@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from torch import nn
 
-from profiler.analysis.floor import floor
+from profiler.analysis.peak_floor import floor
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError

@@ -10,12 +10,12 @@ from statistics import median
 import pytest
 from scipy import stats as peer
 
-from profiler.analysis import row_times, telling_apart
+from profiler.analysis import row_times, time_ratio
 from profiler.analysis.advice import advise, budget_frontier
 from profiler.analysis.flat_row import flat_row
 from profiler.analysis.pairing import ALIGN, sides, times
 from profiler.analysis.rows import Row, rows
-from profiler.analysis.telling_apart import TimeRatio, of_pairs, of_rounds, quotient, verdict
+from profiler.analysis.time_ratio import TimeRatio, of_pairs, of_rounds, quotient, verdict
 from profiler.core.paired_steps import num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
 from profiler.core.record import Record
 from profiler.core.stats import Sampling, centre
@@ -211,8 +211,8 @@ def test_rounds_that_differ_by_more_than_their_pairs_widen_the_interval_to_hold_
     alike = [[1.0 + 0.01 * place for place in range(8)] for _ in range(3)]
     apart = [[level + value for value in alike[0]] for level in (0.0, 0.3, 0.6)]
 
-    assert telling_apart._differ(alike) is False
-    assert telling_apart._differ(apart) is True
+    assert time_ratio._differ(alike) is False
+    assert time_ratio._differ(apart) is True
     assert peer.kruskal(*apart).pvalue < 0.05
     found = of_pairs(apart)
     assert found.low <= 1.0351
@@ -225,7 +225,7 @@ def test_rounds_are_found_to_differ_as_often_as_kruskal_and_wallis_say():
         rounds = [[round(draw.gauss(level, 1), 1) for _ in range(draw.randrange(3, 9))] for level in (0, 0.5, 1)]
         found = peer.kruskal(*rounds).pvalue
         if abs(found - 0.05) > 0.003:  # the quantile is an approximation
-            assert telling_apart._differ(rounds) == (found < 0.05)
+            assert time_ratio._differ(rounds) == (found < 0.05)
 
 
 def noisy(draw: random.Random, kind: str, slower: float, num_pairs: int) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from profiler.analysis.explanation import explain
-from profiler.analysis.fit import Fit
+from profiler.analysis.memory_fit import Fit
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.core import catalogue
 from profiler.core.case import Choice

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.comparability import Difference, circumstances, idle, refuse_mixed
-from profiler.analysis.fit import SideAdvice, advise_sides
+from profiler.analysis.cross_run_ratio import Contrast
+from profiler.analysis.memory_fit import SideAdvice, advise_sides
 from profiler.analysis.pairing import ALIGN, Key, SampledRow, Side, peaks, sides, times
 from profiler.analysis.ranking import Order, orders
-from profiler.analysis.ratio_contrast import Contrast
 from profiler.core.case import FAKE
 from profiler.core.errors import UserError
 from profiler.core.record import Record

@@ -8,9 +8,9 @@ from itertools import chain
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.floor import Floor, floor
 from profiler.analysis.live_bytes import Holder, Peak, Share
-from profiler.analysis.reasons import INPUTS, Reason, reason
+from profiler.analysis.peak_floor import Floor, floor
+from profiler.analysis.small_savings import INPUTS, Reason, reason
 from profiler.core.allocator_history import GRANULE
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Life, Trace, live, summed
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from profiler.analysis.comparison import Cell, Comparison
-from profiler.analysis.ratio_contrast import Contrast
+from profiler.analysis.cross_run_ratio import Contrast
 from profiler.core.errors import UserError
 from profiler.core.units import parse_percent
 

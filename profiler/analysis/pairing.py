@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET
 
-from profiler.analysis.ratio_contrast import Contrast, estimated, exact, sampled
+from profiler.analysis.cross_run_ratio import Contrast, estimated, exact, sampled
 from profiler.analysis.row_times import samples_of_rounds
 from profiler.analysis.rows import Row, latest, rows
-from profiler.analysis.trust import stolen
+from profiler.analysis.timing_doubts import stolen
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, as_word
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE

@@ -8,8 +8,8 @@ from itertools import combinations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.analysis.cross_run_ratio import Contrast
 from profiler.analysis.pairing import Key, SampledRow, Side, by_group, peaks, times
-from profiler.analysis.ratio_contrast import Contrast
 
 Pair = tuple[SampledRow, SampledRow]  # one strategy, on the baseline and on a side
 Compared = Callable[[SampledRow, SampledRow], Contrast | None]

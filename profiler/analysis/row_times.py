@@ -1,4 +1,4 @@
-"""Rows of one run against each other in time, and the frontier that this leaves: by the one rule of `telling_apart`."""
+"""Rows of one run against each other in time, and the frontier that this leaves: by the one rule of `time_ratio`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.analysis import telling_apart
-from profiler.analysis.ratio_contrast import Sample, estimated, ratio_of, sample
-from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, quotient
+from profiler.analysis import time_ratio
+from profiler.analysis.cross_run_ratio import Sample, estimated, ratio_of, sample
+from profiler.analysis.time_ratio import TimeRatio, TimeVerdict, quotient
 from profiler.core.paired_steps import RoundSteps, calm_ratios
 from profiler.core.record import Record
 
@@ -27,7 +27,7 @@ def paired(rounds: Iterable[Record]) -> TimeRatio | None:
         if (own := readings.step_seconds) and (plain := readings.plain_step_seconds)
     ]
     ratios = calm_ratios(steps)
-    return telling_apart.of_pairs(ratios) if any(ratios) else None
+    return time_ratio.of_pairs(ratios) if any(ratios) else None
 
 
 def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) -> TimeRatio | None:
@@ -36,7 +36,7 @@ def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) ->
     ratios = [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
     if ratios and rounds[0].case.is_predicted:
         return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
-    return telling_apart.of_rounds(ratios) if ratios else None
+    return time_ratio.of_rounds(ratios) if ratios else None
 
 
 class Timed:
@@ -74,7 +74,7 @@ class Timed:
 
     def verdict(self, other: Timed) -> TimeVerdict:
         """Whether it is faster or slower than the other, or the same, or cannot be told from it."""
-        return telling_apart.verdict(self.over(other), floor=self.row.time_floor)
+        return time_ratio.verdict(self.over(other), floor=self.row.time_floor)
 
     def is_beaten_by(self, other: Timed) -> bool:
         """Whether the other needs less memory and is surely no slower, or needs as much and is surely faster."""

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import force_setattr
 
-from profiler.analysis import row_times, telling_apart, trust
+from profiler.analysis import row_times, time_ratio, timing_doubts
 from profiler.analysis.prediction_error import TwinPeaks, prediction_error, twin_peaks
 from profiler.analysis.row_times import Timed
-from profiler.analysis.telling_apart import TimeRatio, TimeVerdict
+from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
     Built,
@@ -87,7 +87,7 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
         if record.built:
             data[record.case.baseline] = record.built.data
     pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
-    peaks, drifts = twin_peaks(pooled), trust.between_rounds(rounds)
+    peaks, drifts = twin_peaks(pooled), timing_doubts.between_rounds(rounds)
     baselines: dict[Case, _Baseline] = {}
     built = []
     for case, record in pooled.items():
@@ -148,7 +148,7 @@ class _Baseline(NamedTuple):
             rounds=rounds,
             peak_bytes=pooled.readings.peak_bytes if pooled else None,
             seconds={number: seconds for number, seconds in medians.items() if seconds},
-            floor=telling_apart.floor_of(row_times.paired(rounds)),
+            floor=time_ratio.floor_of(row_times.paired(rounds)),
             drift=(drift,) if drift else (),
         )
 
@@ -159,7 +159,7 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
     time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
     error, against = prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
-    doubts = trust.doubts(rounds, time, baseline=baseline.rounds)
+    doubts = timing_doubts.doubts(rounds, time, baseline=baseline.rounds)
     notes = (*(note for record in rounds for note in record.notes), *baseline.drift, *doubts)
     return Row(
         case=case,
@@ -241,7 +241,7 @@ def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
     """Those of whose verdicts a note may come."""
     if baseline is None:
         return []
-    return [row for row in rows if trust.computes_more(row.readings, baseline.row.readings)]
+    return [row for row in rows if timing_doubts.computes_more(row.readings, baseline.row.readings)]
 
 
 def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
@@ -251,8 +251,8 @@ def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
         return timed
     time_verdict = timed.verdict(baseline)
     force_setattr(row, "time_verdict", time_verdict)
-    if time_verdict == "faster" and trust.computes_more(row.readings, baseline.row.readings):
-        note = trust.faster_with_more_work(row.readings, baseline.row.readings, row.time.ratio)
+    if time_verdict == "faster" and timing_doubts.computes_more(row.readings, baseline.row.readings):
+        note = timing_doubts.faster_with_more_work(row.readings, baseline.row.readings, row.time.ratio)
         force_setattr(row, "notes", (*row.notes, note))
     return timed
 

@@ -50,9 +50,9 @@ def explain(
     """
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
+    from profiler.workflows.command_text import setting_words
     from profiler.workflows.explain import StepRequest, prediction
     from profiler.workflows.explain import explain as work
-    from profiler.workflows.typed_words import setting_words
 
     if snapshot is not None:
         _explain_snapshot(snapshot, target, json=json)

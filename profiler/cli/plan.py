@@ -143,7 +143,7 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
 
 
 def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
-    from profiler.workflows.typed_words import setting_words
+    from profiler.workflows.command_text import setting_words
 
     words = request.words
     flags = [word for word in setting_words(words, device=words.device) if word.startswith("--")]

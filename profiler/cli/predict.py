@@ -14,7 +14,7 @@ from profiler.core.errors import UserError
 from profiler.core.units import parse_bytes, parse_memory
 
 if TYPE_CHECKING:
-    from profiler.analysis.fit import Holder
+    from profiler.analysis.memory_fit import Holder
 
 
 def predict(
@@ -76,7 +76,7 @@ def predict(
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
     """What a step may have to fit: the memory that was asked for, and with --fit every known GPU. Raises UserError."""
-    from profiler.analysis.fit import Memory
+    from profiler.analysis.memory_fit import Memory
     from profiler.core import gpu_specs
     from profiler.core.case import FAKE
 

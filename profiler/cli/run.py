@@ -30,7 +30,7 @@ from profiler.core.units import count_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from profiler.analysis.fit import Holder
+    from profiler.analysis.memory_fit import Holder
     from profiler.request.spec import CheckedRequest
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
@@ -254,20 +254,20 @@ def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
 
     It is GATE where a memory that was asked for holds no strategy of a case.
     """
-    from profiler.analysis import fit, rows
+    from profiler.analysis import memory_fit, rows
     from profiler.views.tables import max_batch
     from profiler.workflows.planner import GATE
 
-    fits = fit.fits(rows.rows(run.records), holders)
+    fits = memory_fit.fits(rows.rows(run.records), holders)
     say(max_batch.fit_table(fits, paper=paper()))
-    asked = {holder.name for holder in holders if isinstance(holder, fit.Memory)}
+    asked = {holder.name for holder in holders if isinstance(holder, memory_fit.Memory)}
     return GATE if any(held.device in asked and held.strategy is None for held in fits) else 0
 
 
 def _say_next(ran: Ran, run: Run) -> None:
     from profiler.analysis import progress, rows
     from profiler.views.plots.panels import has_plane
-    from profiler.workflows.typed_words import resume_words
+    from profiler.workflows.command_text import resume_words
 
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
     again = resume_words(run, COMMAND.get(), ran.data_directory)

@@ -46,8 +46,8 @@ def timeline(
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.views.export.files import refuse_output
+    from profiler.workflows.command_text import setting_words
     from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
-    from profiler.workflows.typed_words import setting_words
 
     refuse_output(output, force=force)
     words = prediction(

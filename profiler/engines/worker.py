@@ -19,8 +19,8 @@ from profiler.engines.device_survey import survey as survey
 from profiler.engines.error_record import error_record, without_readings
 from profiler.engines.replies import answer, attempt, tell, tell_record
 from profiler.measuring import recorded_step
+from profiler.measuring.interleaved_timing import measure_together
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
-from profiler.measuring.together import measure_together
 from profiler.measuring.trial import measure
 from profiler.predicting import late_compiler
 from profiler.predicting.staging.stages import stages

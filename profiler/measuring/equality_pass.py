@@ -11,10 +11,10 @@ from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
+from profiler.measuring.memory_pass_digests import weights_kept
 from profiler.measuring.meters import equality, step_results, tensor_values
 from profiler.measuring.meters.step_results import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
-from profiler.measuring.watched_steps import weights_kept
 from profiler.training import gradient_hooks, missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable

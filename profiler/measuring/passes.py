@@ -15,9 +15,9 @@ from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes
 from profiler.core.units import bytes_text, count_text, few
-from profiler.measuring import watched_steps
+from profiler.measuring import memory_pass_digests
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import flops, growth, memory, operators
+from profiler.measuring.meters import flops, memory, memory_growth, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
@@ -176,12 +176,12 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
         built.seed(next(numbers))
         return _checked(bench, bench.counted(step, mark))
 
-    with watched_steps.watched(bench, built, counted) as watched:
+    with memory_pass_digests.watched(bench, built, counted) as watched:
         own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None
     if any(bench.group.gather(left_bytes > 0)):
         total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
-        room = total - own["peak_bytes"] - growth.NUM_STEPS * left_bytes if total and is_known else None
+        room = total - own["peak_bytes"] - memory_growth.NUM_STEPS * left_bytes if total and is_known else None
         _tell_growth(bench, built, optimizer, counted, room)
     return own, gathered
 
@@ -201,7 +201,7 @@ def _tell_growth(
         )
         return
     with_operators = not built.applied.changes_kernels
-    grown = growth.read(built.workload, optimizer, bench.device, step, with_operators=with_operators)
+    grown = memory_growth.read(built.workload, optimizer, bench.device, step, with_operators=with_operators)
     if grown:
         bench.note("GCP048", str(grown))
 
@@ -209,7 +209,7 @@ def _tell_growth(
 def _is_late(bench: Bench) -> bool:
     """Whether so many steps more could pass the limit of the pass: each takes less than all of it has until now."""
     limit, spent = bench.limit(), bench.spent()
-    return limit is not None and time.monotonic() + growth.NUM_STEPS * spent > limit
+    return limit is not None and time.monotonic() + memory_growth.NUM_STEPS * spent > limit
 
 
 def _checked(bench: Bench, loss: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from profiler.analysis.floor import floor
+from profiler.analysis.peak_floor import floor
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace, live
 from profiler.predicting.trace.compose import compose

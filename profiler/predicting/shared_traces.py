@@ -16,7 +16,7 @@ from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied
 from profiler.core.trace_data import Trace
-from profiler.predicting.beside import Beside
+from profiler.predicting.forked_task import ForkedTask
 from profiler.predicting.trace.compose import compose
 from profiler.predicting.traced_case import Assumed, observe_case, trace_case
 from profiler.training import strategies
@@ -52,7 +52,7 @@ class SharedTraces:
         self._links: Observation | None = None  # of the baseline's blocks, once a row has asked for it
         self._has_looked = False
         self._is_beside = beside
-        self._looking: Beside[Observation] | None = None
+        self._looking: ForkedTask[Observation] | None = None
 
     def traced(self, trial: Trial, on_pass: Callable[[str], None]) -> Traced:
         """The trial's built case, its step, and what that takes for granted. Raises as `trace_case` does."""
@@ -72,7 +72,7 @@ class SharedTraces:
         if case.parallel or case.repair_batchnorm:
             return False
         if self._is_beside:
-            self._looking = Beside(partial(observe_case, case))
+            self._looking = ForkedTask(partial(observe_case, case))
         try:
             built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, with_saves=True)
         except Unsupported:  # perhaps of the saves alone

@@ -17,7 +17,7 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
-from profiler.predicting.trace import convolutions, products
+from profiler.predicting.trace import convolutions, matmul_workspaces
 from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
@@ -66,7 +66,7 @@ def trace_case(
     A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves`, `with_calls` and
     `with_growth` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
     """
-    kind, is_kept = kind_of(case), products.keeps_workspaces()
+    kind, is_kept = kind_of(case), matmul_workspaces.keeps_workspaces()
     workspace = workspace_bytes(case)
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
 
@@ -85,7 +85,7 @@ def trace_case(
                     optimizer,
                     step,
                     device=kind,
-                    hidden=products.telling_lt(hidden) if is_kept and workspace else hidden,
+                    hidden=matmul_workspaces.telling_lt(hidden) if is_kept and workspace else hidden,
                     kept_bytes=workspace if is_kept else 0,
                     with_saves=with_saves,
                     with_calls=with_calls,
@@ -155,7 +155,7 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
 def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
     """What operators take besides their results by PyTorch's rules for this GPU; None is one that is not known."""
     copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(gpu, workspace_bytes))
-    return products.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
+    return matmul_workspaces.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def workspace_bytes(case: Case) -> int:
     if kind_of(case) == "cpu":
         return 0
     rates = known_rates(case.device)
-    return products.given_workspace(gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE)
+    return matmul_workspaces.given_workspace(gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE)
 
 
 def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:

@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from profiler.analysis.fit import largest_that_fits
+from profiler.analysis.memory_fit import largest_that_fits
 from profiler.core import gpu_specs, plan_file
 from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError

@@ -27,7 +27,7 @@ from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.typed_words import refuse_cases
+from profiler.workflows.command_text import refuse_cases
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
-    """Whether a row's steps surely took longer than another's, by the one rule of `telling_apart`."""
+    """Whether a row's steps surely took longer than another's, by the one rule of `time_ratio`."""
     return row is not None and other is not None and row_times.verdict(row, other) == "slower"
 
 

@@ -23,8 +23,8 @@ from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, Screen, owed_trials
+from profiler.workflows.command_text import command_line
 from profiler.workflows.run import opening
-from profiler.workflows.typed_words import command_line
 
 SIZES = ("full", "cpu")
 

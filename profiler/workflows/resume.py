@@ -16,14 +16,14 @@ from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import consent, device_choice, spec
-from profiler.request.planned_words import changed, fields_of, given
 from profiler.request.spec import TABLES, CheckedRequest, Request
+from profiler.request.stored_request import changed, fields_of, given
 from profiler.runs import RESULTS, run_diff, store, writer
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, STARTING, Screen
+from profiler.workflows.command_text import command_line, needs_naming, refuse_unnamed, resume_words
 from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, ran, refuse_idle
-from profiler.workflows.typed_words import command_line, needs_naming, refuse_unnamed, resume_words
 
 THREADS = "OMP_NUM_THREADS"  # what tells PyTorch how many threads a step has
 

@@ -27,7 +27,7 @@ from profiler.training import models
 from profiler.views.export import files
 from profiler.views.tables.evidence import device_word
 from profiler.workflows import SILENT, STARTING, Screen, owed_trials
-from profiler.workflows.typed_words import command_line
+from profiler.workflows.command_text import command_line
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from profiler.runs.store import Run
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen, owed_trials
-from profiler.workflows.typed_words import command_line, setting_words
+from profiler.workflows.command_text import command_line, setting_words
 
 
 class OwnForm(msgspec.Struct, frozen=True, kw_only=True):

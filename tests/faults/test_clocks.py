@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.analysis import trust
+from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Conditions, Record
@@ -249,6 +249,6 @@ def test_fault_53_sampling_goes_on_to_its_limit():
 
 
 def test_twin_53_where_nothing_is_noisy_enough_the_same_samples_have_no_advice(monkeypatch):
-    monkeypatch.setattr(trust, "NOISY", float("inf"))
+    monkeypatch.setattr(timing_doubts, "NOISY", float("inf"))
 
     assert notes(record(seconds=bimodal(), stopped="samples")) == {}

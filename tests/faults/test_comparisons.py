@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from profiler.analysis import comparison as comparing
-from profiler.analysis import ratio_contrast
+from profiler.analysis import cross_run_ratio
 from profiler.analysis.comparison import compare_runs
-from profiler.analysis.ratio_contrast import estimated, sampled
+from profiler.analysis.cross_run_ratio import estimated, sampled
 from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
@@ -189,7 +189,7 @@ def test_fault_45_no_number_is_made_up_where_there_is_none(here: Path, capsys: p
 
 def test_twin_45_an_interval_of_single_samples_divides_by_zero():
     with pytest.raises(ZeroDivisionError):
-        ratio_contrast._variance([0.1])
+        cross_run_ratio._variance([0.1])
 
 
 def test_twin_45_without_its_lines_a_row_that_is_gone_is_a_row_of_dashes(monkeypatch):

@@ -16,7 +16,7 @@ from profiler.engines import capped_log, child, error_record
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.runs import store
-from profiler.workflows import typed_words
+from profiler.workflows import command_text
 from tests.program import gcprof
 
 SECRETS = {
@@ -361,11 +361,11 @@ def test_twin_58_without_hiding_a_failure_and_a_log_would_tell_it(tmp_path: Path
 
 def test_twin_58_without_hiding_the_stored_command_would_hold_it(monkeypatch: pytest.MonkeyPatch):
     words = ("run", "--model", f"a.py:b:where={ADDRESS}")
-    hidden = typed_words.command_line(words)
-    monkeypatch.setattr(typed_words, "hide", lambda text: text)
+    hidden = command_text.command_line(words)
+    monkeypatch.setattr(command_text, "hide", lambda text: text)
 
     assert "tr0ub4dor" not in hidden
-    assert "tr0ub4dor" in typed_words.command_line(words)
+    assert "tr0ub4dor" in command_text.command_line(words)
 
 
 def test_twin_58_without_the_check_every_case_would_hold_it(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import torch
 from profiler.core.record import PHASES, PhaseBytes, Timeline
 from profiler.core.stats import highest
 from profiler.measuring.devices import Device, Span
-from profiler.measuring.meters.growth import lasting_bytes, with_state
+from profiler.measuring.meters.memory_growth import lasting_bytes, with_state
 from profiler.training.optimizers.wrapped import own_tensors, states
 from profiler.training.workload import Step, Workload, bytes_by_storage, tensors
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis.trust import HELD
+from profiler.analysis.timing_doubts import HELD
 from profiler.core.stats import interval
 
 # No stage timed, as a user's step; every stage kept; each checkpointed alone; each run of them in one checkpoint. Save

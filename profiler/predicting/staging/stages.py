@@ -23,7 +23,7 @@ from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
-from profiler.predicting.trace.products import taken_workspace
+from profiler.predicting.trace.matmul_workspaces import taken_workspace
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
-from profiler.predicting.trace import products
+from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
@@ -67,7 +67,7 @@ def follow(  # noqa: PLR0913
         followed = make()
         followed.hold(buckets())
         followed.go(step)
-        return products.with_workspaces(followed.trace(), kept_bytes)
+        return matmul_workspaces.with_workspaces(followed.trace(), kept_bytes)
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         try:
@@ -83,7 +83,7 @@ def follow(  # noqa: PLR0913
             break
         used, kept = followed.arrived, followed.kept()
     refuse_cycles(followed.num_left)
-    return products.with_workspaces(followed.trace(), kept_bytes)
+    return matmul_workspaces.with_workspaces(followed.trace(), kept_bytes)
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int], kept: set[int]) -> None:

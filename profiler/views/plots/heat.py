@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
 
 from profiler.analysis.axes import Axis, Value, grid, two
-from profiler.analysis.fit import device_memory, holds
+from profiler.analysis.memory_fit import device_memory, holds
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.views.plots.panels import Plot, planes, space_of

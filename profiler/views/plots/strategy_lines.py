@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.fit import device_memory
+from profiler.analysis.memory_fit import device_memory
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.units import bytes_text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.fit import holds, samples_per_second, throughput_frontier
+from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit

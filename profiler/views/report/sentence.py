@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from profiler.analysis.advice import Advice, BudgetPoint, Limit
 from profiler.analysis.rows import Row
-from profiler.analysis.trust import NOISY
+from profiler.analysis.timing_doubts import NOISY
 from profiler.core.units import bytes_text, change_range_text, few, seconds_text
 from profiler.views.sanitize import short
 from profiler.views.tables.columns import ratio_text

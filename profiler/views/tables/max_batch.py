@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.text import Text
 
-from profiler.analysis.fit import Fit
+from profiler.analysis.memory_fit import Fit
 from profiler.core.case import encode_indented
 from profiler.core.record import Evidence
 from profiler.core.units import MISSING, bytes_text, change_text

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rich.text import Text
 
 from profiler.analysis.axes import Axis, Value, grid, two
-from profiler.analysis.fit import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.growth_fit import nearest_growth
+from profiler.analysis.memory_fit import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
 from profiler.views.plots.panels import planes, space_of

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from profiler.predicting.beside import Beside
+from profiler.predicting.forked_task import ForkedTask
 
 
 def raises() -> int:
@@ -22,7 +22,7 @@ def ends() -> int:
 
 def test_it_gives_what_the_work_returns_once():
     here = os.getpid()
-    work = Beside(lambda: (os.getpid(), "done"))
+    work = ForkedTask(lambda: (os.getpid(), "done"))
 
     pid, word = work.result()
 
@@ -32,10 +32,10 @@ def test_it_gives_what_the_work_returns_once():
 
 @pytest.mark.parametrize("work", [raises, ends, lambda: lambda: None], ids=["raises", "ends", "cannot be told"])
 def test_it_gives_nothing_where_the_work_does_not_come_to_an_end(work):
-    assert Beside(work).result() is None
+    assert ForkedTask(work).result() is None
 
 
 def test_it_gives_nothing_where_no_process_can_be_had(monkeypatch):
     monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError))
 
-    assert Beside(lambda: 1).result() is None
+    assert ForkedTask(lambda: 1).result() is None

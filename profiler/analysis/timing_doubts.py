@@ -8,7 +8,7 @@ from statistics import median
 
 from profiler.analysis import row_times
 from profiler.analysis.device_conditions import Series, clock_held, clocks_apart, in_cycles, other_processes
-from profiler.analysis.telling_apart import TimeRatio
+from profiler.analysis.time_ratio import TimeRatio
 from profiler.core.case import Case
 from profiler.core.record import Note, Readings, Record
 from profiler.core.stats import drift, spread, uncertainty

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Beside(Generic[T]):
+class ForkedTask(Generic[T]):
     """What `work` returns, of a fork of this process, which ends with it. Only for processes without threads."""
 
     def __init__(self, work: Callable[[], T]) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from profiler.analysis.telling_apart import TimeRatio, TimeVerdict, verdict
+from profiler.analysis.time_ratio import TimeRatio, TimeVerdict, verdict
 from profiler.core.stats import LEVEL, middle
 
 Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
@@ -67,7 +67,7 @@ def sampled(before: Rounds, after: Rounds, *, floor: float | None = None) -> Con
     """The ratio of two medians, with a t interval of the difference of the mean logarithms of their units.
 
     A side without noise (one prediction of seconds, beside what was measured) is given as equal samples. `floor` is the
-    larger one of the runs that the sides are of, as in `telling_apart.verdict`.
+    larger one of the runs that the sides are of, as in `time_ratio.verdict`.
     """
     time = ratio_of(*(_remembered(tuple(map(tuple, side))) for side in (before, after)))
     if time is not None and time.interval is not None:
