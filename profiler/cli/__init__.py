@@ -24,12 +24,12 @@ from profiler.cli.process import drop_unwritable, open_standard
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 
-FULL = (  # what a place that takes no more says
+FULL = (  # errors of a place that cannot be written to
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY,
 )  # fmt: skip
-SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)  # what a machine that has no more says
-GARBAGE = 200_000  # records live until the command ends: looking for garbage among 10,000 of them takes a second
-WIDEST = 120  # columns of a help; it is as wide as the terminal below that
+SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS)  # errors of a lack of resources
+GARBAGE = 200_000  # new objects between collections: records live until the end, and scanning 10,000 takes a second
+WIDEST = 120  # columns of a help text, at most; less on a narrower terminal
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
 TELLS_FAILURES = (
     "run",
@@ -39,7 +39,7 @@ TELLS_FAILURES = (
     "stages",
     "max-batch",
     "reproduce",
-)  # as one JSON document, if asked to
+)  # commands that print a failure as one JSON document with --json
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 COMMANDS = {  # only the one that is asked for is imported; in help.py each has a line in GROUPS, and more examples
@@ -70,7 +70,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 
 
 def command(name: str) -> Callable[..., Any]:
-    """The function of a command, which is imported now."""
+    """Import and return the function of a command."""
     function: Callable[..., Any] = load_function(COMMANDS[name])
     return function
 
@@ -95,9 +95,9 @@ def gcprof(
 
 
 def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
-    """All commands by name and text; with its options only the one that is asked for, since they take time to read.
+    """Return the application with all commands; only the one in `words` has text and options, since reading takes time.
 
-    Where it is asked for as a whole, every command has its options.
+    With `is_whole`, every command has them.
     """
     app = typer.Typer(
         name="gcprof",
@@ -121,13 +121,13 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code."""
     gc.set_threshold(GARBAGE)
     open_standard()
-    if VARIABLE in os.environ:  # a shell asks what could come next; this answers and ends
+    if VARIABLE in os.environ:  # a shell asks for completions; this answers and exits
         typer.main.get_command(application((), is_whole=True)).main(args=[], prog_name="gcprof")
     sys.exit(answer(sys.argv[1:] if words is None else words))
 
 
 def answer(words: Sequence[str]) -> int:
-    """Run one command; the exit code. Every error becomes one line on stderr, here and nowhere else."""
+    """Run one command and return its exit code. Every error becomes one line on stderr, here and nowhere else."""
     COMMAND.set(tuple(words))
     try:
         _refuse_bytes(words)
@@ -162,7 +162,7 @@ def _invoke(words: list[str]) -> int:
 
 
 def _refuse_bytes(words: Sequence[str]) -> None:
-    """Names of files may be bytes that are no text; no result could hold or show them. Raises UserError."""
+    """Raise UserError for a word that is not text, as names of files may be: no result could hold or show it."""
     for word in words:
         try:
             word.encode()
@@ -172,8 +172,10 @@ def _refuse_bytes(words: Sequence[str]) -> None:
 
 
 def _refuse_nowhere(words: Sequence[str]) -> None:
-    """Raises UserError for names of -o that would be others: '', as `-o "$FOLDER"` gives without that variable, the
-    folder at hand; `-`, which is stdout elsewhere, a file of that name.
+    """Raise UserError if -o is empty or `-`.
+
+    An empty one, as `-o "$FOLDER"` gives without that variable, would mean the current folder; `-`, which is stdout in
+    other programs, would mean a file of that name.
     """
     names = [name for flag, name in pairwise(words) if flag in ("-o", "--output")]
     names += [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
@@ -186,7 +188,7 @@ def _refuse_nowhere(words: Sequence[str]) -> None:
 
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:
-    """Say what is wrong; the exit code, which is all that is told where nothing can be written."""
+    """Print the error and return the exit code, which is all that the caller gets if nothing can be written."""
     from profiler.cli.output import folded, say_failure
     from profiler.views.sanitize import plain
 

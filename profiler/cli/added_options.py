@@ -15,16 +15,16 @@ from profiler.cli.output import COLOR, one_of
 from profiler.core.errors import UserError
 
 CHOICES = ("auto", "always", "never")
-NAMES = ("model", "target")  # of the parameter that is the first word
-Switches = dict[str, Any]  # the words for the switches of a case that a command has, by their keys in a Request
+NAMES = ("model", "target")  # of the parameter that is the first argument
+Switches = dict[str, Any]  # the values of a command's switches (booleans of a case), by their keys in a Request
 
 
 def with_added(command: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The command with the options that it does not declare. All its parameters are then keywords.
+    """Return the command with the options that it does not declare. All its parameters are then keywords.
 
-    --color holds for all that it prints. --model stands beside the first word, where that is a model: both at once are
-    refused, and none where the command has no model of its own. A flag for each switch of a case stands in place of the
-    parameter `switches`, which is given them.
+    --color holds for all that it prints. --model can replace the first argument, if that is a model: both at once are
+    refused, and so is neither if the command needs a model. A parameter `switches` is replaced by a flag for each
+    switch of a case, and receives their values.
     """
     own = inspect.signature(command, eval_str=True).parameters
     word = next((key for key in NAMES if key in own), None)
@@ -63,7 +63,7 @@ MODEL_FLAG = _option(
 
 
 def _model(typed: str | None, flag: str | None, needed_by: str | None) -> str | None:
-    """The model as the first word or by --model. Raises UserError for both, and for none where a command needs it."""
+    """Return the model, the first argument or --model. Raises UserError for both, or for neither if it is needed."""
     if typed is not None and flag is not None:
         message = f"the model is given twice: '{typed}' and --model '{flag}'"
         raise UserError(message, hint="leave one of them out")
@@ -73,7 +73,7 @@ def _model(typed: str | None, flag: str | None, needed_by: str | None) -> str | 
 
 
 def _switches(own: Mapping[str, Parameter]) -> list[Parameter]:
-    """A flag for each switch of a case that has a help, but for those that the command has as parameters of its own."""
+    """Return a flag for each switch of a case that has a help text and is not a parameter of the command itself."""
     if "switches" not in own:
         return []
     from profiler.core.case import SWITCHES

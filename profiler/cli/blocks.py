@@ -79,7 +79,7 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
 
 
 def _step(model: str, pattern: str | None, batch_size: int | None) -> Case:
-    """The step that `gcprof explain` traces of this model."""
+    """Return the case that `gcprof explain` traces for this model."""
     from profiler.request import device_choice, spec
     from profiler.workflows.explain import prediction
 

@@ -67,7 +67,7 @@ def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
 
 
 def _ordered(runs: list[str], baseline: str | None) -> list[str]:
-    """The baseline first, whether it is among the runs or not."""
+    """Return the runs with the baseline first, whether it is among them or not."""
     if baseline is None:
         return runs
     if baseline not in runs:
@@ -77,7 +77,7 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
 
 
 def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
-    """Every run by the name that it is shown by; no path of this machine, but what tells runs of one name apart."""
+    """Return the name and the records of every run; a name is `ref:NAME`, or the end of a path that makes it unique."""
     from profiler.runs.find import REFERENCE, run_folder
     from profiler.runs.store import load
 
@@ -92,7 +92,7 @@ def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
 
 
 def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> str:
-    """The end of a path, as little of it as no other path ends in."""
+    """Return the shortest end of a path that no other path ends in."""
     others = [other for other in every if other != parts]
     enough = (count for count in range(1, len(parts)) if all(other[-count:] != parts[-count:] for other in others))
     return str(Path(*parts[-next(enough, len(parts)) :]))

@@ -1,4 +1,4 @@
-"""`gcprof doctor`: what is here, and whether a trial works."""
+"""gcprof doctor: versions, devices, and whether a trial works on each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def doctor(
 
 
 def _wrong(engine: Engine, device: str) -> str | None:
-    """What the device computes wrongly, or how it fails at it."""
+    """Return what the device computes wrongly, or why it cannot compute; None if its arithmetic is right."""
     from profiler.engines import DEVICES
 
     try:

@@ -26,7 +26,7 @@ def explain(
             autocompletion=options.propose_strategies,
         ),
     ] = None,
-    strategy: Annotated[str | None, typer.Option(hidden=True)] = None,  # what --strategies was called
+    strategy: Annotated[str | None, typer.Option(hidden=True)] = None,  # the former name of --strategies
     optimizer: options.Optimizer = None,
     batch_size: options.BatchSize = None,
     precision: options.Precision = None,
@@ -81,7 +81,7 @@ def explain(
 
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
-    """Print what a recording of the allocator says. Raises UserError for words that have no effect on it."""
+    """Print the explanation of a snapshot of the allocator. Raises UserError for words that have no effect on it."""
     from profiler.views.tables import snapshot as views
     from profiler.workflows.explain import recorded
 
@@ -97,7 +97,7 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
 
 
 def traced_heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
-    """What was followed, in one line."""
+    """Return a heading for a traced or rehearsed step, in one line."""
     from profiler.core.record import evidence
     from profiler.views.tables.columns import batch, optimizer
 
@@ -109,7 +109,7 @@ def traced_heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
 
 
 def _foreseen_bytes(explained: Explained) -> int | None:
-    """The peak that the trace predicts of a rehearsed step; None where there is none."""
+    """Return the peak that the trace predicts for a rehearsed step; None if there is none."""
     from profiler.analysis.live_bytes import peak
 
     beside = explained.beside
@@ -117,7 +117,7 @@ def _foreseen_bytes(explained: Explained) -> int | None:
 
 
 def _beside(explained: Explained) -> list[str]:
-    """What the trace predicts of a rehearsed step, and how far it is from it; or why it cannot be traced."""
+    """Return the peak that the trace predicts for a rehearsed step and its error, or why the step cannot be traced."""
     if isinstance(explained.beside, UserError):
         return [f"the same step cannot be traced: {explained.beside.message}"]
     foreseen = _foreseen_bytes(explained)
@@ -128,7 +128,7 @@ def _beside(explained: Explained) -> list[str]:
 
 
 def _on_record(step: FollowedStep, peak_bytes: int) -> list[str]:
-    """What a run measured or rehearsed of the same step, and how far this peak is from it."""
+    """Return the peak that a run has on record for the same step, and how far this one is from it."""
     from profiler.core.record import evidence
 
     known = step.record.readings.peak_bytes if step.record else None

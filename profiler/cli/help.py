@@ -1,4 +1,4 @@
-"""How help is laid out: commands in groups, options in panels, examples below. Plain text, so that it is quick."""
+"""The layout of help: commands in groups, options in panels, examples below. Plain text, so that it is quick."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, in words that no terminal cuts
+GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short enough for any terminal
     "Measure": {
         "run": "Measure memory and time by strategy",
         "reproduce": "Run a published system, compare figures",
@@ -95,28 +95,28 @@ EXAMPLE = "Example: "
 
 
 def about(doc: str | None) -> str:
-    """A command's docstring without its example, which stands below the options."""
+    """Return a command's docstring without its example, which goes below the options."""
     paragraphs = inspect.cleandoc(doc or "").split("\n\n")
     return "\n\n".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
 
 
 def examples(name: str, doc: str | None) -> tuple[str, ...]:
-    """Three lines to paste: the docstring's own first."""
+    """Return three example commands to paste, the docstring's own first."""
     paragraphs = inspect.cleandoc(doc or "").split("\n\n")
     own = [" ".join(text.removeprefix(EXAMPLE).split()) for text in paragraphs if text.startswith(EXAMPLE)]
     return (*own, *MORE_EXAMPLES[name])
 
 
 def panel_of(option: Any) -> str:
-    """The panel that a typer option names, else the one that has its name."""
+    """Return the panel that an option names, else the one of PANELS that lists it, else OTHER."""
     return option.rich_help_panel or next((panel for panel, names in PANELS.items() if option.name in names), OTHER)
 
 
 class Command(TyperCommand):
-    """A command whose help has its options in panels, and its examples as they are to be pasted."""
+    """A command whose help has its options in panels, and its examples unwrapped, ready to paste."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes arguments and options in the panels of PANELS, those of none under OTHER"""
+        """Write arguments and options in the panels of PANELS, those of none under OTHER."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{panel: [] for panel in PANELS}, OTHER: []}
         for parameter in self.get_params(ctx):
             if (line := parameter.get_help_record(ctx)) is not None:
@@ -138,7 +138,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """All commands, in groups."""
+    """The group of all commands, whose help lists them by GROUPS."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for group, summaries in GROUPS.items():

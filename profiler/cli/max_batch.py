@@ -81,7 +81,7 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 
 
 def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, json: bool) -> int:
-    """Print what was found within this memory, and name the next command; the exit code."""
+    """Print the largest batches within this memory and the next command; return the exit code."""
     from profiler.request.model_choice import optimizer_text
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
@@ -107,7 +107,7 @@ def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, js
 
 
 def shown_batch(batch: Largest, device: str, context_bytes: int) -> LargestBatch:
-    """A strategy's largest batch as it is shown, with its first record and that of one sample more."""
+    """Return a strategy's largest batch for the table, with its first record and that of one sample more."""
     from profiler.core.record import evidence
     from profiler.views.tables.max_batch import LargestBatch
     from profiler.workflows.batch_search import bytes_needed

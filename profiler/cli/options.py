@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, each with its one help, and what a shell proposes for them."""
+"""The arguments and options that several commands share, with their help texts and shell completions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script where it asks for proposals
+VARIABLE = "_GCPROF_COMPLETE"  # set by the shell's script when it asks for completions
 
 
 def propose_runs(incomplete: str) -> list[str]:
-    """`last`, and the names below results/, the newest first; a path is left to the shell."""
+    """Complete a run: `last`, and the names below results/, the newest first; a path is left to the shell."""
     from profiler.runs import RESULTS, find
 
     names = [path.name for path in reversed(find.runs(RESULTS))]
@@ -20,26 +20,26 @@ def propose_runs(incomplete: str) -> list[str]:
 
 
 def propose_runs_or_models(incomplete: str) -> list[tuple[str, str]]:
-    """Where a command takes either."""
+    """Complete a run or a model, for commands that take either."""
     return [*((name, "") for name in propose_runs(incomplete)), *propose_models(incomplete)]
 
 
 def propose_models(incomplete: str) -> list[tuple[str, str]]:
-    """The models of the table, each with what it is about; in a list, the last one is completed."""
+    """Complete a model, with its description; in a list, the last one."""
     from profiler.training.models import TABLE
 
     return list(_listed(TABLE, incomplete))
 
 
 def propose_strategies(incomplete: str) -> list[tuple[str, str]]:
-    """The strategies of the table, as the models."""
+    """Complete a strategy, with its description; in a list, the last one."""
     from profiler.training.strategies import TABLE
 
     return list(_listed(TABLE, incomplete))
 
 
 def propose_exports(incomplete: str) -> list[str]:
-    """What a run can be exported to."""
+    """Complete a format or tracker to export to."""
     from profiler import views
     from profiler.integrations import trackers
 
@@ -47,7 +47,7 @@ def propose_exports(incomplete: str) -> list[str]:
 
 
 def propose_plots(incomplete: str) -> list[str]:
-    """What can be drawn of a run."""
+    """Complete a kind of plot."""
     from profiler import views
 
     return _matching(views.PLOTS, incomplete)

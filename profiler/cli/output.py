@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from profiler.workflows import Show
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
-COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the command at work
+COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the running command
 
 
 def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
-    """The word, where it is one of those that a flag takes. Raises UserError."""
+    """Return the word if it is one of the choices of a flag; else raise UserError."""
     names = list(choices)
     if word not in names:
         raise UserError(f"{flag} cannot be '{word}'", hint=nearest_or_all(word, names, before=f"{flag} "))
@@ -39,12 +39,12 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
 
 
 NOTHING_KEPT = "interrupted; there was nothing yet to keep"
-SIGN_SECONDS = 10.0  # between two lines that say that work goes on, where nobody watches
+SIGN_SECONDS = 10.0  # between two lines of progress, if stderr is not a terminal
 OF_RANKS = ("--ranks", "--parallel")
 
 
 def usage(error: Any) -> tuple[str, str | None]:
-    """A complaint of click's in our words: the message, and the nearest flag or command or where to read on."""
+    """Return the message of a click error in our words, and as its hint the nearest flag or command, or the help."""
     message = re.split(r"\s*\(Possible options:|\s*Did you mean|\s*\(Did you mean", error.format_message())[0]
     message = message[:1].lower() + message[1:].rstrip(".")
     context = error.ctx
@@ -63,7 +63,7 @@ def usage(error: Any) -> tuple[str, str | None]:
 
 
 def paper(asked: int | None = None) -> Paper:
-    """What results are printed on: as wide as asked, as the terminal, or as they take (a pipe, a file)."""
+    """Return what results are laid out for: the width that was asked for, the terminal's, or any (a pipe, a file)."""
     import shutil
 
     from profiler.views.tables.terminal import Paper
@@ -80,7 +80,7 @@ def say(text: Printed) -> None:
 
 
 def say_bytes(text: bytes) -> None:
-    """Print a document as it is; on a terminal with what it would obey escaped."""
+    """Print a document as it is; on a terminal with control characters escaped."""
     from profiler.views.sanitize import escaped
 
     sys.stdout.flush()
@@ -96,21 +96,21 @@ def say_json(value: Any) -> None:
 
 
 def say_failure(code: int) -> None:
-    """With --json, stdout holds one document also where nothing could be run."""
+    """Print the JSON document of a failure: with --json, stdout holds one document even if nothing could run."""
     from profiler.views.export.json import document
 
     say_bytes(document(None, [], status="failed", exit_code=code))
 
 
 def aside(text: str) -> None:
-    """Tell, beside the result."""
+    """Print a line on stderr, beside the result."""
     from profiler.views.sanitize import plain
 
     print(folded(plain(text), file=sys.stderr), file=sys.stderr)
 
 
 def folded(text: str, *, file: TextIO) -> str:
-    """On a terminal the text in lines that it need not cut, the later ones indented; elsewhere in one line."""
+    """Return the text wrapped with a hanging indent if the file is a terminal, else as it is."""
     if not file.isatty():
         return text
     import shutil
@@ -121,7 +121,7 @@ def folded(text: str, *, file: TextIO) -> str:
 
 
 def next_command(*words: str) -> None:
-    """The one command that the user will want next, in one piece, to be pasted."""
+    """Print on stderr the one command that the user will want next, on one line, to be pasted."""
     import shlex
 
     from profiler.views.sanitize import plain
@@ -130,25 +130,25 @@ def next_command(*words: str) -> None:
 
 
 def _as_typed(word: str) -> str:
-    """The word; where it is the name of something that is there, in a way that no option is written."""
+    """Return the word; `./` goes before the name of a file that exists and would be read as an option."""
     return f"./{word}" if word.startswith("-") and word != "-o" and os.path.lexists(word) else word
 
 
 def shard_text(run: Run) -> str:
-    """What a reader of one part of a sweep must know, and what to do next."""
+    """Return a note on a run that is one part of a sweep, with what to do next."""
     text = f"part {run.manifest.shard} of a sweep: what is measured in other parts is not here"
     return f"{text}; gcprof merge makes one run of all parts"
 
 
 class Terminal(Screen):
-    """Shows on stderr what a workflow tells: lines, and on a terminal a live table or line while something runs.
+    """Shows the progress of a workflow on stderr: lines, and on a terminal a live table or line while something runs.
 
-    `is_quiet` leaves out the progress.
+    `is_quiet` leaves out all but lines and failures.
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._is_quiet = is_quiet
-        self._tell: Callable[[str], None] = lambda text: None  # what runs now
+        self._tell: Callable[[str], None] = lambda text: None  # takes what runs now
 
     def say(self, text: str) -> None:
         aside(text)
@@ -158,7 +158,7 @@ class Terminal(Screen):
 
     @contextmanager
     def watch(self, cases: Sequence[Case]) -> Iterator[Show]:
-        """After the last trial a signal ends the process at once."""
+        """Context manager that shows each record; after the last trial a signal ends the process at once."""
         from profiler.views.tables.progress import Follow
 
         def show(record: Record, left: int, log: Path) -> None:
@@ -173,7 +173,7 @@ class Terminal(Screen):
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """A line with the time that it takes, on a terminal; elsewhere one now and then."""
+        """Context manager that shows a line with the elapsed time on a terminal; elsewhere one every SIGN_SECONDS."""
         from profiler.views.tables.progress import Follow
 
         def tell(step: str) -> None:
@@ -201,7 +201,7 @@ class Terminal(Screen):
 
 @contextmanager
 def signs_of_life(text: str) -> Iterator[deque[str]]:
-    """Print what is done, the last step that was put into what is yielded, and for how long, every SIGN_SECONDS."""
+    """Context manager that prints `text` and the elapsed time every SIGN_SECONDS, with the last step appended to it."""
     from threading import Event, Thread
 
     ended, steps = Event(), deque[str](maxlen=1)
@@ -222,9 +222,7 @@ def signs_of_life(text: str) -> Iterator[deque[str]]:
 
 
 def end_with(work: Callable[[], int], *, json: bool = False) -> NoReturn:
-    """Do the work, and end the command with its exit code, or with that of a signal that came before there was anything
-    to keep.
-    """
+    """Do the work and end the command with its exit code, or that of a signal if there was nothing yet to keep."""
     try:
         with heeded():
             code = work()

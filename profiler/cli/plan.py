@@ -85,7 +85,7 @@ def plan(
 
 
 def _print_code_of(path: Path, emit: str | None, ctx: typer.Context, *, repair_batchnorm: bool) -> None:
-    """Print the code of a plan file. Raises UserError for what has no effect beside it."""
+    """Print the code of a plan file. Raises UserError for options that have no effect with it."""
     from profiler.core import plan_file
     from profiler.planning.plan_code import emit as code
 
@@ -102,29 +102,29 @@ def _print_code_of(path: Path, emit: str | None, ctx: typer.Context, *, repair_b
 
 
 def _typed_word(ctx: typer.Context, name: str, words: list[str]) -> str:
-    """The flag that was typed: of a switch that is off, its second one."""
+    """Return the flag that was typed; for a switch that is off, its negative form."""
     long = [word for word in words if word.startswith("--")]
     return "the model" if not long else long[-1] if ctx.params[name] is False else long[0]
 
 
 class _Asked(NamedTuple):
-    """What is to be printed and written."""
+    """The options on what to print and write."""
 
     frontier: bool
     emit: str | None
-    repairs: bool  # BatchNorm, also in the code that is emitted
+    repairs: bool  # whether BatchNorm is repaired, also in the code that is emitted
     output: Path | None
     force: bool
     json: bool
 
 
 def _is_plan(output: Path | None) -> bool:
-    """Whether a file is one of a plan; else it is one of the frontier."""
+    """Whether an output file is for the plan; else it is for the frontier."""
     return output is not None and output.suffix.lower() == ".json"
 
 
 def _refuse(request: PlanRequest, asked: _Asked) -> None:
-    """Raises UserError for what cannot be, or would have no effect."""
+    """Raise UserError for options that are impossible or would have no effect."""
     from profiler.views.export.files import refuse_output
 
     request.check()
@@ -164,7 +164,7 @@ def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
 
 
 def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
-    """Print the plan, the frontier, or why there is none, and write the file that was asked for; the exit code."""
+    """Print the plan, the frontier, or why there is none, and write the requested file; return the exit code."""
     words = [*planned.words, *(["--stages", str(request.stages)] if request.stages else [])]
     if planned.budget_bytes is None:
         _print_frontier(planned, asked)
@@ -183,7 +183,7 @@ def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:
 
 
 def _print_code(planned: Planned, kind: str, *, repairs: bool) -> None:
-    """Print the code of the plan that was measured, else of the solver's."""
+    """Print the code of the best plan that was measured, else of the solver's."""
     from profiler.planning.plan import plan_file_of
     from profiler.planning.plan_code import emit
 
@@ -237,7 +237,7 @@ def _print_plan(planned: Planned, fitted: FittedPlan, budget: int, asked: _Asked
 
 
 def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
-    """The file that was asked for: the plan, or the frontier as a table or a picture."""
+    """Write the requested file, if any: the plan, or the frontier as a table or a picture."""
     from profiler.core import optional_deps
     from profiler.core.case import encode_indented
     from profiler.planning.plan import plan_file_of

@@ -1,4 +1,4 @@
-"""What `gcprof plan` says of a plan, or of there being none: its title, what is compared, facts and remarks."""
+"""The texts of `gcprof plan`: the title, the compared plans, facts and remarks, and why no plan fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def title(planned: Planned, *, costs: bool = False) -> str:
-    """What is planned for; on a GPU that is not there, whether it is rehearsed, or predicted as all costs are."""
+    """Return what is planned for; for a rehearsed GPU, also whether peaks are rehearsed or, as costs are, predicted."""
     from profiler.views.tables.evidence import SAID
 
     if planned.evidence != "rehearsed":
@@ -27,14 +27,14 @@ def title(planned: Planned, *, costs: bool = False) -> str:
 
 
 def budget_text(planned: Planned, budget: int) -> str:
-    """A budget in bytes, and in percent of the peak without checkpointing."""
+    """Return a budget in bytes, and in percent of the peak without checkpointing, in words."""
     peak = planned.none.cost.peak_bytes
     percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
     return f"{bytes_text(budget)}{percent}"
 
 
 def shown(planned: Planned) -> list[Shown]:
-    """The plans that were compared, with what is predicted and measured of each."""
+    """Return the plans that were compared, with the predicted and the measured row of each."""
     from profiler.views.tables.plans import Shown
 
     comparison = planned.comparison
@@ -48,7 +48,7 @@ def shown(planned: Planned) -> list[Shown]:
 
 
 def say_infeasible(planned: Planned, budget: int) -> None:
-    """Says that no plan fits, which stage sets the smallest peak, and what else would fit."""
+    """Print that no plan fits, which stage sets the smallest peak, and what else would fit."""
     from profiler.planning.candidates import kept_before, largest_stage
     from profiler.views.tables.plans import workspace_text
 
@@ -82,7 +82,7 @@ def say_infeasible(planned: Planned, budget: int) -> None:
 
 
 def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
-    """What the user should know of the plan besides its line."""
+    """Return lines on the plan besides its line in the table: its floor, the frontier, and what is in reserve."""
     from profiler.planning.candidates import kept_before, largest_stage
 
     frontier = planned.frontier
@@ -107,13 +107,13 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
 
 
 def unused_options(planned: Planned) -> list[str]:
-    """Which save options no plan has, and why, where there are any."""
+    """Return a line on save options that no plan uses, and why, if there are any."""
     why = "save options left out, as by these costs they may be no faster than a checkpoint"
     return [f"{why}: {', '.join(planned.unused_options)}"] if planned.unused_options else []
 
 
 def remarks(planned: Planned) -> list[str]:
-    """What went wrong, what recomputes do to buffers, once, what is chosen and why, and where the records are."""
+    """Return lines on failures, recomputed buffers (GCP004, once), doubtful times, the choice, and the records."""
     from profiler.views.tables.evidence import outcome
     from profiler.workflows.plan_choice import doubted, listed, sentences
 
@@ -141,8 +141,8 @@ def remarks(planned: Planned) -> list[str]:
 
 
 def say_next(planned: Planned, words: list[str], *, budget: str, written: Path | None) -> None:
-    """Names the next command; `written` is the file of the plan that was asked for."""
-    has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # they have no code
+    """Print the next command; `written` is the file of the plan, if one was asked for."""
+    has_calls = any("#" in block.name for stage in planned.chain.stages for block in stage.blocks)  # calls have no code
     if written is None and planned.comparison:
         written = planned.comparison.file
     if planned.comparison and planned.comparison.is_cut:
@@ -161,6 +161,6 @@ def say_next(planned: Planned, words: list[str], *, budget: str, written: Path |
 
 
 def _words_of_run(planned: Planned) -> list[str]:
-    """The model as it was asked for, without the routing: a run goes where its own tokens are sent."""
+    """Return the words for the model without --routing, which `gcprof run` lacks: a run routes its actual tokens."""
     words = planned.words
     return [word for before, word in zip(("", *words), words, strict=False) if "--routing" not in (before, word)]

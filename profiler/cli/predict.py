@@ -75,7 +75,7 @@ def predict(
 
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
-    """What a step may have to fit: the memory that was asked for, and with --fit every known GPU. Raises UserError."""
+    """Return what a step is to fit: the memory that was asked for, and with --fit every known GPU. Raises UserError."""
     from profiler.analysis.memory_fit import Memory
     from profiler.core import gpu_specs
     from profiler.core.case import FAKE

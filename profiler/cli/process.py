@@ -1,4 +1,4 @@
-"""The process of a command: its standard streams, the signals that ask it to end, and an error of our own on file."""
+"""The process of a command: its standard streams, termination signals, and the file of an internal error."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import contextmanager, suppress
 
 from profiler.workflows import Interrupted
 
-FOLDER: str | None = None  # where temporary files are
+FOLDER: str | None = None  # for the file of an internal error; None: where temporary files are
 
 
 def open_standard() -> None:
-    """Take the descriptors 0 to 2 where the caller closed them: else the next file or socket would be one of them.
+    """Open the descriptors 0 to 2 if the caller closed them: else the next file or socket would be one of them.
 
-    A closed stdout becomes one that nobody reads, so that writing to it fails; what goes to a closed stderr is lost.
+    A closed stdout becomes a pipe without a reader, so that writing to it fails; output to a closed stderr is lost.
     """
     for number in range(3):
         if not _is_open(number):
             os.set_inheritable(_unread() if number == 1 else os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  as long as the process
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  open as long as the process
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def drop_unwritable() -> None:
-    """What is still to be flushed at the end, to where nothing can be written, must not raise again."""
+    """Redirect streams that cannot be flushed to /dev/null, so that flushing them at exit does not raise again."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -45,7 +45,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _unread() -> int:
-    """The writing end of a pipe without a reader, at the lowest free descriptor."""
+    """Return the writing end of a pipe without a reader, at the lowest free descriptor."""
     lowest, other = os.pipe()  # reading, writing
     os.dup2(other, lowest)
     os.close(other)
@@ -54,7 +54,7 @@ def _unread() -> int:
 
 @contextmanager
 def heeded() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise Interrupted, once: a second one ends the process at once."""
+    """Context manager in which Ctrl-C, SIGTERM and SIGHUP raise Interrupted once; a second one ends the process."""
 
     def handle(number: int, frame: object) -> None:
         end_at_once()
@@ -69,7 +69,7 @@ def heeded() -> Iterator[None]:
 
 
 def end_at_once(words: str = "") -> None:
-    """From here on a signal ends this process, with a line of these words; the engine's processes end with it."""
+    """Make a signal end this process from now on, with a line of these words; the engine's processes end with it."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -82,13 +82,13 @@ def end_at_once(words: str = "") -> None:
 
 
 def _not_ignored() -> list[int]:
-    """`nohup` ignores SIGHUP, and means it."""
+    """Return the termination signals that are not ignored: `nohup` ignores SIGHUP on purpose."""
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return [number for number in asked if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def keep_error(error: BaseException) -> str | None:
-    """Write the traceback to a new file that only this user reads; its path, or None where no place takes it."""
+    """Write the traceback to a new file that only this user can read; return its path, or None if that fails."""
     import tempfile
     import traceback
 

@@ -180,7 +180,7 @@ def _dry_run(request: RunRequest) -> int:
 
 
 def _print_trials(checked: CheckedRequest) -> None:
-    """A line a trial."""
+    """Print one line per trial."""
     from profiler.views.sanitize import plain
     from profiler.views.tables.evidence import device_word
     from profiler.views.tables.progress import settings, varying
@@ -199,9 +199,9 @@ def _print_trials(checked: CheckedRequest) -> None:
 
 
 def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
-    """Show a run and write what is derived from it, and name what to do next; the exit code.
+    """Show a run, write its derived files and print the next command; return the exit code.
 
-    The table is on stdout before any file is written; the document, which holds the exit code, after them.
+    The table is printed before any file is written; the JSON document, which holds the exit code, after them.
     """
     from profiler.analysis import progress, rows
     from profiler.views.export.json import document
@@ -232,7 +232,7 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
 
 
 def _print_refused(run: Run, code: int, *, json: bool) -> int:
-    """Say that there is no table, since no model came through its step without checkpointing, and why."""
+    """Print why there is no table: no model completed its step without checkpointing. Return the exit code."""
     from profiler.analysis import progress
     from profiler.views.export.json import document
 
@@ -250,9 +250,9 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
 
 
 def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
-    """Below the table: each GPU or memory with the cheapest strategy that it holds. Returns the exit code.
+    """Print each GPU or memory with the cheapest strategy that fits it, below the table; return the exit code.
 
-    It is GATE where a memory that was asked for holds no strategy of a case.
+    It is GATE if no strategy of a case fits a memory that was asked for.
     """
     from profiler.analysis import memory_fit, rows
     from profiler.views.tables import max_batch

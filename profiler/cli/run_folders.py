@@ -102,7 +102,7 @@ def rm(
 
 
 def _is_sure(folder: Path) -> bool:
-    """Whether the user says yes; where nobody answers, no."""
+    """Ask whether to remove a folder; whether the answer is yes. No answer is a no."""
     from profiler.runs.find import read_tags
     from profiler.runs.writer import size_bytes
     from profiler.views.sanitize import plain
@@ -182,7 +182,7 @@ def validate(
 
 
 def _finding_lines(reports: Iterable[Report]) -> Iterator[str]:
-    """One line for each finding, and one for each run."""
+    """Yield one line per finding, and one per run."""
     from profiler.views.tables.evidence import counted
 
     for report in reports:

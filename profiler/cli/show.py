@@ -69,7 +69,7 @@ def show(
 
 
 def _say_ranks(table: Iterable[Row], columns: int | None) -> None:
-    """What each rank holds, where several train together, with those that may be compared."""
+    """Print the memory of each rank, by groups of rows that may be compared, if several ranks train together."""
     from profiler.views.tables import columns as cells
     from profiler.views.tables.samples import ranks
 
@@ -98,7 +98,7 @@ def _refuse_without_effect(*, json: bool, format: str, samples: bool, over: str 
 
 
 def _view(samples: bool, over: str | None) -> Callable[..., Printed]:
-    """What draws the rows as they are asked for."""
+    """Return the function that renders the rows in the requested way."""
     from profiler.views.tables import pivot, terminal
     from profiler.views.tables.samples import samples as all_samples
 

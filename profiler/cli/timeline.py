@@ -70,7 +70,7 @@ def timeline(
 
 
 def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:
-    """The traces by what is written over them; each rehearsed one before its prediction."""
+    """Return the traces by the titles of their panels; each rehearsed one before its prediction."""
     from profiler.core.record import evidence
     from profiler.core.strategy_label import strategy_label
 
@@ -81,6 +81,6 @@ def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserE
 
 
 def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
-    """The heading of the first step; with both kinds of evidence where both are drawn."""
+    """Return the heading of the first step, with both kinds of evidence if both are drawn."""
     has_both = any(not isinstance(step, UserError) for step in beside)
     return traced_heading(steps[0]) + (" and predicted" if has_both else "")

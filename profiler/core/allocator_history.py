@@ -1,4 +1,4 @@
-"""What PyTorch's CUDA caching allocator tells of itself: blocks in use, and the events of its history."""
+"""Reads snapshots of PyTorch's CUDA caching allocator: blocks in use, and the history of allocations and frees."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from profiler.core.user_code import is_theirs
 
 GRANULE = 512  # bytes: the allocator rounds every request up to this
-ALLOCATED = "active_allocated"  # the state of a block that a tensor has
-GIVEN, TAKEN_BACK = "alloc", "free_requested"  # actions of the history
+ALLOCATED = "active_allocated"  # the state of a block that a tensor uses
+GIVEN, TAKEN_BACK = "alloc", "free_requested"  # actions in the history: allocated, freed
 
 
 class Block(NamedTuple):
-    """A block of the allocator that was in use before the step. Bytes."""
+    """An allocator block in use when the snapshot was taken. Sizes in bytes."""
 
     address: int
     nbytes: int
@@ -24,17 +24,17 @@ class Block(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An entry of the allocator's history: a block that is given, or taken back."""
+    """An entry of the allocator's history: a block is allocated or freed."""
 
     is_allocation: bool
     address: int
     requested: int  # bytes
-    line: str  # `file.py:12`: the innermost of the user's; "" where there is none
+    line: str  # `file.py:12`, the innermost line of the user's code; "" if there is none
     time_us: int
 
 
 def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
-    """Returns the blocks of a snapshot's segments that tensors have."""
+    """Return the blocks in a snapshot's segments that tensors use."""
     return tuple(
         Block(block["address"], block["size"], block["requested_size"], line(block.get("frames", ())))
         for segment in segments
@@ -44,7 +44,7 @@ def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
 
 
 def events(entries: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """Returns what the trace of one device in a snapshot says of blocks, in order."""
+    """Return the allocations and frees in one device's trace of a snapshot, in order."""
     return tuple(
         Event(entry["action"] == GIVEN, entry["addr"], entry["size"], line(entry["frames"]), entry["time_us"])
         for entry in entries
@@ -53,13 +53,13 @@ def events(entries: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
 
 
 def line(frames: Iterable[Mapping[str, Any]]) -> str:
-    """Returns `file.py:12`, the innermost of the user's lines; "" where there is none."""
+    """Return the innermost line of the user's code as `file.py:12`; "" if there is none."""
     theirs = (frame for frame in frames if is_theirs(frame["filename"]) and not _is_generated(frame["filename"]))
     frame = next(theirs, None)
     return f"{Path(frame['filename']).name}:{frame['line']}" if frame else ""
 
 
 def _is_generated(filename: str) -> bool:
-    """Whether torch.compile wrote a file. Source: torch/_inductor/runtime/cache_dir_utils.py."""
+    """Whether torch.compile generated a file. Source: torch/_inductor/runtime/cache_dir_utils.py."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     return "torchinductor_" in filename or (folder is not None and filename.startswith(folder))

@@ -1,4 +1,4 @@
-"""One point to measure, as plain data; models and strategies are words here."""
+"""A case, one point to measure, as plain data; models and strategies are only named, not imported."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.stats import Sampling
 
-Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # two of them add up within 64 bits
+Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # the sum of two fits 64 bits
 Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
 PASSES = ("equality", "flops", "memory", "time")  # each on a fresh model
-OPERATORS = "operators"  # a pass of the baseline that predictions are calibrated with
-MOST = 100_000  # steps of a kind in a round
-OWN = "own"  # the strategy that leaves the checkpoints on which the model calls itself
-FAKE = "fake:"  # what the name of a device begins with that is predicted for, and need not be there
+OPERATORS = "operators"  # an additional pass of the baseline, which calibrates predictions
+MOST = 100_000  # limit of warm-up steps and of timed steps per round
+OWN = "own"  # the strategy that leaves the checkpoints on that the model itself calls
+FAKE = "fake:"  # prefix of a device that is predicted for, and need not exist
 
 
 class Choice(str):
     """A name with options, written and read everywhere as `segments:k=8,split=balanced`.
 
-    A name may itself hold colons (`torchvision:resnet18`): what follows the last colon is options
-    where it holds a `=`. Two equal texts are one choice; `catalogue.resolve` makes the text canonical.
+    A name may itself contain colons (`torchvision:resnet18`): the text after the last colon is options only if it
+    contains a `=`. Choices of equal text are equal; `catalogue.resolve` makes the text canonical.
     """
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class Choice(str):
 
     @property
     def options(self) -> dict[str, str]:
-        """The options behind the name. Raises UserError for one without key or value, and for a key given twice."""
+        """The options by key. Raises UserError for an option without key or value, and for a key given twice."""
         pieces = self._halves()[1].split(",") if self._halves()[1] else []
         pairs = [piece.partition("=") for piece in pieces]
         for key, _, value in pairs:
@@ -65,20 +65,20 @@ class Choice(str):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How users ask for a field of a case that all cases of a run share, and where they see it.
+    """How users set a case field that all cases of a run share, and where it is shown.
 
     The parsing of requests, the keys of sweep files, flags, headings, exported columns and the comparability of runs
-    are made from it. Where a field with choices is UNSET, it is the first of them. A switch is a field that is on or
-    off; a new one is UNSET where it is off, so that the ids of all cases without it stay as they are.
+    are derived from it. UNSET in a field with choices means the first choice. A switch is a boolean field; a new switch
+    must be UNSET when it is off, so that the ids of all cases without it stay as they are.
     """
 
-    key: str = ""  # in a sweep file, and of a flag; "": the field's name
-    help: str = ""  # of the flag that a switch has, in every command that takes `switches`; "": it has none
-    choices: tuple[str, ...] = ()  # what a word may be; (): anything
+    key: str = ""  # the key in sweep files and the flag's name; "": the field's name
+    help: str = ""  # help of a switch's flag, in every command that takes `switches`; "": it has no flag
+    choices: tuple[str, ...] = ()  # allowed words; (): any
     least: int = 0
-    most: int | None = None  # of a number
-    shown: str = ""  # of a switch, in the headings of tables where it is on; "": nothing
-    has_column: bool = False  # of a switch, in exported tables
+    most: int | None = None  # largest allowed number
+    shown: str = ""  # text in table headings while the switch is on; "": nothing
+    has_column: bool = False  # whether the switch is a column of exported tables
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
@@ -87,11 +87,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     model: Choice
     strategy: Choice
     optimizer: Choice
-    batch_size: Whole | None  # None: the model makes its own
+    batch_size: Whole | None  # None: the model makes its own batch
     device: str
     precision: str = "fp32"  # fp32, bf16, fp16, amp-bf16, amp-fp16
-    blocks: Annotated[str | None, Setting()] = None  # patterns of names; None: as the model says, or as they are found
-    accumulate: Whole = 1  # micro-batches a step
+    blocks: Annotated[str | None, Setting()] = None  # patterns of names; None: declared by the model, else detected
+    accumulate: Whole = 1  # micro-batches per step
     keep_gradients: Annotated[
         bool,
         Setting(
@@ -100,17 +100,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
             shown="gradients kept",
             has_column=True,
         ),
-    ] = False  # zero them in place between steps instead of dropping them
+    ] = False  # zero gradients in place between steps instead of freeing them
     repair_batchnorm: Annotated[bool, Setting()] = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
     verify: Annotated[str, Setting(choices=("auto", "off", "strict"))] = "auto"  # auto, off, strict
     seed: Annotated[int, Setting(most=2**63 - 1)] = 0
     warmup: Annotated[Whole, Setting(most=MOST)] = 1
-    samples: Annotated[Whole, Setting(least=1, most=MOST)] = 5  # timed steps a round; at least so many with `sampling`
-    # these are in the id only where they are set
-    sampling: Sampling | UnsetType = UNSET  # until when there are more samples
+    samples: Annotated[Whole, Setting(least=1, most=MOST)] = 5  # timed steps per round; with `sampling` the minimum
+    # the fields below are part of the id only if they are set
+    sampling: Sampling | UnsetType = UNSET  # when to stop sampling; UNSET: after exactly `samples`
     parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
-    ranks: Whole | UnsetType = UNSET  # how many, each a process with a batch and a device of its own
+    ranks: Whole | UnsetType = UNSET  # number of ranks, each a process with its own batch and device
     routing: Annotated[str | UnsetType, Setting(choices=("balanced", "worst"))] = UNSET  # predicted; UNSET: balanced
 
     @property
@@ -132,30 +132,30 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 
     @property
     def is_rehearsed(self) -> bool:
-        """Whether PyTorch's own CUDA code runs the step on a GPU that is not there."""
+        """Whether the step runs PyTorch's own CUDA code on a simulated GPU."""
         return self.device.startswith(REHEARSE)
 
     @property
     def torch_device(self) -> str:
-        """Where torch puts the tensors: a prediction needs no device."""
+        """The torch device of the tensors; "cpu" for a prediction, which needs no device."""
         return "cpu" if self.is_predicted else gpu_kinds.visible(self.device)
 
     @property
     def foreseen(self) -> Case:
-        """The same point predicted: for the GPU that is rehearsed, else for its kind of device."""
+        """The prediction of this case: for the GPU that it rehearses, else for its kind of device."""
         gpu = Choice(self.device).name.removeprefix(REHEARSE) if self.is_rehearsed else self.twin.device
         return self if self.is_predicted else msgspec.structs.replace(self, device=FAKE + gpu)
 
     @property
     def twin(self) -> Case:
-        """The point that a measurement and its prediction share: the same on the kind of device."""
+        """The key that a case and its prediction share: the case on its kind of device, `routing` unset."""
         device = self.device.removeprefix(FAKE)
         kind = device if device == "cpu" or gpu_kinds.of(device) else "cuda"
         return msgspec.structs.replace(self, device=kind, routing=UNSET)
 
 
 def _settings() -> tuple[dict[str, Setting], list[str]]:
-    """The fields of a case that have a Setting, and the switches among them, in order."""
+    """Return the Setting of each case field that has one, and the names of the switches among them, in field order."""
     kinds = get_type_hints(Case, include_extras=True)
     settings = {
         name: setting
@@ -172,58 +172,59 @@ SWITCHES = {name: SETTINGS[name] for name in _switches}
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measured row without checkpointing tells the predictions of its model."""
+    """Measurements of a baseline that calibrate the predictions of its model."""
 
-    hidden_bytes: dict[str, Whole]  # what the operators pass gave, by signature
+    hidden_bytes: dict[str, Whole]  # from the operators pass, by operator signature
     device_name: str | None = None
     step_seconds: Real | None = None  # the median
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One case in one round: what a worker is asked to do."""
+    """One case in one round: what a worker is asked to run."""
 
     case: Case
     round: Whole = 1
     passes: tuple[str, ...] = PASSES
-    digests: dict[str, str] | None = None  # what the baseline's equality pass gave
-    calibration: Calibration | None = None  # of a prediction
+    digests: dict[str, str] | None = None  # of the baseline, from its equality pass
+    calibration: Calibration | None = None  # for a prediction
     data_directory: str | None = None
-    limit_seconds: float | None = None  # that each of its stages may take
-    is_paired: bool = True  # whether steps without the strategy, where it can be switched off, alternate with its own
-    if_own: bool | UnsetType = UNSET  # only where its baseline finds checkpoints that the model calls itself
-    least_pairs: Whole | UnsetType = UNSET  # of steps with and without the strategy; of one the round is a first look
-    budget: str | UnsetType = UNSET  # of plans: stages of which none can fit it are not timed
+    limit_seconds: float | None = None  # time limit of each stage of the trial (`--stage-limit`)
+    is_paired: bool = True  # whether steps with and without the strategy alternate, if it can be switched off
+    if_own: bool | UnsetType = UNSET  # run it only if the baseline finds that the model itself calls checkpoints
+    least_pairs: Whole | UnsetType = UNSET  # least pairs of a step with and one without the strategy; 1: a first look
+    budget: str | UnsetType = UNSET  # for plans: stages are not timed if no plan can fit this budget
 
 
 def encode(value: Any, *, order: Any = None) -> bytes:
-    """Any of gcprof's data as JSON; Choices as text. Raises TypeError for what is none of it."""
+    """Return any of gcprof's data as JSON, a Choice as its text. Raises TypeError for any other type."""
     return _encoder(order).encode(value)
 
 
 def encode_indented(value: Any) -> bytes:
-    """Gcprof's data as JSON with one field a line, for a file or a screen of its own."""
+    """Return gcprof's data as JSON with one field per line, for a file or the screen."""
     return msgspec.json.format(encode(value), indent=1) + b"\n"
 
 
 def decode(text: bytes | str, kind: type[Any]) -> Any:
-    """JSON as `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
+    """Return JSON decoded as `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
     return _decoder(kind).decode(text)  # type: ignore[arg-type]  # classes can be hashed
 
 
 @cache
 def _encoder(order: Any) -> msgspec.json.Encoder:
-    return msgspec.json.Encoder(enc_hook=str.__str__, order=order)  # of a Choice its text, of anything else an error
+    return msgspec.json.Encoder(enc_hook=str.__str__, order=order)  # the text of a Choice; an error for any other type
 
 
 @cache
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=operator.call)  # a Choice of its text; no other class is called
+    return msgspec.json.Decoder(kind, dec_hook=operator.call)  # makes a Choice from its text; no other class gets here
 
 
 def split_choices(text: str) -> list[Choice]:
-    """A list as users write it: `none,segments:k=8,split=balanced,all` -> three choices.
+    """Return the choices in a list as users write it: `none,segments:k=8,split=balanced,all` -> three choices.
 
-    A piece `key=value` without a name belongs to the choice before it; `k=2|4|8` spans an axis.
+    A piece `key=value` without a name belongs to the choice before it; `k=2|4|8` gives one choice per value. Raises
+    UserError for an empty item.
     """
     words: list[str] = []
     for piece in (piece.strip() for piece in text.split(",")):
@@ -244,5 +245,5 @@ def _span(choice: Choice) -> list[Choice]:
 
 
 def as_word(value: object) -> str:
-    """A value as users write it: a switch is `true` or `false`."""
+    """Return a value as users write it: a boolean as `true` or `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,12 +1,12 @@
-"""Names -> code, read without importing it: what exists, which options it takes, what it is about.
+"""Finds what tables name without importing it: entries, their options, and what they are about, from source code.
 
-A room's table maps a name to "package.module:function". Everything else stands in that function's own source: its
-keyword-only parameters are the options, their annotations the kinds, its docstring's first line is the "about".
-So a new model or strategy is one file and one line, and listing them never imports torch.
+A room's table maps a name to "package.module:function". Everything else is read from that function's source: its
+keyword-only parameters are the options, their annotations the kinds, its docstring's first line is the "about". So a
+new model or strategy is one file and one line, and listing them never imports torch.
 
 A function whose first parameter is `name` is a family: `torchvision:resnet18` calls torchvision's with name="resnet18".
-The family `*` takes what is in no table and looks like code: `path/to/file.py:factory`, `package.module:factory`; its
-options are the parameters of that function, which is the user's.
+The family `*` takes a name that is in no table but looks like code: `path/to/file.py:factory`,
+`package.module:factory`; its options are the parameters of that function, which is the user's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from profiler.core import function_source
 from profiler.core.case import Choice, as_word
 from profiler.core.errors import UserError, nearest, nearest_or_all
 
-Count = int  # as an annotation of an option: a whole number from 1
+Count = int  # annotation of an option that is a whole number from 1
 KINDS = {
     "Count": "a whole number from 1 to 2147483647",
     "int": "a whole number",
@@ -35,35 +35,35 @@ KINDS = {
     "str": "a word",
     "value": "a value",
 }
-PLAIN = ("Count", "int", "float", "bool")  # kinds that hold no word
+PLAIN = ("Count", "int", "float", "bool")  # kinds whose values are not words
 FAMILY, USERS = "name", "*"
 VALUE = re.compile(r"[\w.+-]+")  # of an option
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One option of a choice. `default` is None where it must be given."""
+    """One option of a choice. `default` is None if the option is required."""
 
     name: str
     kind: str
     default: str | None = None
-    words: tuple[str, ...] = ()  # all that a Literal allows
+    words: tuple[str, ...] = ()  # the values that a Literal allows
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a table, with what its function's source says."""
+    """One entry of a table, with what is read from its function's source."""
 
     name: str
     target: str
     about: str
-    parameters: dict[str, str | None]  # what the room itself passes, with defaults
+    parameters: dict[str, str | None]  # parameters that the room itself passes, with their defaults
     options: tuple[Option, ...]
-    open: bool = False  # takes options of any name besides
-    member: str | None = None  # of a family
+    open: bool = False  # whether it also takes options of any name (`**`)
+    member: str | None = None  # the name after the family's
 
 
 def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
-    """All entries of a table in its order, families as `family:NAME`; those that begin with `_` where asked for."""
+    """Return all entries of a table in order, families as `family:NAME`; names that begin with `_` only if `hidden`."""
     listed = [(name, _entry(name, table[name])) for name in table if hidden or not name.startswith("_")]
     shown = {name: f"{name}:NAME" if FAMILY in entry.parameters else name for name, entry in listed}
     shown[USERS] = "path/to/file.py:FACTORY"
@@ -71,7 +71,7 @@ def entries(table: Mapping[str, str], *, hidden: bool = False) -> list[Entry]:
 
 
 def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
-    """The entry of that name. Raises UserError, naming the nearest, where there is none."""
+    """Return the entry of a name. Raises UserError, with the nearest names, if there is none."""
     if entry := listed(name, table):
         return entry
     family, colon, member = name.partition(":")
@@ -89,7 +89,7 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
 
 
 def _misplaced(entry: Entry, written: str) -> UserError:
-    """What is wrong with options that stand behind a name in another way than options do."""
+    """Return the error for options that are not written as `name:key=value`."""
     name = f"'{entry.name}:{written}'"
     if not written:
         return UserError(f"{name} ends with a colon", hint=f"write {entry.name}")
@@ -109,7 +109,7 @@ def _misplaced(entry: Entry, written: str) -> UserError:
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:
-    """The entry of a name that stands in the table, or of a member of a family there; `*` is the name of none."""
+    """Return the entry of a name in the table, or of a member of a family in it; None for other names, and for `*`."""
     family, colon, member = name.partition(":")
     if family == USERS or family not in table:
         return None
@@ -120,12 +120,12 @@ def listed(name: str, table: Mapping[str, str]) -> Entry | None:
 
 
 def is_code(name: str, table: Mapping[str, str]) -> bool:
-    """Whether a name is of a function of the user's own; looks at no file of theirs, and imports nothing."""
+    """Whether a name has the form of a user's function and is not in the table; reads no user file, imports nothing."""
     return USERS in table and not listed(name, table) and CODE.fullmatch(name) is not None
 
 
 def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> Choice:
-    """The choice in its one canonical text: options checked, in their order, defaults left out.
+    """Return the choice in canonical form: options checked, in declared order, defaults left out.
 
     Raises UserError for an unknown name or option, a value of the wrong kind, or a missing option.
     """
@@ -152,7 +152,7 @@ def resolve(choice: Choice, table: Mapping[str, str], *, what: str = "name") -> 
 
 
 def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function behind a choice, imported, and its options as keywords of the right type."""
+    """Import the function of a choice; return it, and the options as keyword arguments of the right type."""
     entry = read(choice.name, table)
     module, _, attribute = entry.target.partition(":")
     keywords = _values(choice, {option.name: option for option in entry.options})
@@ -161,7 +161,7 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
         return function, keywords
     if FAMILY in entry.parameters:
         return function, keywords | {FAMILY: entry.member}
-    return partial(function, entry.member), keywords  # the user's: an option of theirs may have any name
+    return partial(function, entry.member), keywords  # positional: the user's options may have any name
 
 
 def _entry(name: str, target: str) -> Entry:
@@ -180,7 +180,7 @@ def _entry(name: str, target: str) -> Entry:
 
 
 def _users_entry(name: str, adapter: str) -> Entry:
-    """The user's function through our adapter: every parameter of theirs but the batch size is an option."""
+    """Return the entry of a user's function, called by our adapter: all its parameters but batch_size are options."""
     function = function_source.read(name)
     keyword_only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     parameters = _parameters(function) | {argument.arg: _text(default) for argument, default in keyword_only}
@@ -206,7 +206,7 @@ def _about(function: ast.FunctionDef) -> str:
 
 
 def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
-    """Positional parameters with their defaults as text."""
+    """Return the positional parameters with their defaults as text."""
     positional = [*function.args.posonlyargs, *function.args.args]
     given = function.args.defaults
     defaults = [None] * (len(positional) - len(given)) + [_text(value) for value in given]
@@ -228,7 +228,7 @@ def _option(argument: ast.arg, default: ast.expr | None) -> Option:
 
 
 def _text(default: ast.expr | None) -> str | None:
-    """A default as the text that one would write for it; code that is no plain value as it stands."""
+    """Return a default as users would write it, or as source code if it is not a literal; None if there is none."""
     if default is None:
         return None
     try:
@@ -239,7 +239,7 @@ def _text(default: ast.expr | None) -> str | None:
 
 
 def _values(choice: Choice, declared: Mapping[str, Option]) -> dict[str, Any]:
-    """The options of a choice, each of its kind; an unknown one is read as a value. Raises UserError."""
+    """Return the options of a choice, converted to their kinds; undeclared ones as literals. Raises UserError."""
     return {
         key: _value(text, declared.get(key) or Option(name=key, kind="value"), choice)
         for key, text in choice.options.items()
@@ -272,7 +272,7 @@ def _allowed(value: Any, option: Option) -> bool:
 
 
 def literal(text: str) -> Any:
-    """A number, true or false where the text is one, else the word itself."""
+    """Return the text as a boolean (`true`, `false`) or a Python literal; the text itself if it is neither."""
     if text in ("true", "false"):
         return text == "true"
     try:
@@ -282,5 +282,5 @@ def literal(text: str) -> Any:
 
 
 def _is_absent(module: str) -> bool:
-    """Whether there is no module of that name, nor a file."""
+    """Whether a name is an identifier that no top-level module has."""
     return module.isidentifier() and importlib.util.find_spec(module) is None

@@ -1,11 +1,11 @@
-"""Errors that the user or the machine causes, to be shown as one line."""
+"""Errors caused by the user or the machine, shown as one line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-MOST_MEANT = 3  # words that a hint names
+MOST_MEANT = 3  # most words in a hint
 
 
 class UserError(Exception):
@@ -18,48 +18,49 @@ class UserError(Exception):
     def __init__(self, message: str, *, hint: str | None = None, exit_code: int = 2) -> None:
         super().__init__(message)
         if hint is not None:
-            self.add_note(f"hint: {hint}")  # Python shows it below the message, where nobody catches this
+            self.add_note(f"hint: {hint}")  # Python shows it below the message if nothing catches the error
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
 
 
 class Unsupported(Exception):
-    """A strategy cannot be applied to this model: the row is there, skipped, with this reason."""
+    """A strategy cannot be applied to this model; its row is recorded as skipped, with this reason."""
 
 
 class NotOnce(Unsupported):
-    """Blocks do not run once each, in order."""
+    """The blocks do not each run exactly once, in order."""
 
 
 class Invalid(Exception):
-    """A step that trains nothing: the row is there, invalid, with this reason and without numbers."""
+    """A step trains nothing; its row is recorded as invalid, with this reason and without numbers."""
 
 
 class Exited(Exception):
-    """The user's code called sys.exit, which must not end what measures it."""
+    """The user's code called sys.exit, which must not end the measuring process."""
 
 
 def nearest(word: str, words: Iterable[str], *, before: str = "", after: str = "") -> str | None:
-    """A hint that names the known words nearest to this one, as they are to be typed; None where none is near.
+    """Return a hint with the known words nearest to this one, as users would type them; None if none is near.
 
-    `before` and `after` are what is typed around the word: an option before it, a value after it.
+    `before` and `after` are typed around the word, such as an option before it or a value after it.
     """
     meant = " or ".join(f"'{before}{name}{after}'" for name in similar(word, words))
     return f"did you mean {meant}?" if meant else None
 
 
 def nearest_or_all(word: str, words: Iterable[str], *, before: str = "", after: str = "") -> str:
-    """A hint that names the known words nearest to this one as `nearest` does, or all of them where none is near."""
+    """Return the hint of `nearest`, or a hint with all known words if none is near."""
     names = list(words)
     return nearest(word, names, before=before, after=after) or f"choose from {', '.join(names) or 'none'}"
 
 
 def similar(word: str, words: Iterable[str]) -> list[str]:
-    """The known words that one may have meant, at most three: those that begin so, else the one of the fewest slips.
+    """Return up to three known words that the user may have meant: prefix matches, else the one with the fewest slips.
 
-    A word may begin at any part of a name: `2080ti` begins `rtx-2080-ti`. A slip is a letter too many, too few, another
-    or in its neighbour's place; a third of the longer word may be slips, so that nothing is named that is not near.
+    A prefix may match at the start of any part of a name: `2080ti` matches `rtx-2080-ti`. A slip is a letter too many,
+    too few, wrong, or swapped with its neighbor; at most a third of the longer word may be slips, so that no distant
+    word is named.
     """
     names = list(dict.fromkeys(words))
     typed = _letters(word)
@@ -73,12 +74,12 @@ def similar(word: str, words: Iterable[str]) -> list[str]:
 
 
 def _letters(word: str) -> str:
-    """A word without what is easily left out of it."""
+    """Return a word in lower case without hyphens, underscores and spaces, which are easily left out."""
     return re.sub(r"[-_\s]", "", word.lower())
 
 
 def _begins(typed: str, name: str) -> bool:
-    """Whether what was typed begins the name, or one of its parts where that says enough."""
+    """Whether the typed text is a prefix of a name; from four letters on, also a prefix of one of its parts."""
     if len(typed) < 2:
         return False
     if _letters(name).startswith(typed):
@@ -88,9 +89,9 @@ def _begins(typed: str, name: str) -> bool:
 
 
 def _slips(word: str, name: str) -> int:
-    """Letters to add, drop, change or swap with a neighbour until one word is the other."""
+    """Return the edit distance of two words: letters to add, drop, change or swap with a neighbor."""
     if abs(len(word) - len(name)) > max(len(word), len(name)) // 3:
-        return max(len(word), len(name))  # more than are forgiven
+        return max(len(word), len(name))  # more slips than are allowed
     before: list[int] = []
     row = list(range(len(name) + 1))
     for number, letter in enumerate(word, start=1):

@@ -1,4 +1,4 @@
-"""The source of a function, found without importing anything, and which functions of a user's file make a model."""
+"""Finds the source of functions without importing anything, and the functions of a user's file that make a model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from profiler.core.errors import UserError, nearest_or_all
 
-MOST_HOPS = 4  # from a name to the function that it stands for
+MOST_HOPS = 4  # aliases followed from a name to its function
 KEYS = {"module", "batch"}  # of a dict that a factory returns
-PARTS = range(2, 5)  # module, batch, loss, optimizer
+PARTS = range(2, 5)  # lengths of a tuple (module, batch[, loss[, optimizer]])
 
 
 @cache
 def read(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
-    """The source of "package.module:function" or "path/to/file.py:function". Raises UserError where it is not there."""
+    """Return the syntax tree of "package.module:function" or "path/to/file.py:function". Raises UserError if none."""
     name, _, attribute = target.rpartition(":")
     path, tree = _tree(name)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -31,18 +31,18 @@ def read(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
 
 
 def place(target: str) -> Path:
-    """The file of "package.module:function" or "path/to/file.py:function". Raises UserError for an unknown module."""
+    """Return the file of "package.module:function" or "path/to/file.py:function". Raises UserError if there is none."""
     return _source(target.rpartition(":")[0])[0]
 
 
 def which_factory(path: str) -> str:
-    """The functions of a file that make a model, as they are to be typed."""
+    """Return a hint that lists the functions of a file that make a model, as users would type them."""
     made = ", ".join(f"{path}:{name}" for name in _factories(_tree(path)[1]))
     return f"name it: {made}" if made else "it has none: write one that returns (module, batch[, loss])"
 
 
 def classes(module: str) -> list[str]:
-    """The names of classes that a module defines or imports by name, as they are written: with a capital."""
+    """Return the capitalized names of what a module defines as classes or imports by name, sorted."""
     tree = _tree(module)[1]
     imported = (name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names)
     defined = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
@@ -50,7 +50,7 @@ def classes(module: str) -> list[str]:
 
 
 def _tree(name: str) -> tuple[Path, ast.Module]:
-    """The file of "package.module" or "path/to/file.py", and its source. Raises UserError where it cannot be read."""
+    """Return the path and syntax tree of "package.module" or "path/to/file.py". Raises UserError if unreadable."""
     path, get_source = _source(name)
     try:
         return path, ast.parse(get_source())
@@ -63,9 +63,9 @@ def _tree(name: str) -> tuple[Path, ast.Module]:
 
 
 def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
-    """The function that a name of a file stands for by `name = other` or `from module import other as name`.
+    """Return what a name is an alias of, by `name = other` or `from module import other as name`; None if it is none.
 
-    A module is looked for beside the file alone; nothing is imported.
+    A module is looked for only in the file's own folder; nothing is imported.
     """
     for node in reversed(tree.body):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
@@ -82,9 +82,9 @@ def _bound_to(name: str, tree: ast.Module, path: Path) -> str | None:
 
 
 def _source(name: str) -> tuple[Path, Callable[[], str]]:
-    """A file, or a module's, found without importing anything; and what reads it.
+    """Return the path of a file or module, found without importing anything, and a function that reads its text.
 
-    Modules are read by what would import them: they may be in a zip.
+    A module is read by its loader, since it may be in a zip file.
     """
     if name.endswith(".py"):
         return Path(name), lambda: Path(name).read_text(encoding="utf-8")
@@ -99,7 +99,7 @@ def _source(name: str) -> tuple[Path, Callable[[], str]]:
 
 
 def _module_spec(name: str) -> ModuleSpec | None:
-    """Where a module is. `importlib.util.find_spec` would import the packages around it, and so run their code."""
+    """Return a module's spec; `importlib.util.find_spec` would import, and so run, the packages that contain it."""
     first, *inner = name.split(".")
     spec = importlib.util.find_spec(first)
     for number in range(len(inner)):
@@ -112,7 +112,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 
 def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
-    """The package that folders without an `__init__.py` are together; None where there are none."""
+    """Return the spec of the namespace package (no `__init__.py`) that has these portions; None if there are none."""
     if not portions:
         return None
     spec = ModuleSpec(name, None, is_package=True)
@@ -123,7 +123,7 @@ def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
 
 
 def _factories(tree: ast.Module) -> list[str]:
-    """The public functions of a file that return a model and a batch; where none is seen to, those that could."""
+    """Return the public functions that visibly return a model and a batch; if there are none, those that might."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
     callable_ = [function for function in functions if _needs_nothing(function)]
     seen = [function.name for function in callable_ if any(map(_is_model, _returned(function)))]
@@ -131,7 +131,7 @@ def _factories(tree: ast.Module) -> list[str]:
 
 
 def _needs_nothing(function: ast.FunctionDef) -> bool:
-    """Whether every parameter has a default, but for the batch size, which may be given."""
+    """Whether every parameter but batch_size has a default."""
     positional = [*function.args.posonlyargs, *function.args.args]
     without = positional[: len(positional) - len(function.args.defaults)]
     keywords = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
@@ -140,7 +140,7 @@ def _needs_nothing(function: ast.FunctionDef) -> bool:
 
 
 def _returned(function: ast.FunctionDef) -> list[ast.expr]:
-    """What a function returns itself, without the functions and classes within it."""
+    """Return the expressions that a function itself returns, without functions and classes nested in it."""
     return [node.value for node in _own(function) if isinstance(node, ast.Return) and node.value is not None]
 
 
@@ -152,7 +152,7 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_model(value: ast.expr) -> bool:
-    """Whether what is returned has the form of (module, batch[, loss[, optimizer]]), or of a dict with these keys."""
+    """Whether a returned expression has the form (module, batch[, loss[, optimizer]]), or is a dict with these keys."""
     if isinstance(value, ast.Tuple):
         return len(value.elts) in PARTS
     if isinstance(value, ast.Dict):

@@ -1,4 +1,4 @@
-"""Imports libraries that not every user has, or has whole, and says what to install."""
+"""Imports optional libraries, and says what to install if one is missing or broken."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ EXTRAS = {
     "submitit": "slurm",
     "ray": "ray",
 }
-BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # by a damaged one
+BROKEN = (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError, SyntaxError)  # if it is damaged
 
 
 def load(module: str, *, needs: str | None = None) -> ModuleType:
-    """A module of ours that needs such a library.
+    """Import and return a module of gcprof that needs an optional library.
 
-    `needs` is one that comes with gcprof and is for pictures or pages alone: it is tried by itself first. Raises
-    UserError, naming what to install, where an extra is missing (exit code 2), or where `needs` is missing or broken
-    (exit code 1: what was measured is there all the same).
+    `needs` names a library that is installed with gcprof and used only for pictures or pages: it is imported first, to
+    test it. Raises UserError that says what to install: with exit code 2 if an extra is missing, with 1 if `needs` is
+    missing or broken (what was measured is kept all the same).
     """
     if needs:
         _try(needs)
@@ -38,7 +38,7 @@ def load(module: str, *, needs: str | None = None) -> ModuleType:
 
 
 def load_function(target: str) -> Any:
-    """The function that `package.module:function` of a table names, imported only now. Raises UserError as `load`."""
+    """Import and return the function that a table names as `package.module:function`. Raises UserError as `load`."""
     module, _, attribute = target.partition(":")
     return getattr(load(module), attribute)
 

@@ -1,9 +1,9 @@
-"""Steps with strategies and without that alternate in one process: the ratios of their pairs, and when to stop.
+"""Steps with and without strategies that alternate in one process: ratios of their pairs, and when to stop.
 
-A cycle is a step of each strategy and one without; each strategy makes a pair with that one. Of every two cycles the
-second is turned around, unless a strategy left between them: a linear drift makes one ratio as much too high as the
-other too low. The order is drawn, so that nothing that comes periodically, as another process's share of a core, always
-meets the same step. Source: the ABBA of crossover trials.
+A cycle is one step of each strategy and one step without any, which forms a pair with each of them. The second of every
+two cycles has the reverse order, unless a strategy left between them, so that a linear drift makes one ratio too high
+by as much as the other is too low. The order is random, so that a periodic disturbance, such as another process's share
+of a core, does not always meet the same step. Source: the ABBA design of crossover trials.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core.stats import FIRST_LOOK, LEVEL, Sampling, centre, is_look, num_warmup
 
-WITHOUT_SWITCH = ("compile-budget",)  # strategies that nothing switches off: compiled code stays what it is
-LEAST_PAIRS = 2  # in a round, where its trial asks for no other number
-BRIEF_SECONDS = 0.25  # of the steps of a round of one pair, which is a first look
-LOOK_LEVEL = 0.75  # of a round's interval: as wide as that of three rounds together at 95 %
-WAITED = 0.1  # of the fastest step: what a step may be without a core longer than others
-MOST_PAIRS = 48  # that a ratio is made of; of more, medians of neighbours, since the work grows by the square
+WITHOUT_SWITCH = ("compile-budget",)  # strategies that cannot be switched off: compiled code stays as it is
+LEAST_PAIRS = 2  # per round, unless its trial asks for another number
+BRIEF_SECONDS = 0.25  # time limit of the steps of a first look, a round that needs only one pair
+LOOK_LEVEL = 0.75  # level of a round's interval, which is then as wide as that of three rounds together at 95 %
+WAITED = 0.1  # of the fastest step: how much longer than others a step may be without a core
+MOST_PAIRS = 48  # per ratio; more are reduced to medians of neighbors, since the work is quadratic
 
 
 def step_order(number: int, count: int = 1, *, round_number: int = 1) -> list[int]:
-    """The order of the steps in the n-th cycle, from 0: 0 is the one without a strategy, 1, 2, ... the strategies."""
+    """Return the order of the steps in a cycle (from 0): 0 is the step without a strategy, 1, 2, ... the strategies."""
     two, place = divmod(number, 2)
     draw, order = Random(f"{round_number}.{two}"), list(range(1, count + 1))
     draw.shuffle(order)
-    order.insert((count + (draw.random() < 0.5)) // 2, 0)  # in the middle: far from none of them
+    order.insert((count + (draw.random() < 0.5)) // 2, 0)  # in the middle, so that it is far from none of them
     return order[::-1] if place else order
 
 
 def pair_ratios(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, ...]:
-    """Of each pair, the step with the strategy over that without it."""
+    """Return the ratio of each pair: the step with the strategy over that without it; pairs with a 0 are dropped."""
     return tuple(mine / plain for mine, plain in zip(with_it, without, strict=False) if mine and plain)
 
 
 class RoundSteps(NamedTuple):
-    """The steps of one round, in pairs, in seconds; on a CPU with the seconds in which each had a core."""
+    """The paired steps of one round, in seconds; on a CPU also the seconds in which each step had a core."""
 
     with_it: Sequence[float]
     without: Sequence[float]
@@ -50,12 +50,11 @@ class RoundSteps(NamedTuple):
 
 
 def calm_ratios(rounds: Sequence[RoundSteps]) -> list[tuple[float, ...]]:
-    """The ratios of each round's pairs, without those of which a step is known to have waited for a core, where six or
-    more are left.
+    """Return the ratios of each round's pairs, without pairs in which a step waited for a core, if six or more remain.
 
-    A step that waits takes longer by what chance decides, many times its own time where it is short. It has waited
-    where it was without a core for longer than the others of its series by more than a tenth of the fastest step of
-    all: one limit for both steps of a pair, since else the longer one would keep waits that the other may not have.
+    A step that waits takes longer by a random time, many times its own if it is short. It counts as waiting if its time
+    without a core exceeds the least of its series by more than a tenth of the fastest step of all. Both steps of a pair
+    have the same limit; limits of their own would keep waits of the longer step that the shorter one may not have.
     """
     own = _waits([(steps.with_it, steps.held) for steps in rounds])
     plain = _waits([(steps.without, steps.plain_held) for steps in rounds])
@@ -74,9 +73,9 @@ def calm_ratios(rounds: Sequence[RoundSteps]) -> list[tuple[float, ...]]:
 
 
 def _waits(series: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[list[float]]:
-    """How much longer each step was without a core than the one of its series, in all rounds, that was least so.
+    """Return how much longer each step was without a core than the least of its series over all rounds; 0 if not known.
 
-    0 where it is not known. `series` are the seconds of the steps of each round, and those in which they had a core.
+    `series` has, for each round, the seconds of the steps and the seconds in which they had a core.
     """
     waits = [[max(0.0, second - had) for second, had in zip(*steps, strict=False)] for steps in series]
     least = min((wait for round_ in waits for wait in round_), default=0.0)
@@ -87,9 +86,10 @@ def _waits(series: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[li
 
 
 def ratio_of_pairs(ratios: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:
-    """The ratio that pairs of steps say, and the interval that holds it so often; None of fewer than six, at 95 %.
+    """Return the Hodges-Lehmann estimate of the ratio, and its confidence interval: None for fewer than six at 95 %.
 
-    What disturbs a step meets both of a pair alike, so that the logarithms are spread alike to both sides of the truth.
+    The estimate is made of logarithms. A disturbance is as likely in either step of a pair, so that their distribution
+    is symmetric about the true ratio.
     """
     size = -(-len(ratios) // MOST_PAIRS)
     logarithms = [log(ratio) for ratio in ratios]
@@ -100,17 +100,17 @@ def ratio_of_pairs(ratios: Sequence[float], *, level: float = LEVEL) -> tuple[fl
 
 
 def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
-    """How many of the first pairs are warm-up: those of which a step is."""
+    """Return how many of the first pairs are warm-up: those in which either step is."""
     return max(num_warmup(with_it), num_warmup(without))
 
 
 def stop_reason(
     with_it: Sequence[float], without: Sequence[float], sampling: Sampling, *, least_pairs: int = LEAST_PAIRS
 ) -> str | None:
-    """Why sampling ends here: "target" or the limit, "samples", "seconds" or "look"; None to go on.
+    """Return why sampling stops here: "target", or the limit "samples", "seconds" or "look"; None to go on.
 
-    The limits are of all steps together, with and without. What is looked at is the ratio of the pairs, of which there
-    are `least_pairs` in any case.
+    The limits apply to all steps together, with and without the strategy. The precision is that of the ratio of the
+    pairs, of which at least `least_pairs` are taken unless `max_samples` is reached.
     """
     count = len(with_it) + len(without)
     has_all = count >= sampling.max_samples
@@ -129,17 +129,20 @@ def stop_reason(
 
 
 def most_seconds(sampling: Sampling, least_pairs: int) -> float:
-    """How long a round samples at most, with and without the strategy together, once it has the least."""
+    """Return the time limit of a round's steps, with and without the strategy; it applies after `least_pairs`."""
     return min(sampling.max_seconds, BRIEF_SECONDS) if least_pairs == 1 else sampling.max_seconds
 
 
 def num_least(samples: int, least_pairs: int | UnsetType) -> int:
-    """The least pairs of a round, by what its trial asks for or else by its `samples`, with and without together."""
+    """Return the minimum of pairs in a round: what its trial asks for, else half of its `samples`, but at least two."""
     return max(LEAST_PAIRS, ceil(samples / 2)) if least_pairs is UNSET else least_pairs
 
 
 def _is_sure(ratios: Sequence[float], target: float) -> bool:
-    """Whether three such rounds may be expected to be as sure together; two pairs have no interval that could tell."""
+    """Whether three such rounds together can be expected to reach the target precision.
+
+    Two pairs have no interval: they must be within half the target of each other.
+    """
     if len(ratios) == LEAST_PAIRS:
         return max(ratios) - min(ratios) <= target / 2 * min(ratios)
     ratio, limits = ratio_of_pairs(ratios, level=LOOK_LEVEL)

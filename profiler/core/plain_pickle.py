@@ -11,7 +11,7 @@ from typing import Any
 
 from profiler.core.errors import UserError
 
-PLAIN = {  # opcodes that build plain data, or only move what is there
+PLAIN = {  # opcodes that build plain data or only rearrange it
     "PROTO", "STOP", "FRAME", "MARK", "POP", "POP_MARK", "DUP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT",
     "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
     "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
@@ -24,7 +24,7 @@ BROKEN = (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeErro
 
 
 def load(path: Path) -> Any:
-    """Returns the plain data of a pickle. Raises UserError for a file that cannot be read, or that holds more."""
+    """Return the plain data in a pickle. Raises UserError if the file cannot be read or contains anything else."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is larger than 4 GiB", hint="record fewer entries: max_entries=100000")
@@ -44,8 +44,8 @@ def _refuse(opcode: str) -> Callable[[Any], None]:
     return refuse
 
 
-class _Unpickler(pickle._Unpickler):  # in Python: the C one obeys all opcodes
-    """Knows only the opcodes of plain data; its memo is a dict, which a large index does not blow up."""
+class _Unpickler(pickle._Unpickler):  # the one in Python: that in C runs all opcodes
+    """Accepts only the opcodes of plain data; its memo is a dict, so that a large index allocates no large array."""
 
     dispatch = {  # noqa: RUF012  as the class has it
         ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)] if opcode.name in PLAIN else _refuse(opcode.name)

@@ -1,4 +1,4 @@
-"""A plan as users keep it: which blocks run under which checkpoints, in a JSON file."""
+"""The JSON file of a plan: which blocks run under which checkpoints."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 
 SCHEMA = 1
-FOLDER = "plans"  # of a run folder, in which its plans lie
-USUAL = "plan.json"  # the strategy's own default
+FOLDER = "plans"  # the subfolder of a run folder that holds its plans
+USUAL = "plan.json"  # the default file of the strategy `plan`
 HINT = "`gcprof plan` writes one with -o plan.json"
-GROUPS = {  # operators of aten, by the words for them
+GROUPS = {  # aten operators, by the word for their group
     "matmul": ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"),
     "conv": ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
     "attention": (
@@ -32,33 +32,33 @@ GROUPS = {  # operators of aten, by the words for them
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Consecutive blocks, and segments of them, that are computed again together in the backward."""
+    """Consecutive blocks, and segments nested in them, that are recomputed together in the backward."""
 
     blocks: tuple[str | Segment, ...]
-    save: str | None = None  # the results that are kept: matmul, conv, attention, joined by +; None: nothing
+    save: str | None = None  # results to keep: matmul, conv, attention or aten operators, joined by +; None: nothing
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a plan does to a model, and what the model was when it was made."""
+    """What a plan does to a model, and a fingerprint of the model that it was made for."""
 
     schema: int = SCHEMA
-    plan: str  # in the planner's words, of stages: `[1-3] 4 [5] 6-12`; what is done is in `segments` alone
+    plan: str  # in the planner's notation, of stages: `[1-3] 4 [5] 6-12`; only `segments` is applied
     segments: tuple[Segment, ...]
     fingerprint: dict[str, tuple[str, ...]]  # all blocks in order, each with its parameters: `weight float32 64 x 3`
 
     def __post_init__(self) -> None:
-        """Raises ValueError for segments that are no runs of the blocks, or not apart."""
+        """Raise ValueError if a segment is not a run of consecutive blocks, or if segments overlap."""
         wrong = _fault(self)
         if wrong:
             raise ValueError(wrong)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, over what is there. Raises UserError (exit code 74) where it cannot be written."""
+        """Write the plan as JSON, replacing any existing file. Raises UserError (exit code 74) if it cannot."""
         write(self, Path(path))
 
 
 def read(path: Path) -> PlanFile:
-    """Raises UserError for a file that is not there, is damaged, or of another schema."""
+    """Return the plan in a file. Raises UserError if the file is missing, damaged or of another schema."""
     try:
         text = strict_files.read_json(path)
         schema = strict_files.written_schema(text)
@@ -74,12 +74,12 @@ def read(path: Path) -> PlanFile:
 
 
 def write(plan: PlanFile, path: Path) -> None:
-    """As JSON, over what is there. Raises UserError (exit code 74) where the file cannot be written."""
+    """Write the plan as JSON, replacing an existing file. Raises UserError (exit code 74) if it cannot be written."""
     safe_files.write(path, encode_indented(plan))
 
 
 def changes(plan: PlanFile, fingerprint: dict[str, tuple[str, ...]]) -> list[str]:
-    """What is different in a model since the plan was made, in words; nothing where it still fits."""
+    """Return what changed in a model since the plan was made, in words; empty if the plan still fits."""
     before, now = plan.fingerprint, fingerprint
     return [
         *(f"block '{name}' is gone" for name in before if name not in now),
@@ -89,12 +89,12 @@ def changes(plan: PlanFile, fingerprint: dict[str, tuple[str, ...]]) -> list[str
 
 
 def operators(save: str) -> tuple[str, ...]:
-    """The operators of aten that a save option names, by groups or by themselves: `matmul+gelu`."""
+    """Return the aten operators that a save option such as `matmul+gelu` names, by group or by operator."""
     return tuple(name for word in save.split("+") for name in GROUPS.get(word, (word,)))
 
 
 def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
-    """All segments, the outer ones before those in them."""
+    """Yield all segments, each before the ones nested in it."""
     for segment in segments:
         if isinstance(segment, Segment):
             yield segment
@@ -102,17 +102,18 @@ def every(segments: Iterable[str | Segment]) -> Iterator[Segment]:
 
 
 def recomputes(segments: Iterable[Segment]) -> dict[str, int]:
-    """How often each block is computed again: once for every segment around it, but as `recompute_counts` says."""
+    """Return how often each block is recomputed, as counted by `recompute_counts`."""
     return recompute_counts(segments, lambda item: item.blocks if isinstance(item, Segment) else None)
 
 
 def recompute_counts(
     items: Iterable[Any], inside: Callable[[Any], Sequence[Any] | None], times: int = 0
 ) -> dict[Any, int]:
-    """How often each block of nested items is computed again, beyond `times`; `inside` gives what a segment holds.
+    """Return how often each block of nested items is recomputed, in addition to `times`.
 
-    Once for every segment around it. But for a segment that ends another: the outer recompute is over where the inner
-    checkpoint has its input.
+    `inside` gives the items of a segment, and None for a block. A block is recomputed once per segment around it,
+    except for a segment that is the last item of another: the outer recompute ends where the inner checkpoint has its
+    input.
     """
     counts: dict[Any, int] = {}
     for item in items:
@@ -127,7 +128,7 @@ def recompute_counts(
 
 
 def words(plan: PlanFile) -> str:
-    """What its segments do, in the planner's words but of blocks, not stages, from 1 on: `[1-3] 4 [[5] 6] 7:matmul`."""
+    """Return the segments in the planner's notation, but of blocks, not stages, from 1: `[1-3] 4 [[5] 6] 7:matmul`."""
     starts = {names(segment)[0]: segment for segment in plan.segments}
     inside = {name for segment in plan.segments for name in names(segment)}
     items = [starts.get(name, name) for name in plan.fingerprint if name in starts or name not in inside]
@@ -135,12 +136,12 @@ def words(plan: PlanFile) -> str:
 
 
 def names(segment: Segment) -> list[str]:
-    """All blocks of a segment, in order."""
+    """Return all blocks of a segment, in order."""
     return [name for item in segment.blocks for name in (names(item) if isinstance(item, Segment) else [item])]
 
 
 def _fault(plan: PlanFile) -> str | None:
-    """Why its segments are none of its blocks; None where they are."""
+    """Return why the segments do not match the blocks; None if they do."""
     blocks = list(plan.fingerprint)
     for segment in every(plan.segments):
         run = names(segment)
@@ -155,7 +156,7 @@ def _fault(plan: PlanFile) -> str | None:
 
 
 def _words(items: Iterable[str | Segment], numbers: dict[str, int]) -> str:
-    """Blocks that are kept and follow each other are one range; a segment stands alone."""
+    """Return items in the planner's notation: consecutive kept blocks form one range, each segment is by itself."""
     pieces: list[str] = []
     for is_segment, group in groupby(items, key=lambda item: isinstance(item, Segment)):
         run = list(group)

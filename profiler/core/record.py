@@ -1,9 +1,10 @@
-"""What a trial found, as plain data.
+"""The results of a trial, as plain data.
 
 Schema history (a change is a new number, a line here, and an old file kept in tests/records/):
 1  first release
 
-None of these holds itself, so the garbage collector need not look (`gc=False`): half the time of reading 10,000.
+None of these structs can be part of a reference cycle, so the garbage collector need not track them (`gc=False`): this
+halves the time of reading 10,000.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from profiler.core.errors import UserError
 SCHEMA = 1
 
 Outcome = Literal["ok", "out_of_memory", "skipped", "invalid", "timed_out", "crashed", "failed"]
-# how a number came about: a device ran the step; PyTorch's own CUDA code did on a hollow one; it was traced
+# where a number comes from: a real device; PyTorch's own CUDA code on a hollow device; a trace
 Evidence = Literal["measured", "rehearsed", "predicted"]
-# the median was sure enough; or their number or time was spent; or the next would have passed the limit of the stage
+# why sampling stopped: precise enough; maximum of samples or seconds; stage time limit; end of a first look
 Stopped = Literal["target", "samples", "seconds", "limit", "look"]
-IN_BUILD = "while the model was built"  # in the detail of what then ran out of memory
-SOFTWARE = ("gcprof", "python", "torch")  # of an environment: the same in all of a run
-HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same wherever a device has the same name in a case
+IN_BUILD = "while the model was built"  # in `detail`, if memory ran out then
+SOFTWARE = ("gcprof", "python", "torch")  # fields of Environment: the same throughout a run
+HARDWARE = ("device_name", "cuda", "driver", "num_threads")  # the same for equal `case.device`
 PHASES = ("forward", "backward", "optimizer")
-REPRODUCIBLE = {"fp32": 1e-3}  # relative: two runs of the same step that differ by more can verify nothing
-HALF_REPRODUCIBLE = 5e-2  # the same in half precision, whose last bit is 64 to 512 times larger
+REPRODUCIBLE = {"fp32": 1e-3}  # relative: if two runs of the same step differ by more, nothing can be verified
+HALF_REPRODUCIBLE = 5e-2  # the same in half precision, whose last bit is 2**13 (fp16) or 2**16 (bf16) times larger
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What it was like at the device at one moment; None for what it does not tell."""
+    """The state of the device at one moment; None for what the device does not report."""
 
     at_seconds: Real  # since the device was opened
     clock_hertz: Real | None = None
@@ -43,44 +44,44 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     celsius: Real | None = None
     watts: Real | None = None
     limit_watts: Real | None = None
-    held_by: tuple[str, ...] = ()  # what keeps the clock down: heat, power limit, ...
+    held_by: tuple[str, ...] = ()  # reasons for a reduced clock: heat, power limit, ...
     num_others: Whole | None = None  # processes on the device besides this one
-    others_bytes: Whole | None = None  # of the device's memory, that they hold
-    others_seconds: Real | None = None  # of all cores, that others took since the device was opened
+    others_bytes: Whole | None = None  # device memory that they hold
+    others_seconds: Real | None = None  # CPU time of other processes on all cores since the device was opened
     num_cores: Whole | None = None
 
 
 class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The largest number of bytes live in one phase of the step, by three accounts."""
+    """The largest number of bytes live in one phase of the step, counted in three ways."""
 
     allocated: Whole
     reserved: Whole | None = None  # by the caching allocator
-    device: Whole | None = None  # all that is taken of the device, other processes included
+    device: Whole | None = None  # all device memory in use, other processes included
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What was live over the watched step, in few points: to be drawn. The peak is one of them."""
+    """Live bytes over the observed step at a few points, for drawing. The peak is one of them."""
 
     phases: tuple[tuple[str, Whole], ...]  # in order, each with the number of its first point
-    nbytes: dict[str, tuple[Whole, ...]]  # at each point: by category where the step was traced, else all as "live"
-    operator: str | None = None  # traced: what ran at the peak,
-    module: str | None = None  # and where; empty outside of all modules
-    modules: dict[str, Whole] = {}  # traced: what the largest blocks or modules held at the peak
+    nbytes: dict[str, tuple[Whole, ...]]  # at each point: by category if the step was traced, else all as "live"
+    operator: str | None = None  # if traced: the operator at the peak
+    module: str | None = None  # if traced: the module at the peak; empty outside of all modules
+    modules: dict[str, Whole] = {}  # if traced: bytes of the largest blocks or modules at the peak
 
 
 class RankBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one of several ranks holds."""
+    """The bytes of one of several ranks."""
 
-    static_bytes: dict[str, Whole]  # the buckets and gathered parameters that stay between steps are among them
+    static_bytes: dict[str, Whole]  # includes the buckets and gathered parameters that stay between steps
     saved_bytes: Whole
     peak_bytes: Whole
-    gathered_bytes: Whole | None = None  # the most bytes of parameters gathered from all ranks that were live at once
+    gathered_bytes: Whole | None = None  # the most bytes live at once of parameters gathered from all ranks
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the meters read; None where a number was not measured. Bytes and seconds.
+    """What the meters read, in bytes and seconds; None if a number was not measured.
 
-    Of several ranks, bytes are those of the rank with the highest peak, and each sample is the slowest rank's.
+    With several ranks, bytes are those of the rank with the highest peak, and each sample is the slowest rank's.
     """
 
     static_bytes: dict[str, Whole] | None = None  # parameters, buffers, gradients, optimizer, inputs
@@ -89,66 +90,66 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     phases: dict[str, PhaseBytes] | None = None
     peak_bytes: Whole | None = None
     peak_phase: str | None = None
-    peak_gradient_bytes: Whole | None = None  # gradients of this step that were there at the peak
+    peak_gradient_bytes: Whole | None = None  # gradients of this step that were live at the peak
     timeline: Timeline | None = None
     reserved_bytes: Whole | None = None
     device_bytes: Whole | None = None
     forward_flops: Whole | None = None
     backward_flops: Whole | None = None  # the recompute included
-    hidden_bytes: dict[str, Whole] | None = None  # what operators take besides their outputs, by signature
+    hidden_bytes: dict[str, Whole] | None = None  # what operators allocate besides their outputs, by operator signature
     block_calls: tuple[Whole, ...] | None = None  # how often each block's forward ran in a step
     forward_seconds: tuple[Real, ...] | None = None
     backward_seconds: tuple[Real, ...] | None = None
     optimizer_seconds: tuple[Real, ...] | None = None
     step_seconds: tuple[Real, ...] | None = None
-    warmup_seconds: tuple[Real, ...] | None = None  # steps before these: the first, those asked for, those found
-    plain_step_seconds: tuple[Real, ...] | None = None  # without the strategy, each just before or after the other
-    plain_warmup_seconds: tuple[Real, ...] | None = None  # without it; empty where the first had no room
-    processor_seconds: tuple[Real, ...] | None = None  # of each step, in which its thread had a core; on a CPU
+    warmup_seconds: tuple[Real, ...] | None = None  # earlier steps: the first, the requested and the detected warm-up
+    plain_step_seconds: tuple[Real, ...] | None = None  # without the strategy, paired with `step_seconds` by index
+    plain_warmup_seconds: tuple[Real, ...] | None = None  # without it; empty if its first step ran out of memory
+    processor_seconds: tuple[Real, ...] | None = None  # of each step, time in which its thread had a core; CPU only
     plain_processor_seconds: tuple[Real, ...] | UnsetType = UNSET  # the same of each step without the strategy
-    steps_per_sample: Whole = 1  # of so many in a row each is the mean, where one is too fast for the clock
-    host_share: Real | None = None  # of a step, until the host had asked for it; where a device works meanwhile
-    stopped: Stopped | None = None  # why there are no more samples
-    ranks: tuple[RankBytes, ...] | None = None  # in order, where several train together
-    conditions: tuple[Conditions, ...] | None = None  # after the warm-up, in between, and after the last sample
+    steps_per_sample: Whole = 1  # each sample is the mean of so many consecutive steps, where one is too fast to time
+    host_share: Real | None = None  # share of a step that the host takes to launch it; asynchronous devices only
+    stopped: Stopped | None = None  # why sampling stopped
+    ranks: tuple[RankBytes, ...] | None = None  # in order, if several train together
+    conditions: tuple[Conditions, ...] | None = None  # after the warm-up, during sampling, and after the last sample
 
 
 class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a strategy's loss, gradients and buffers compare with those of the step without checkpointing.
 
-    Differences are relative: the largest absolute difference of a tensor over its largest absolute value; of a gradient
-    over at least 2**-8 of the model's largest.
+    Differences are relative: the largest absolute difference of a tensor over its largest absolute value; for a
+    gradient the denominator is at least 2**-8 of the model's largest gradient.
     """
 
     loss_equal: bool  # to the bit
     gradients_equal: bool  # to the bit
     buffers_equal: bool  # to the bit
     random_state_equal: bool
-    random_sources: tuple[str, ...] = ()  # which were drawn from more or less often: torch, random, numpy.random, ...
+    random_sources: tuple[str, ...] = ()  # random generators whose states differ: torch, random, numpy.random, ...
     largest_difference: Real | None = None
-    buffers_difference: Real | None = None  # but for the counts of a norm's batches
-    differing_buffers: tuple[str, ...] = ()  # the one that differs most is the first, counts of batches are the last
+    buffers_difference: Real | None = None  # the largest, without the batch counters of norm layers
+    differing_buffers: tuple[str, ...] = ()  # largest difference first, batch counters last
     worst_parameter: str | None = None
-    worst_step: Whole | None = None  # of the two steps that are compared, the one where they differ most: 1 or 2
-    moved: tuple[str, ...] = ()  # attributes of modules, plain Python, that a step changes otherwise: counters, caches
-    missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing, and none with it
-    num_gradients: Whole | None = None  # parameters that have one without checkpointing, where they were compared
-    num_without_gradient: Whole | None = None  # parameters that train and get none in this trial's own step
-    rounding_floor: Real | None = None  # the same where the last bit of the weights differs
-    precision_difference: Real | None = None  # the same to a run without checkpointing in fp32
-    noise_floor: Real | None = None  # the same difference between two runs without checkpointing
-    ranks_difference: Real | None = None  # the same to the mean of one process's gradients of all ranks' batches
+    worst_step: Whole | None = None  # the step with the largest difference, of the two that are compared: 1 or 2
+    moved: tuple[str, ...] = ()  # plain attributes of modules that the step changes differently: counters, caches
+    missing: tuple[str, ...] = ()  # parameters that have a gradient without checkpointing but not with it
+    num_gradients: Whole | None = None  # parameters with a gradient without checkpointing, if gradients were compared
+    num_without_gradient: Whole | None = None  # trainable parameters that get no gradient in this trial's own step
+    rounding_floor: Real | None = None  # difference if the last bit of the baseline's weights is changed
+    precision_difference: Real | None = None  # difference from a run without checkpointing in fp32
+    noise_floor: Real | None = None  # difference between two runs without checkpointing
+    ranks_difference: Real | None = None  # difference from one process's mean gradient over all ranks' batches
     against: str = "none"  # the strategy that it was compared with
     digests: dict[str, str] = {}
 
 
 def is_reproducible(equality: Equality, precision: str) -> bool:
-    """Whether two runs without checkpointing differ so little that others can be compared with them."""
+    """Whether two runs without checkpointing agree closely enough to compare others with them."""
     return (equality.noise_floor or 0.0) <= REPRODUCIBLE.get(precision, HALF_REPRODUCIBLE)
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where and with what a trial ran; neither host nor user."""
+    """The hardware and software that a trial ran on; names neither host nor user."""
 
     gcprof: str
     python: str
@@ -164,7 +165,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the trial really built: the model's size, its batch, and what the strategy did to it."""
+    """What the trial built: the model's size, its data, and what the strategy did to it."""
 
     num_parameters: Whole
     num_blocks: Whole
@@ -173,7 +174,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that the reader of a number must know; the text names the option that helps."""
+    """A remark that the reader of a number must know; the text names the option that helps."""
 
     code: str
     text: str
@@ -183,18 +184,18 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy did to a module."""
 
     split: str | None = None
-    reference: Choice | None = None  # where random numbers are drawn otherwise: what to compare with instead of `none`
-    changes_kernels: bool = False  # other operators do the same work: equal but for rounding
-    recomputes: dict[int, int] = {}  # by index of a block: how often it is computed again in the backward
-    kept: tuple[str, ...] = ()  # operators that are not computed again in these blocks
+    reference: Choice | None = None  # what to compare with instead of `none`, if random numbers are drawn differently
+    changes_kernels: bool = False  # whether other operators do the same work: equal except for rounding
+    recomputes: dict[int, int] = {}  # by block index: how often it is recomputed in the backward
+    kept: tuple[str, ...] = ()  # operators that are not recomputed in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on
     notes: tuple[Note, ...] = ()
-    remark: Callable[[], Note | None] = lambda: None  # what there is to say besides, once a step has run
-    switch: Callable[[bool], None] | None = None  # off: the module's step is that of `none`; None: it cannot be
+    remark: Callable[[], Note | None] = lambda: None  # called after a step: an additional note, if there is one
+    switch: Callable[[bool], None] | None = None  # turns it on or off; off: the step of `none`; None: no switch
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request for memory that failed, as far as the error tells it. Bytes."""
+    """A memory request that failed, as far as the error message tells. Bytes."""
 
     of: Literal["device", "host"]
     asked_bytes: Whole | None = None
@@ -209,20 +210,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     round: Whole = 1
     outcome: Outcome
     detail: str | None = None  # why it is not ok
-    shortage: Shortage | None = None  # where it ran out of memory
+    shortage: Shortage | None = None  # if it ran out of memory
     built: Built | None = None
     readings: Readings = Readings()
     equality: Equality | None = None
     environment: Environment | None = None
     notes: tuple[Note, ...] = ()
-    stage_seconds: dict[str, Real] = {}  # what the trial itself cost: start, build, equality, memory, time
+    stage_seconds: dict[str, Real] = {}  # what the trial itself took, by stage: start, build, equality, memory, time
     num_steps: Whole = 0  # training steps that the trial ran in all
 
     def fits(self, device: str) -> bool:
-        """Whether a GPU, by its word (`t4`, `a100-80`), holds the step of a record for CUDA, CUDA's own context too.
+        """Whether a GPU, by its name (`t4`, `a100-80`), has the memory for the step and for CUDA's own context.
 
-        The same question as `gcprof predict --fit` answers. Raises UserError for a GPU that is not known, and for a
-        record of a CPU or of a step that has no bytes.
+        This is the question that `gcprof predict --fit` answers. Raises UserError for a GPU that is not known, and for
+        a record of a CPU or of a step without a peak.
         """
         memory_bytes = gpu_specs.find(device).memory_bytes
         if self.case.twin.device == "cpu":
@@ -233,14 +234,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def needed_bytes(readings: Readings) -> int:
-    """Returns what a process takes of a GPU at its peak: what the allocator reserves, and CUDA itself."""
+    """Return the bytes that a process takes of a GPU: reserved by the allocator, else the peak, and CUDA's context."""
     taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
     assert taken is not None, "bytes were measured"
     return taken + gpu_specs.CONTEXT_BYTES
 
 
 def evidence(case: Case, environment: Environment | None) -> Evidence:
-    """Returns what the numbers of a trial are evidence of; `rehearsed` also where its device's name says Hollow."""
+    """Return whether numbers were measured, rehearsed (also if the device's name says Hollow) or predicted."""
     if case.is_predicted:
         return "predicted"
     is_hollow = environment is not None and gpu_kinds.is_hollow(environment.device_name)
@@ -248,7 +249,7 @@ def evidence(case: Case, environment: Environment | None) -> Evidence:
 
 
 def moment(text: str | None) -> datetime | None:
-    """What `started` and `created` say, in UTC where they do not say where; None for what is no time."""
+    """Return the time in a `started` or `created` field, in UTC if it has no time zone; None if it is not a time."""
     try:
         time = datetime.fromisoformat(text or "")
     except ValueError:
@@ -257,20 +258,20 @@ def moment(text: str | None) -> datetime | None:
 
 
 class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One block, as one forward saw it."""
+    """One block, as observed in one forward."""
 
     name: str
     kind: str  # its class
     num_parameters: int
-    output: str  # the shapes of what it returns; "" where it was not run
-    feeds_next: bool | None = None  # whether its output is all that the next one takes that is new; None: not known
+    output: str  # the shapes of its output; "" if it was not run
+    feeds_next: bool | None = None  # whether its output is the only new input of the next block; None: not known
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's blocks in order, or why they cannot be had."""
+    """A model's blocks in order."""
 
     model: str
     num_parameters: int
     batch_size: int | None
     blocks: tuple[BlockSummary, ...]
-    remark: str | None = None  # why it is not known what feeds what
+    remark: str | None = None  # why `feeds_next` is not known

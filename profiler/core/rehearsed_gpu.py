@@ -1,4 +1,4 @@
-"""A GPU that a step is rehearsed on, from the words that ask for it: `rehearse:h100`, `rehearse:t4:memory=8GiB`."""
+"""Parses the GPU that a step is rehearsed on: `rehearse:h100`, `rehearse:t4:memory=8GiB`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.units import MIB, bytes_text, parse_bytes, parse_memory
 
 MOST_BYTES = 2**50
-LEAST_BYTES = 2 * MIB  # what the caching allocator asks the device for at least: kSmallBuffer
+LEAST_BYTES = 2 * MIB  # the smallest request of the caching allocator to the device: kSmallBuffer
 SIZES = {"memory": "bytes", "context": "context_bytes", "cudnn_workspace": "cudnn_workspace_bytes"}  # option -> field
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
 
 
 class RehearsedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which devices to simulate."""
+    """The devices to simulate."""
 
-    gpu: str  # a word of configs/devices
+    gpu: str  # a name in configs/devices
     count: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # MAX_DEVICES of rehearsal/hollow/hollow.h
-    bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] | None = None  # of each; None: as many as the GPU has
-    context_bytes: Size = 0  # what a CUDA context takes of them
-    cudnn_workspace_bytes: Size = 0  # what each convolution is given besides its result
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_BYTES)] | None = None  # memory of each; None: that of the real GPU
+    context_bytes: Size = 0  # of this memory, taken by the CUDA context
+    cudnn_workspace_bytes: Size = 0  # workspace of each convolution
 
 
 def resolve(word: str) -> str:
-    """Returns the word as cases have it: no alias, sizes in bytes, in the order of SIZES. Raises UserError."""
+    """Return the device as cases have it: no alias, sizes in bytes, in the order of SIZES. Raises UserError."""
     gpu, options = gpu_of(word), Choice(word).options
     gpu_specs.find(gpu)
     if unknown := options.keys() - SIZES.keys():
@@ -43,15 +43,15 @@ def resolve(word: str) -> str:
 
 
 def gpu_of(word: str) -> str:
-    """Returns the GPU's name in configs/devices, as far as there is one: `rehearse:H100:memory=8GiB` -> `h100`."""
+    """Return the GPU's name for configs/devices, without checking it: `rehearse:H100:memory=8GiB` -> `h100`."""
     called = Choice(word).name.removeprefix(REHEARSE).lower()
     return gpu_specs.ALIASES.get(called, called)
 
 
 def parse_size(name: str, text: str, gpu: str, *, flag: str) -> int:
-    """Returns the bytes of a size of SIZES that a GPU is given: of the memory users may write a share of the GPU's.
+    """Return the bytes of one of SIZES; `memory` may also be a percentage of the GPU's memory.
 
-    Records have bytes without a unit. Raises UserError, which begins with the words that gave it.
+    A number without a unit is bytes, as records have it. Raises UserError, whose message begins with `flag`.
     """
     if re.fullmatch(r"[1-9]\d{0,18}", text, flags=re.ASCII):
         size: float = int(text)
@@ -65,7 +65,7 @@ def parse_size(name: str, text: str, gpu: str, *, flag: str) -> int:
 
 
 def _check_room(gpu: str, *, memory: int, context: int) -> None:
-    """Raises UserError where CUDA leaves PyTorch no memory at all: no batch and no strategy would fit."""
+    """Raise UserError if CUDA leaves PyTorch no memory at all, so that no batch and no strategy would fit."""
     if memory - context < LEAST_BYTES:
         message = f"a rehearsed {gpu} has {bytes_text(memory)}, of which CUDA takes {bytes_text(context)}"
         hint = "PyTorch asks for 2 MiB at least; a number without a unit is bytes: 11GiB, not 11"
@@ -73,14 +73,14 @@ def _check_room(gpu: str, *, memory: int, context: int) -> None:
 
 
 def limited(device: str, *, memory: int, context: int) -> str:
-    """Returns the device with so many bytes of memory, of which CUDA takes `context`."""
+    """Return the device with this many bytes of memory, of which CUDA takes `context`."""
     choice = Choice(device)
     sizes = {**choice.options, "memory": str(memory), "context": str(context)}
     return str(Choice.of(choice.name, {name: sizes[name] for name in SIZES if name in sizes}))
 
 
 def of_device(device: str) -> RehearsedGpu:
-    """Returns what the device of a rehearsed case asks for. Raises UserError for sizes that cannot be."""
+    """Return what the device of a rehearsed case asks for. Raises UserError for sizes out of range."""
     choice = Choice(device)
     sizes = {SIZES[name]: int(value) for name, value in choice.options.items()}
     try:

@@ -1,4 +1,4 @@
-"""Files written at once or not at all, regular files only, and one writer a file."""
+"""Atomic file writes, opening of regular files only, and locks for a single writer per file."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from typing import BinaryIO
 from profiler.core.errors import UserError
 
 NAME = re.compile(r"\.(?P<of>.+)\.(?P<process>[0-9a-f]{6}-\d{1,9})-[0-9a-f]{6}\.new", re.DOTALL)
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would keep one for ever
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer would block forever
 APPENDING = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MAKING = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-PATIENCE_SECONDS = 3.0  # for a holder that is about to end
-ANSWER_SECONDS = 3.0  # for a file system that may not answer at all
+PATIENCE_SECONDS = 3.0  # to wait for a lock holder that is about to end
+ANSWER_SECONDS = 3.0  # to wait for a file system that may never answer
 PAUSE_SECONDS = 0.05
-BUFFER_BYTES = 1 << 18  # that lines are read from; records take thousands
+BUFFER_BYTES = 1 << 18  # for reading lines; a record takes thousands of bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
 TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 def beside(path: Path) -> Path:
-    """The name of a file or folder while it is made, beside the one that it will have."""
+    """Return a temporary name in the same folder, for a file or folder that is being made."""
     return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(3)}.new")
 
 
 def write(path: Path, text: bytes) -> None:
-    """Write a file at once or not at all, over a regular file; a link to one is replaced, not followed.
+    """Write a file atomically, replacing a regular file; a link to one is replaced, not followed.
 
-    Raises UserError (exit code 74) where it cannot be written.
+    Raises UserError (exit code 74) if it cannot be written.
     """
     new = beside(path)
     try:
         if not is_replaceable(path):
             raise OSError(errno.EINVAL, "it is no regular file")
         sweep(path.parent, path.name)
-        with new.open("xb") as file:  # never through a link that somebody laid there
+        with new.open("xb") as file:  # never through a link that somebody put there
             file.write(text)
         new.replace(path)
     except OSError as error:
@@ -59,7 +59,7 @@ def write(path: Path, text: bytes) -> None:
 
 
 def sweep(folder: Path, of: str | None = None) -> None:
-    """Remove what killed processes of this machine left in the making: of the file of this name, or of any."""
+    """Remove temporary files that killed processes of this machine left: of the file named `of`, or of any."""
     for path in folder.glob(".*.new"):
         name = NAME.fullmatch(path.name)
         if name and of in (None, name["of"]) and _is_gone(name["process"]):
@@ -67,8 +67,8 @@ def sweep(folder: Path, of: str | None = None) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file or a whole folder, as far as it can be."""
-    with suppress(OSError):  # it is gone, its name is too long to be one, or nothing can be changed here
+    """Remove a file or a whole folder as far as possible, without raising."""
+    with suppress(OSError):  # it is gone, its name is too long, or nothing can be changed here
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -87,19 +87,19 @@ def _is_gone(process: str) -> bool:
 
 
 def _host() -> str:
-    """Tells machines apart that share a folder, without their names."""
+    """Return a hash that tells machines sharing a folder apart without revealing their names."""
     return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]
 
 
 def is_regular(path: Path) -> bool:
-    """Whether it is a file, in a folder that is no link either. Raises OSError where nobody may look."""
+    """Whether a path is a file, and neither it nor its folder is a link. Raises OSError if access is denied."""
     return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
 
 
 def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
-    """Open a file that anyone may have laid there, in a run folder or where one names it.
+    """Open a file for reading that anyone may have put there, in a run folder or at a path that it names.
 
-    Raises OSError, also where it is a link, a pipe or a device, or larger than `most_bytes`.
+    Raises OSError, also if it is a link, a pipe or a device, or larger than `most_bytes`.
     """
     try:
         descriptor = os.open(path, READING)
@@ -118,9 +118,9 @@ def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
 
 
 def opened_to_append(path: Path) -> int:
-    """Open a file to write at its end, or make it. Raises OSError where what is written would stand elsewhere too.
+    """Open or create a file for appending. Raises OSError if it is a link, or has further hard links.
 
-    A link leads elsewhere, and a file of several links has other names: one of them may be a file of the user's.
+    What is written through either would change a file elsewhere, which may be one of the user's.
     """
     descriptor = os.open(path, APPENDING, 0o644)
     try:
@@ -133,7 +133,7 @@ def opened_to_append(path: Path) -> int:
 
 
 def regular(descriptor: int) -> os.stat_result:
-    """What is known of an open file. Raises OSError where it is no regular one."""
+    """Return the stat result of an open file. Raises OSError if it is not a regular file."""
     known = os.fstat(descriptor)
     if not stat.S_ISREG(known.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -141,24 +141,24 @@ def regular(descriptor: int) -> os.stat_result:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether nothing is there, or a regular file, or a link to one: never a device, a pipe or a folder."""
-    return os.path.isfile(path) or not os.path.lexists(path)  # which say no for a name that is too long
+    """Whether a path is free, a regular file, or a link to one: never a device, a pipe or a folder."""
+    return os.path.isfile(path) or not os.path.lexists(path)  # both return False for a name that is too long
 
 
 def anew(path: Path) -> FileIO:
-    """Make the file anew, unbuffered: what lies there, or where a link leads, is not written to. Raises OSError."""
+    """Create a file, unbuffered, in place of any existing one; a link's target is not written to. Raises OSError."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, MAKING, 0o644), "wb", buffering=0)
 
 
 class TakenError(Exception):
-    """Another process holds the lock, and went on holding it."""
+    """Another process holds the lock."""
 
 
 def lock(file: int) -> bool:
-    """Lock an open file for this process; False where locks do not work, as on some network file systems.
+    """Lock an open file for this process; return False if locks do not work, as on some network file systems.
 
-    Raises TakenError where another process holds it for longer than one waits.
+    Raises TakenError if another process still holds it after PATIENCE_SECONDS.
     """
     for _ in range(round(PATIENCE_SECONDS / PAUSE_SECONDS)):
         try:
@@ -169,13 +169,13 @@ def lock(file: int) -> bool:
 
 
 def sign_lock(path: Path) -> None:
-    """Say in a file of its own who holds the lock, for those who wait; where it cannot be said, it is not."""
+    """Write who holds the lock to a separate file, for those who wait; errors are ignored."""
     with suppress(OSError), anew(path) as file:
         file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
 
 
 def lock_holder(path: Path) -> str:
-    """Who signed, as far as it is known."""
+    """Return who signed the lock, or a text that says that it is not known."""
     holder = ""
     with suppress(OSError), opened(path) as file:
         holder = file.read(200).decode(errors="replace").strip()
@@ -183,7 +183,10 @@ def lock_holder(path: Path) -> str:
 
 
 def _is_locked(file: int) -> bool:
-    """Whether the file is locked now; asked in a thread of its own, since a lost file server would never answer."""
+    """Try to lock the file, and return whether it worked. Raises TakenError if another process holds it.
+
+    A separate thread asks, since a file server that is gone would never answer.
+    """
     answers: SimpleQueue[OSError | None] = SimpleQueue()
     threading.Thread(target=_try_lock, args=(file, answers), daemon=True).start()
     try:

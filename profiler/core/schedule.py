@@ -1,4 +1,4 @@
-"""Cases -> trials in the order in which they are run, and the shards of such a schedule."""
+"""Turns cases into trials in the order in which they run, and splits such a schedule into shards."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whol
 from profiler.core.errors import UserError
 from profiler.core.paired_steps import WITHOUT_SWITCH
 
-DDP_SETTLING = 3  # steps before memory is read: buckets are made anew in the second, and DDP tells of it in the third
+DDP_SETTLING = 3  # steps before memory is read: DDP rebuilds its buckets in the second, and reports that in the third
 REHEARSED_PASSES = ("flops", "memory")
 MOST_SHARDS = 100_000
-PAIRS = (1, 3, 3)  # of steps, that three rounds take at least: six have an interval
+PAIRS = (1, 3, 3)  # minimum of pairs in rounds 1, 2 and from 3 on: seven in all, and six have an interval
 Pairing = tuple[Case, int]
 
 
 def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tuple[Trial, ...]:
-    """The cases in rounds; with `predict`, each is predicted besides, with what is read of the baseline's operators.
+    """Return the trials of all rounds; with `predict` also predictions, calibrated by the baselines' operators pass.
 
-    A rehearsed case has one round, and no passes that need arithmetic or time.
+    Rehearsed cases have one round, and no passes that need arithmetic or time.
     """
     cases = list(cases)
     if any(case.is_rehearsed for case in cases):
@@ -36,9 +36,9 @@ def measured(cases: Iterable[Case], rounds: int, *, predict: bool = False) -> tu
 
 
 def with_own_rows(trials: Sequence[Trial], is_code: Callable[[str], bool]) -> tuple[Trial, ...]:
-    """The trials, and beside each baseline of code of the user's own that runs the model's own checkpoints.
+    """Return the trials, and after each baseline of user code a trial with the checkpoints that the model itself calls.
 
-    It stands in the schedule from the start, and is run where the baseline finds such checkpoints.
+    The latter is in the schedule from the start, but runs only if the baseline finds such checkpoints.
     """
     asked = {(trial.case, trial.round) for trial in trials}
     planned: list[Trial] = []
@@ -53,7 +53,7 @@ def with_own_rows(trials: Sequence[Trial], is_code: Callable[[str], bool]) -> tu
 
 
 def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial, ...]:
-    """Each case once; with `calibrate`, the baselines are measured before, on a device of that kind."""
+    """Return a prediction of each case; with `calibrate`, after measuring the baselines on a device of that kind."""
     cases = list(cases)
     real = dict.fromkeys(_measurable(case) for case in cases if case == case.baseline) if calibrate else ()
     passes = ("memory", OPERATORS, "time")
@@ -64,7 +64,7 @@ def predicted(cases: Iterable[Case], *, calibrate: bool = False) -> tuple[Trial,
 
 
 def in_one_round(trials: Iterable[Trial], devices: Collection[str]) -> tuple[Trial, ...]:
-    """The trials without the later rounds of cases on these devices, which have no times that more rounds could add."""
+    """Return the trials without later rounds on these devices, which have no times that more rounds could add."""
     return tuple(trial for trial in trials if trial.round == 1 or trial.case.device not in devices)
 
 
@@ -79,10 +79,11 @@ def _with_operators(trial: Trial) -> Trial:
 
 
 def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
-    """Rounds over all cases, every second one reversed, so that drift and heat favour none.
+    """Return rounds over all cases, every second one reversed, so that drift and heat favor no case.
 
-    Only the first round verifies and reads the memory, both exact; the others add samples of time. Of three rounds the
-    first takes a pair of steps, so that every row is there soon: the later ones, which share a process, take the rest.
+    Only the first round verifies and reads the memory, both exact; the others add samples of time. Of three rounds or
+    more the first may take a single pair of steps, so that every row appears soon; the later ones, which share a
+    process, take more.
     """
     forth = list(cases)
     has_look = rounds >= len(PAIRS) and not any(case.strategy.name in WITHOUT_SWITCH for case in forth)
@@ -99,25 +100,25 @@ def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
 
 
 def is_time_alone(trial: Trial) -> bool:
-    """Whether nothing but the time is measured, of a strategy that others of its model can stand beside."""
+    """Whether a trial measures only the time of a strategy that can share a process with others of its model."""
     case = trial.case
     is_alone = trial.passes == ("time",) and trial.is_paired and not (case.is_predicted or case.is_rehearsed)
     return is_alone and not (case.ranks or case.repair_batchnorm) and case.strategy.name not in WITHOUT_SWITCH
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of a sweep a run is."""
+    """The part of a sweep that a run executes."""
 
     index: Whole  # from 1
-    count: Whole  # parts in all
-    places: tuple[Whole, ...] = ()  # where its trials stand in the whole plan, from 0
+    count: Whole  # number of shards
+    places: tuple[Whole, ...] = ()  # places of its trials in the whole schedule, from 0
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
 
 def parse_shard(text: str) -> Shard:
-    """`2/8`, the second of eight. Raises UserError."""
+    """Return the shard of a text such as `2/8`, the second of eight. Raises UserError."""
     numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), flags=re.ASCII)
     index, count = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
@@ -126,16 +127,17 @@ def parse_shard(text: str) -> Shard:
 
 
 def cut(trials: Sequence[Trial], shard: Shard) -> tuple[tuple[Trial, ...], Shard]:
-    """The trials of one shard, in their order, and the shard with their places; none if there are too few pairings."""
+    """Return the trials of one shard, in order, and the shard with their places; none if there are too few pairings."""
     places = deal(trials, shard.count)[shard.index - 1]
     return tuple(trials[place] for place in places), msgspec.structs.replace(shard, places=tuple(places))
 
 
 def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
-    """The places of the trials of each of `count` shards: every trial is in exactly one.
+    """Return the places of the trials of each of `count` shards: every trial is in exactly one.
 
-    What is never cut is a pairing, since ratios are of one round on one device. The largest come first, each to the
-    shard that has the fewest trials; of equals the first. So the shards differ by no more than the largest pairing.
+    A pairing is never split, since ratios are taken within one round on one device. The largest pairings are dealt
+    first, each to the shard with the fewest trials, the first of equals. So shards differ by no more than the largest
+    pairing.
     """
     places_of: dict[Pairing, list[int]] = {}
     for place, trial in enumerate(trials):
@@ -147,11 +149,11 @@ def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
 
 
 def pairing(trial: Trial) -> Pairing:
-    """What must stay together: a baseline in one round, with all that is compared with it or predicted of it."""
+    """Return the key of trials that stay together: a baseline in one round, with its comparisons and predictions."""
     return trial.case.baseline.twin, trial.round
 
 
 def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> list[Trial]:
-    """The trials of all shards of one sweep in the order of the whole plan."""
+    """Return the trials of all shards of one sweep in the order of the whole schedule."""
     placed = [placed_trial for shard, trials in shards for placed_trial in zip(shard.places, trials, strict=False)]
     return [trial for _, trial in sorted(placed, key=lambda placed_trial: placed_trial[0])]

@@ -1,6 +1,7 @@
-"""What is a secret, by its name or by its shape, and texts without it.
+"""Detects secrets by their names or their shapes, and removes them from texts.
 
-Every text that is stored and not of our own making passes here: a command, what a failure said, what a trial printed.
+Every text that is stored and not written by gcprof itself passes through here: commands, error messages, output of
+trials.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ import re
 from collections.abc import Iterator
 
 HIDDEN = "[hidden]"
-SHORTEST = 8  # characters of a secret of the environment; shorter ones are words like any other
-LONGEST = 128 << 10  # bytes of a variable of the environment; the system takes no longer one
+SHORTEST = 8  # characters of a secret in the environment; shorter values are ordinary words
+LONGEST = 128 << 10  # bytes of an environment variable; the system accepts no longer one
 WORDS = "token|secrets?|password|passwd|passphrase|credentials?|jwt"
 KEYS = (
     "(?:api|app|application|auth|access|secret|private|priv|client|service|encryption|storage|account|db|database)"
     "[_-]?key"
 )
 PASSED = "(?:ssh|db|database|pg|mysql|redis|smtp|ftp|mail|user|root|admin|key)[_-]?pass"
-NAME = re.compile(  # of a variable; PWD and OLDPWD are folders, and GIT_ASKPASS is a program
+NAME = re.compile(  # of a secret variable; PWD and OLDPWD are folders, and GIT_ASKPASS is a program
     rf"(?:{WORDS}|tokens|{KEYS}|{PASSED}|jwts|[_-](?:key|pwd|pass|pat|dsn)|(?:^|[_-])(?:auth|cookies?)|secret_key_base"
     r"|secret[_-]?id|webhook(?:_ur[il])?)$",
     re.IGNORECASE,
 )
-OPTION_NAME = re.compile(rf"(?:^|_|-)(?:{WORDS}|{KEYS})$", re.IGNORECASE)  # `key` and `sort_key` are options of models
+OPTION_NAME = re.compile(rf"(?:^|_|-)(?:{WORDS}|{KEYS})$", re.IGNORECASE)  # not `key` and `sort_key`, options of models
 SHAPES = tuple(
-    re.compile(pattern, re.ASCII)  # none of them goes over the end of a line
+    re.compile(pattern, re.ASCII)  # none of them spans lines
     for pattern in (
-        r"(://)[^\s/'\"]+(?=@)",  # who logs in at an address, and how
-        rf"([?&](?i:(?:[\w-]*[_-])?(?:{WORDS}|{KEYS}|sig|signature))=)[^\s&#'\"]+",  # in an address, too
+        r"(://)[^\s/'\"]+(?=@)",  # user and password in a URL
+        rf"([?&](?i:(?:[\w-]*[_-])?(?:{WORDS}|{KEYS}|sig|signature))=)[^\s&#'\"]+",  # query parameters of a URL
         r"((?i:\bauthorization)['\"]?[:=][ \t]*['\"]?(?i:basic|token)[ \t]+)[^\s'\",]+",
         r"((?i:\bbearer)[ \t]+)[\w.~+/=-]{16,}",
         r"()\b(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|xox[abps]-)[\w-]{16,}",  # Hugging Face, OpenAI, GitHub, ...
@@ -38,10 +39,10 @@ SHAPES = tuple(
         r"()\beyJ[\w-]{8,999}\.eyJ[\w-]{8,}\.[\w-]*",  # a JSON web token
     )
 )
-LAST_LINES = 4  # of a key: two short ones, its end, and the line end before them
-LINE_END = r"(?:\\[rn]|\s)+"  # also as Python and JSON write it within quotes
+LAST_LINES = 4  # line breaks around the last lines of a key: two short lines and the end line
+LINE_END = r"(?:\\[rn]|\s)+"  # also as escaped in Python and JSON strings
 KEY_KINDS = r"(?:[A-Z0-9]{2,10} ){0,2}PRIVATE KEY(?: BLOCK)?"
-KEY_BLOCK = re.compile(  # PEM, OpenSSH, PGP and SSH2: a head, lines of base64, and an end where it is there
+KEY_BLOCK = re.compile(  # PEM, OpenSSH, PGP and SSH2: a first line, lines of base64, and an end line if present
     rf"-{{4,5}} ?BEGIN {KEY_KINDS} ?-{{4,5}}"
     rf"(?:{LINE_END}(?:[A-Za-z-]{{3,20}}: [^\r\n\\]*|[A-Za-z0-9+/=]{{16,}})){{0,2000}}"
     rf"(?:(?:{LINE_END}[A-Za-z0-9+/=]{{1,15}}){{0,2}}{LINE_END}(?P<end>-{{4,5}} ?END {KEY_KINDS} ?-{{4,5}}))?"
@@ -52,19 +53,19 @@ HARMLESS = re.compile(r"[\d.+-]+(e[+-]?\d+)?|true|false|none", re.IGNORECASE)
 
 
 def hide(text: str) -> str:
-    """The text without values of the environment whose names say that they are secret, and without known shapes."""
+    """Return the text without the values of secret environment variables and without secrets of known shapes."""
     return _without(text, _of_environment())
 
 
 def hide_bytes(data: bytes) -> bytes:
-    """The same of bytes that may be no text: every other one stays as it is."""
+    """Return bytes with the same secrets hidden; they need not be text, and all other bytes stay as they are."""
     return _without(data.decode("latin-1"), _as_bytes()).encode("latin-1")
 
 
 def border(data: bytes, at: int) -> int:
-    """The last place up to `at` where bytes can be cut in two, and no secret with them.
+    """Return the last place up to `at` where the data can be split without splitting a secret.
 
-    At the end of the data may stand the beginning of a value that goes on elsewhere; shapes end with their line.
+    The data may end in the beginning of an environment value that continues elsewhere; shapes end with their line.
     """
     text = data.decode("latin-1")
     for start, end in sorted(_spans(text, at), reverse=True):
@@ -74,7 +75,7 @@ def border(data: bytes, at: int) -> int:
 
 
 def is_in(text: str) -> bool:
-    """Whether a word holds a secret; `key=value` holds one too where the key says so and the value is no number."""
+    """Whether a text has a secret, or a `key=value` with a secret's name and a value that is no number or boolean."""
     named = any(OPTION_NAME.search(key) and not HARMLESS.fullmatch(value) for key, value in OPTION.findall(text))
     return named or hide(text) != text
 
@@ -88,7 +89,7 @@ def _without(text: str, values: list[str]) -> str:
 
 
 def _spans(text: str, at: int) -> Iterator[tuple[int, int]]:
-    """From where to where secrets stand, as far as they can reach over a place."""
+    """Yield the start and end of secrets; of environment values, only those that may reach across the place `at`."""
     for shape in SHAPES:
         yield from (match.span() for match in shape.finditer(text))
     for match in KEY_BLOCK.finditer(text):
@@ -96,24 +97,27 @@ def _spans(text: str, at: int) -> Iterator[tuple[int, int]]:
     for value in _as_bytes():
         start = text.find(value[0], max(0, at - len(value)), at)
         while start >= 0:
-            if value.startswith(text[start : start + len(value)]):  # all of it, or what is there of it yet
+            if value.startswith(text[start : start + len(value)]):  # the value, or its beginning at the text's end
                 yield start, start + len(value)
             start = text.find(value[0], start + 1, at)
 
 
 def _goes_on(block: re.Match[str], text: str) -> bool:
-    """Whether a key has not ended yet where the text does: behind it are at most the beginnings of its last lines."""
+    """Whether a key block may continue after the text: it has no end line, and at most its last lines follow it."""
     rest = text[block.end() :]
     return not block["end"] and rest.count("\n") <= LAST_LINES and len(text) - block.start() < LONGEST
 
 
 def _as_bytes() -> list[str]:
-    """The values as the environment holds them, a character a byte."""
+    """Return the secret values as the environment holds them, one character per byte."""
     return [os.fsencode(value).decode("latin-1") for value in _of_environment()]
 
 
 def _of_environment() -> list[str]:
-    """The longest first, since one may begin with another; also as Python and JSON write them within quotes."""
+    """Return the secret values in the environment, also as escaped in Python and JSON strings.
+
+    The longest is first, since a value may begin with another.
+    """
     values = {value for name, value in os.environ.items() if NAME.search(name) and len(value) >= SHORTEST}
     written = values | {repr(value)[1:-1] for value in values} | {json.dumps(value)[1:-1] for value in values}
     return sorted(written, key=len, reverse=True)

@@ -1,4 +1,4 @@
-"""The process of a fork server, started before or when it is needed. Imports little: a command may begin with it."""
+"""Starts the process of the fork server, early or on demand. Imports little, since commands begin with it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _WORKER, _TRACING, _DEVICES = (f"profiler.engines.{name}" for name in ("worker",
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER, _DEVICES)
 PRELOAD_TO_TRACE = (
     "torch",
-    "torch.distributed.tensor",  # PyTorch's C++ asks for its class at the first fake tensor
+    "torch.distributed.tensor",  # PyTorch's C++ code looks up a class of it at the first fake tensor
     "torch.fx.experimental.symbolic_shapes",
     "torch.utils.checkpoint",
     _TRACING,
     _DEVICES,
 )
-EARLY = {  # what commands will most likely need, which takes more than a second to import
+EARLY = {  # what a command will most likely need, and what takes more than a second to import
     **dict.fromkeys(("predict", "explain", "timeline", "blocks"), PRELOAD_TO_TRACE),
     **dict.fromkeys(("run", "plan", "stages"), PRELOAD),
 }
-NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no server here
-ASKED = "GCPROF_HOLLOW"  # asks for a hollow device, which is to be built before
+NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no local server
+ASKED = "GCPROF_HOLLOW"  # asks for a hollow device, which must be built first
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from profiler.engines.forkserver import main; "
     "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[5:], rehearses=bool(int(sys.argv[4])))"
@@ -36,7 +36,7 @@ BOOT = (
 
 
 class ServerProcess(NamedTuple):
-    """A process that was started, the socket to it, and what it says where it fails."""
+    """A server process, the control socket to it, and its output, which has its error messages."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -44,7 +44,7 @@ class ServerProcess(NamedTuple):
     preload: Sequence[str]
 
     def drop(self) -> None:
-        """End a server that nobody has asked anything."""
+        """Kill a server that has received no request."""
         self.control.close()
         self.process.kill()
         self.process.wait()
@@ -55,19 +55,19 @@ _early: list[ServerProcess] = []
 
 
 def start_early(words: Sequence[str]) -> None:
-    """Start the server that a command will most likely need, before its words are read."""
+    """Start the server that a command will most likely need, before its arguments are parsed."""
     preload = EARLY.get(words[0]) if words else None
     is_other = any(word.partition("=")[0] in NOT_EARLY or "rehearse" in word for word in words)
     if preload is None or is_other or ASKED in os.environ:
         return
     with suppress(OSError):
         for number in range(3):
-            os.fstat(number)  # where one is closed, the next file would be it
+            os.fstat(number)  # raises if one is closed: the next file to be opened would get its number
         _early.append(start(preload))
 
 
 def take(preload: Sequence[str]) -> ServerProcess | None:
-    """The server that was started early, if it is of this kind; of another, none is left."""
+    """Return the server that was started early if it has these preloads; a server with others is killed."""
     if not _early:
         return None
     early = _early.pop()
@@ -78,11 +78,11 @@ def take(preload: Sequence[str]) -> ServerProcess | None:
 
 
 def start(preload: Sequence[str], *, visible: str | None = None, rehearses: bool = False) -> ServerProcess:
-    """Start a server that imports these modules; `visible` is the one CUDA device it sees. Raises OSError."""
+    """Start a server that imports these modules; `visible` is the only CUDA device that it sees. Raises OSError."""
     seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     environment = {**os.environ, "KINETO_LOG_LEVEL": "5", **seen}  # the profiler is chatty on stderr
     control, theirs = socket.socketpair()
-    python = [sys.executable, "-P", "-c", BOOT]  # -P: a json.py in the folder at hand is none of its modules
+    python = [sys.executable, "-P", "-c", BOOT]  # -P: a json.py in the current folder must not be imported
     try:
         with theirs:
             errors = _nameless()

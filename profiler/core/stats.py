@@ -1,4 +1,4 @@
-"""What a series of samples says of itself: warm-up, spread, sureness of the median, drift, when to stop sampling."""
+"""Statistics of a series of samples: warm-up, spread, uncertainty of the median, drift, when to stop sampling."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from statistics import NormalDist, median
 import msgspec
 from msgspec import UNSET, UnsetType
 
-LEAST_LATER = 5  # steps that the first ones are compared with
-SLOWER = 0.02  # of the median: what no step is called slow for
-LEVEL = 0.95  # how often the interval holds the median
-EXACT = 1000  # samples from which on the binomial distribution is as good as normal
-SHORTEST = 1e-3  # seconds of a sample; of fewer, waiting for the device and reading its clock are too large a part
+LEAST_LATER = 5  # the fewest later steps that the first ones are compared with
+SLOWER = 0.02  # of the median: a step slower by no more than this is not slow
+LEVEL = 0.95  # confidence level of intervals
+EXACT = 1000  # samples; above, the normal approximation of the binomial distribution is good enough
+SHORTEST = 1e-3  # seconds of a sample; in less, waiting for the device and reading its clock weigh too much
 MOST_STEPS = 1000  # in one sample
-FIRST_LOOK = 6  # samples: the least that have an interval
-CERTAIN = 3.0  # standard deviations: one series in 370 without a drift
-FEWEST_DRIFTING = 7  # samples; fewer, in one series or several, are certain of no drift in any order
-MOST_STRETCHES = 500  # of a longer series the medians of so many stretches are taken, since pairs are many
+FIRST_LOOK = 6  # samples: the fewest that have an interval
+CERTAIN = 3.0  # standard deviations, which one in 370 series without a drift exceeds
+FEWEST_DRIFTING = 7  # samples in all series; fewer cannot show a certain drift in any order
+MOST_STRETCHES = 500  # a longer series is reduced to the medians of so many stretches, since pairs grow quadratically
 
 
 def num_warmup(seconds: Sequence[float]) -> int:
-    """How many of the first steps are warm-up: those before the first that is no slower than the later ones.
+    """Return how many of the first steps are warm-up: those before the first that is no slower than the later ones.
 
-    Slower means: above the slowest of the later half (of at least five) by more than they are apart among themselves,
-    and by more than 2 %. So never more than half are warm-up, and of steps that are distributed alike seldom any.
+    A step is slower if it exceeds the slowest of the later half (of at least five steps) by more than the range of that
+    half, and the median of that half by more than 2 %. So never more than half are warm-up, and identically distributed
+    steps seldom are.
     """
     later = seconds[-max(LEAST_LATER, len(seconds) // 2) :]
     if len(later) == len(seconds):
@@ -39,14 +40,14 @@ def num_warmup(seconds: Sequence[float]) -> int:
 
 
 def middle(ordered: Sequence[float]) -> float:
-    """The median of samples in ascending order, which statistics.median would sort again."""
+    """Return the median of samples in ascending order, which statistics.median would sort again."""
     half, is_odd = divmod(len(ordered), 2)
     return ordered[half] if is_odd else (ordered[half - 1] + ordered[half]) / 2
 
 
-@lru_cache(maxsize=64)  # a row and what is doubted of it ask for the same
+@lru_cache(maxsize=64)  # a row and its timing doubts ask for the same samples
 def spread(samples: tuple[float, ...]) -> float | None:
-    """Half the interquartile range over the median; None for fewer than two samples.
+    """Return half the interquartile range over the median; None for fewer than two samples.
 
     The quartiles are those of statistics.quantiles(method="inclusive"), to the bit, in a third of its time.
     """
@@ -63,10 +64,11 @@ def _quartile(ordered: Sequence[float], number: int) -> float:
 
 
 def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, float] | None:
-    """The narrowest pair of samples, equally far from both ends of their order, that holds the median so often.
+    """Return the distribution-free confidence interval of the median, from order statistics.
 
-    It holds whatever the samples are distributed as. None where even the smallest and the largest are no such pair: at
-    95 % for fewer than six. Source: Conover, Practical Nonparametric Statistics, 3rd edition, section 3.2.
+    It is the narrowest pair of order statistics, symmetric in rank, that covers the median at this level, whatever the
+    distribution. None if even the smallest and the largest sample do not: at 95 % for fewer than six. Source: Conover,
+    Practical Nonparametric Statistics, 3rd edition, section 3.2.
     """
     rank = _rank(len(samples), level)
     if not rank:
@@ -76,17 +78,17 @@ def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, 
 
 
 def centre(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:
-    """The middle of samples that are spread alike to both sides of it, and the interval that holds it so often.
+    """Return the Hodges-Lehmann estimate of the center of a symmetric distribution, and its confidence interval.
 
-    The middle is the median of the means of any two samples, each with itself too (Hodges and Lehmann, Annals of
-    Mathematical Statistics 34, 1963); the interval is that of Wilcoxon's signed ranks, interpolated to the level. There
-    is none where even all means are too few: at 95 % of fewer than six samples. A third fewer samples are as sure as
-    those of a median. Takes time in proportion to the square of the samples.
+    The estimate is the median of the means of all pairs of samples, each with itself too (Annals of Mathematical
+    Statistics 34, 1963); the interval is that of Wilcoxon's signed-rank test, interpolated to the level. It is None if
+    there are too few samples: at 95 % fewer than six. A third fewer samples give the precision of a median. Takes time
+    quadratic in the number of samples.
     """
     means = sorted((one + other) / 2 for at, one in enumerate(samples) for other in samples[at:])
     outside = (1 - level) / 2
     tails = _signed_rank_tails(len(samples))
-    rank = bisect_right(tails, outside)  # so many means on each side lie beyond the interval seldom enough
+    rank = bisect_right(tails, outside)  # how many means to leave out at each end
     if not rank:
         return middle(means), None
     low, high = means[rank - 1], means[-rank]
@@ -98,7 +100,7 @@ def centre(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, tu
 
 @cache
 def _signed_rank_tails(count: int) -> list[float]:
-    """How often Wilcoxon's statistic of so many samples is 0, at most 1, at most 2, ..., where chance alone decides."""
+    """Return P(W <= 0), P(W <= 1), ... of Wilcoxon's signed-rank statistic under the null hypothesis."""
     ways = [1] + [0] * (count * (count + 1) // 2)
     for rank in range(1, count + 1):
         for total in range(len(ways) - 1, rank - 1, -1):
@@ -107,7 +109,7 @@ def _signed_rank_tails(count: int) -> list[float]:
 
 
 def uncertainty(samples: Sequence[float]) -> float | None:
-    """How far the interval reaches from the median at most, as a fraction of it; None where there is no interval."""
+    """Return the relative distance from the median to the farther end of its interval; None without an interval."""
     limits = interval(samples)
     middle = median(samples) if samples else 0.0
     return None if limits is None or not middle else max(middle - limits[0], limits[1] - middle) / middle
@@ -115,7 +117,7 @@ def uncertainty(samples: Sequence[float]) -> float | None:
 
 @cache
 def _rank(count: int, level: float) -> int:
-    """The largest r such that fewer than r of the samples are below the median seldom enough; 0 if there is none."""
+    """Return the largest r with P(fewer than r samples are below the median) <= (1 - level) / 2; 0 if there is none."""
     outside = (1 - level) / 2
     if count > EXACT:
         return floor((count + 1) / 2 - NormalDist().inv_cdf(1 - outside) * sqrt(count) / 2)
@@ -128,18 +130,18 @@ def _rank(count: int, level: float) -> int:
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Until when a round samples the time, where no fixed number was asked for."""
+    """When a round stops sampling the time, if no fixed number of samples was asked for."""
 
-    precision_target: float = 0.03  # how far the interval of the median may reach from it, as a fraction of it
+    precision_target: float = 0.03  # how far the interval may reach from the median or ratio, as a fraction of it
     max_samples: int = 100
     max_seconds: float = 2.0  # of timed steps
-    ends_together: bool | UnsetType = UNSET  # strategies of one process: until all are sure, or a limit ends all
+    ends_together: bool | UnsetType = UNSET  # strategies of one process: all precise enough, or at a limit
 
 
 def is_look(count: int, *, first: int = FIRST_LOOK) -> bool:
-    """Whether this many samples are looked at: 6, 8, 10, 12, 15, 18, 22, ..., each a fifth more.
+    """Whether the precision is checked at this many samples: 6, 8, 10, 12, 15, 18, 22, ..., each a fifth more.
 
-    Each look is a chance to stop by luck, so there are few.
+    Each check is a chance to stop by luck, so there are few.
     """
     look = first
     while look < count:
@@ -148,10 +150,10 @@ def is_look(count: int, *, first: int = FIRST_LOOK) -> bool:
 
 
 def stop_reason(seconds: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
-    """Why sampling ends here: "target" or the limit, "samples" or "seconds"; None to go on.
+    """Return why sampling stops here: "target", or the limit "samples" or "seconds"; None to go on.
 
-    `seconds` are all steps since the warm-up that was asked for. What is found to be warm-up among them does not count
-    for the target, nor among the `least` samples that there are in any case.
+    `seconds` are all steps after the requested warm-up. Those detected as warm-up count neither for the target nor
+    among the `least` samples that are taken in any case.
     """
     has_all = len(seconds) >= sampling.max_samples
     is_over = has_all or sum(seconds) >= sampling.max_seconds
@@ -167,11 +169,11 @@ def stop_reason(seconds: Sequence[float], sampling: Sampling, *, least: int) -> 
 
 
 def drift(series: Sequence[Sequence[float]]) -> float | None:
-    """How much the samples change from the first third to the last, as a fraction; None where it may be chance.
+    """Return the relative change of the samples from the first third to the last; None if it may be chance.
 
-    Each of the series is in its own order of time; the change is the median over them. It is chance where the number of
-    pairs that rise less that of those that fall, summed over the series, is within three standard deviations of what
-    it is without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
+    Each series is in its own order of time; the change is the median over the series. It may be chance if the number of
+    rising pairs minus that of falling pairs, summed over the series, is within three standard deviations of its mean
+    without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
     """
     if sum(map(len, series)) < FEWEST_DRIFTING:
         return None
@@ -179,7 +181,7 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     variance = sum(map(_variance, stretches))
     certain = CERTAIN * sqrt(max(0.0, variance))
     if variance <= 0 or sum(len(values) * (len(values) - 1) // 2 for values in stretches) - 1 < certain:
-        return None  # however the samples are ordered: rounds of a few, of which a large run has most
+        return None  # no order of the samples would be certain, as with a few rounds, the usual case in a large run
     score = sum(map(_score, stretches))
     if abs(score) - 1 < certain:
         return None
@@ -194,7 +196,7 @@ def _stretches(samples: Sequence[float]) -> list[float]:
 
 
 def _score(samples: Sequence[float]) -> int:
-    """Pairs of which the later is larger, less those of which it is smaller."""
+    """Return Kendall's score: the pairs whose later sample is larger, minus the pairs whose later sample is smaller."""
     before: list[float] = []
     score = 0
     for sample in samples:
@@ -204,13 +206,13 @@ def _score(samples: Sequence[float]) -> int:
 
 
 def _variance(samples: Sequence[float]) -> float:
-    """Of the score where all orders are alike; equal samples are taken off."""
+    """Return the variance of the score if all orders are equally likely, corrected for ties."""
     equal = Counter(samples).values() if len(set(samples)) < len(samples) else ()
     return _orders(len(samples)) - sum(map(_orders, equal))
 
 
 def _orders(count: int) -> float:
-    """The variance of the score of so many samples that all differ."""
+    """Return the variance of the score of so many distinct samples."""
     return count * (count - 1) * (2 * count + 5) / 18
 
 
@@ -220,7 +222,7 @@ def _change(samples: Sequence[float]) -> float:
 
 
 def highest(values: Sequence[int], num_points: int) -> list[int]:
-    """Of as many stretches, each as long as the others, the place of the largest value; at most one a value."""
+    """Return the index of the largest value in each of `num_points` equal stretches, at most as many as values."""
     num_points = min(num_points, len(values))
     edges = [len(values) * at // num_points for at in range(num_points + 1)]
     return [max(range(edges[at], edges[at + 1]), key=values.__getitem__) for at in range(num_points)]

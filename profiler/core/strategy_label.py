@@ -1,4 +1,4 @@
-"""The short name of a strategy: of a plan in a run folder, what it is instead of where its file lies."""
+"""Short names of strategies: a plan in a run folder is named by what it is instead of by its file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERED = re.compile(r"(uniform|first|every)-(\d+)", re.ASCII)
 
 
 def strategy_label(strategy: Choice) -> str:
-    """`uniform(4)` for `plan:file=results/x/plans/uniform-4.json`, `plan:mine.json` for another file in a folder."""
+    """Return `uniform(4)` for `plan:file=results/x/plans/uniform-4.json`, `plan:mine.json` for a file elsewhere."""
     path = _file(strategy)
     if path is None or len(path.parts) < 2:
         return str(strategy)
@@ -25,14 +25,14 @@ def strategy_label(strategy: Choice) -> str:
 
 
 def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
-    """The label of each; where two strategies would share one, they are called as they were asked for."""
+    """Return the label of each strategy; strategies that would share one keep their full text."""
     labelled = [(strategy_label(strategy), strategy) for strategy in strategies]
     uses = Counter(label for label, _ in set(labelled))
     return [label if uses[label] == 1 else str(strategy) for label, strategy in labelled]
 
 
 def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
-    """A line that tells the folder of plans that are shown by their labels, for the foot of a table."""
+    """Return lines for the foot of a table that name the folders of the plans shown by their labels."""
     chosen = list(dict.fromkeys(strategies))
     folders: dict[str, list[str]] = {}
     if all(_file(strategy) is None for strategy in chosen):
@@ -45,7 +45,7 @@ def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
 
 
 def _file(strategy: Choice) -> PurePath | None:
-    """The file of a plan; None for any other strategy."""
+    """Return the file of a plan; None for any other strategy."""
     if not strategy.startswith("plan") or strategy.name != "plan":
         return None
     return PurePath(strategy.options.get("file", USUAL))

@@ -1,6 +1,6 @@
-"""JSON and TOML files that anyone may have written: strict, finite, of bounded size and nesting.
+"""Reads JSON and TOML files that anyone may have written: strictly, with bounds on size, nesting and numbers.
 
-The bounds hold what one document or line takes of memory below MEMORY_BYTES, whatever is in it; a test measures that.
+The bounds keep the memory for one document or line below MEMORY_BYTES, whatever is in it; a test measures that.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import msgspec
 from profiler.core import safe_files
 from profiler.core.errors import UserError
 
-LARGEST = 2**63  # bytes, FLOPs, seconds: more than there is; whole numbers below it are of 64 bits
-MEMORY_BYTES = 768 << 20  # that reading one document or line takes, Python and gcprof besides
+LARGEST = 2**63  # more bytes, FLOPs or seconds than occur; whole numbers below it fit 64 bits
+MEMORY_BYTES = 768 << 20  # for reading one document or line, in addition to Python and gcprof
 LINE_BYTES = 32 << 20  # a record of 100,000 samples of each kind and of 10,000 parameters takes half of it
 JSON_BYTES = 64 << 20  # a document; the manifest of 100,000 trials takes 55 MiB
-JSON_VALUES = 3_200_000  # of either, counted by what stands before them; those 100,000 trials have 2.7 million
-PIECE_BYTES = 1 << 20  # that the end of a file is looked through by
-JSON_DEPTH = 64  # records have six levels; what goes deepest are the segments within segments of a plan
+JSON_VALUES = 3_200_000  # per line or document, counted by `,`, `[` and `{`; those 100,000 trials have 2.7 million
+PIECE_BYTES = 1 << 20  # size of the pieces in which the end of a file is searched
+JSON_DEPTH = 64  # records have six levels; the nested segments of a plan go deepest
 TOML_BYTES = 1 << 20  # a hundred times the longest in configs/
-TOML_DEPTH = 8  # of tables and arrays in each other, and of the parts of a key; gcprof's own have four
+TOML_DEPTH = 8  # of nested tables and arrays, and of the parts of a key; gcprof's own files have four
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 LONG_KEY = re.compile(rf"""(?:^|[\[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{TOML_DEPTH}}}""", re.MULTILINE)
-_LEAF: list[Any] = []  # what stands for all that holds nothing deeper
+_LEAF: list[Any] = []  # stands for every object without nested lists or objects
 
 
 def levels(document: Any, *, most: int) -> Iterator[list[Any]]:
-    """What is in nested data, one list a level, the outermost first. Raises RecursionError beyond `most` levels."""
+    """Yield the values in nested data, a list per level, outermost first. Raises RecursionError above `most` levels."""
     level = [document]
     for _ in range(most):
         nested = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
@@ -46,20 +46,20 @@ def levels(document: Any, *, most: int) -> Iterator[list[Any]]:
 
 
 class Malformed(msgspec.DecodeError):
-    """It is JSON that this reader does not take, or none."""
+    """The text is not JSON, or JSON that this reader refuses."""
 
 
 def read_json(path: Path) -> bytes:
-    """A whole document of a run folder, or a plan.
+    """Return a whole document of a run folder, or a plan, as bytes.
 
-    Raises OSError, also for what is no regular file, and Malformed for one that is larger than any that gcprof writes.
+    Raises OSError, also if it is not a regular file, and Malformed if it is larger than any that gcprof writes.
     """
     with safe_files.opened(path) as file:
         return read_document(file)
 
 
 def read_document(file: BinaryIO) -> bytes:
-    """The whole of an open file. Raises OSError and Malformed as `read_json` does."""
+    """Return the whole of an open file, and close it. Raises OSError and Malformed as `read_json` does."""
     with file:
         text = file.read(JSON_BYTES + 1)
     if len(text) > JSON_BYTES:
@@ -69,9 +69,9 @@ def read_document(file: BinaryIO) -> bytes:
 
 
 def json_lines(path: Path) -> Iterator[bytes]:
-    """Each line with its end, which the last one may lack; never more of the file at once than one line.
+    """Yield each line with its line end, which the last one may lack; never holds more of the file than one line.
 
-    A line that is too long is cut, to one byte more than `check_line` takes. Raises OSError.
+    A line that is too long is cut to one byte more than `check_line` takes. Raises OSError.
     """
     with safe_files.opened(path) as file:
         while line := file.readline(LINE_BYTES + 1):
@@ -85,19 +85,19 @@ class _Schema(msgspec.Struct):
 
 
 def written_schema(text: bytes) -> int:
-    """The schema that a line or a document says that it is of. Raises msgspec.DecodeError."""
+    """Return the schema that a line or a document states. Raises msgspec.DecodeError."""
     return msgspec.json.decode(text, type=_Schema).schema
 
 
 def check_line(line: bytes) -> None:
-    """Raises Malformed for a line that holds more than any that gcprof writes."""
+    """Raise Malformed if a line holds more than any that gcprof writes."""
     if len(line) > LINE_BYTES:
         raise Malformed(f"the line is longer than {LINE_BYTES >> 20} MiB")
     _check_values(line)
 
 
 def check_json(text: bytes) -> None:
-    """Raises Malformed for a key that is there twice, a number out of range, deep nesting, and what is no JSON."""
+    """Raise Malformed for a duplicate key, a number out of range, deep nesting, or text that is not JSON."""
     try:
         nested = json.loads(
             text.decode(), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
@@ -116,14 +116,14 @@ def _check_values(text: bytes) -> None:
 
 
 def _skip_line(file: BinaryIO, line: bytes) -> None:
-    """Go on to the next line."""
+    """Read up to the next line."""
     while line and not line.endswith(b"\n"):
         line = file.readline(LINE_BYTES)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> list[Any]:
-    """What is nested in an object, whose rest is dropped: a document takes many times the memory of its text."""
-    keys = sorted(key for key, _ in pairs)  # a set of as many takes five times the memory
+    """Return only what is nested in an object, since a document takes many times the memory of its text."""
+    keys = sorted(key for key, _ in pairs)  # a set of them takes five times the memory
     if any(map(eq, keys, keys[1:])):
         raise Malformed(f"the key '{next(key for key, after in pairwise(keys) if key == after)}' is there twice")
     return [value for _, value in pairs if isinstance(value, list)] or _LEAF
@@ -135,7 +135,7 @@ def _refuse(word: str) -> None:
 
 def _finite(word: str) -> None:
     number = float(word)
-    if number - number != 0:  # infinite: of JSON's own numbers none is NaN
+    if number - number != 0:  # it is infinite, since no JSON number is NaN
         raise Malformed(f"the number {_brief(word)} is out of range")
 
 
@@ -149,7 +149,7 @@ def _brief(word: str) -> str:
 
 
 def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
-    """The file's text and what it says. Raises UserError, with the hint where it cannot be read."""
+    """Return the file's text and its parsed content. Raises UserError, with `hint` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             text = file.read(TOML_BYTES + 1)
@@ -163,7 +163,7 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
     long_key = LONG_KEY.search(words)
-    if long_key:  # each part of a key is a table in a table, and takes a hundred times its text
+    if long_key:  # each part of a key is a nested table, which takes a hundred times the memory of its text
         line = words.count("\n", 0, long_key.start()) + 1
         raise _not_toml(path, f"it is nested deeper than {TOML_DEPTH} levels", line=line)
     try:
@@ -174,19 +174,19 @@ def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
     except tomllib.TOMLDecodeError as error:
         message, _, at = str(error).partition(" (at line ")
         raise _not_toml(path, message, line=at.partition(",")[0] or words.count("\n") + 1) from None
-    except ValueError as error:  # a number of too many digits is one too
+    except ValueError as error:  # also raised for a number of too many digits
         raise _not_toml(path, str(error)) from None
     return words, document
 
 
 def line_of(text: str, key: str) -> int:
-    """The number of the line of a TOML file that gives a key, the first where none does."""
+    """Return the number of the first line of a TOML file that sets a key; 1 if none does."""
     pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
     return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)
 
 
 def _check_toml(document: dict[str, Any]) -> None:
-    """Raises RecursionError for what is nested too deep, and ValueError for a number that is too large."""
+    """Raise RecursionError if the document is nested too deeply, and ValueError if a number is too large."""
     for level in levels(document, most=TOML_DEPTH):
         if any(isinstance(value, int | float) and not abs(value) < LARGEST for value in level):
             raise ValueError("a number is out of range")

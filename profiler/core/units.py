@@ -1,4 +1,4 @@
-"""Numbers as text with their units, and the sizes that users write as bytes."""
+"""Numbers as text with their units, and the sizes that users write, as bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from profiler.core.errors import UserError
 
-MISSING = "-"  # a number that was not measured is shown so, never as 0
+MISSING = "-"  # shown for a number that was not measured, never 0
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 BYTE_UNITS = {
     "b": 1,
@@ -25,7 +25,7 @@ BYTE_UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
-NUMBER = r"\d+(?:\.\d+)?(?:e\d+)?"  # what options take that are no whole numbers, in digits 0 to 9
+NUMBER = r"\d+(?:\.\d+)?(?:e\d+)?"  # a decimal number in options, in digits 0 to 9
 BYTES_HINT = "8GiB, 8G or 750MiB"
 BUDGET_HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"
 
@@ -41,7 +41,7 @@ def bytes_text(count: int | None) -> str:
 
 
 def bytes_word(count: int) -> str:
-    """A number of bytes as an option takes it, exactly: 4294967296 -> '4GiB'."""
+    """Return a number of bytes exactly, as an option takes it: 4294967296 -> '4GiB'."""
     for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= size and count % size == 0:
             return f"{count // size}{unit}"
@@ -64,27 +64,27 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def left_text(seconds: float) -> str:
-    """40.3 -> '40 s left', 750 -> '12 min left': whole, in the largest unit of which there are two."""
+    """40.3 -> '40 s left', 750 -> '12 min left': rounded, in the largest unit of which there are at least two."""
     size, unit = next(((size, unit) for size, unit in ((3600, "h"), (60, "min")) if seconds >= 2 * size), (1, "s"))
     return f"{seconds / size:.0f} {unit} left"
 
 
 def byte_unit(counts: Iterable[int | None]) -> tuple[int, str]:
-    """The one unit, with its size, for a whole column: the largest of which there are ten."""
+    """Return the size and name of the unit for a whole column: the largest of which its largest value has ten."""
     largest = max((abs(count) for count in counts if count is not None), default=0)
     units = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
     return next(((size, unit) for size, unit in units if largest >= 10 * size), (1, "B"))
 
 
 def second_unit(seconds: Iterable[float | None]) -> tuple[float, str]:
-    """The one unit, with its size, for a whole column: the largest of which there are ten."""
+    """Return the size and name of the unit for a whole column: the largest of which its largest value has ten."""
     largest = max((second for second in seconds if second is not None), default=0.0)
     units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
     return next(((size, unit) for size, unit in units if largest >= 10 * size), (1e-9, "ns"))
 
 
 def scaled(value: float | None, size: float) -> str:
-    """A number in a unit that the column's head names, with one decimal, so that the points stand in line."""
+    """Return a number in the unit of its column's heading, with one decimal, so that the points are aligned."""
     if value is None:
         return MISSING
     if size == 1 and isinstance(value, int):
@@ -108,22 +108,22 @@ def spread_text(fraction: float | None, *, digits: int = 1) -> str:
 
 
 def exact_error_text(fraction: float | None) -> str:
-    """How far a prediction is off what has no noise: 0.0034 -> '+0.34 %', 0 -> 'equal'."""
+    """Return the relative error of a prediction of an exact number: 0.0034 -> '+0.34 %', 0 -> 'equal'."""
     return "equal" if fraction == 0 else error_text(fraction)
 
 
 def error_text(fraction: float | None) -> str:
-    """How far a prediction is off: 0.0034 -> '+0.34 %'."""
+    """Return the relative error of a prediction: 0.0034 -> '+0.34 %'."""
     return MISSING if fraction is None else f"{fraction * 100:+.2f} %"
 
 
 def uncertainty_text(fraction: float | None) -> str:
-    """How sure a number is that is so far off a more exact one: -0.0034 -> '±0.34 %', 0 -> 'the byte'."""
+    """Return the deviation from a more exact number as an uncertainty: -0.0034 -> '±0.34 %', 0 -> 'the byte'."""
     return MISSING if fraction is None else f"±{abs(fraction) * 100:.2f} %" if fraction else "the byte"
 
 
 def batch_text(batch_size: int | None) -> str:
-    """None, of a model that makes its own batch -> 'a batch of its own'."""
+    """8 -> 'batch 8'; None, if a model makes its own batch -> 'a batch of its own'."""
     return "a batch of its own" if batch_size is None else f"batch {batch_size}"
 
 
@@ -133,13 +133,13 @@ def count_text(count: int, noun: str) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def in_unit_text(value: float, unit: str, *, signed: bool = False) -> str:
-    """A number that is in its unit already, with the digits that are worth reading: 5678.123, 'MB' -> '5,678.1 MB'."""
+    """Return a number with its unit, with as many digits as are worth reading: 5678.123, 'MB' -> '5,678.1 MB'."""
     magnitude = abs(value)
     digits = 0 if isinstance(value, int) else 1 if magnitude >= 100 else 2 if magnitude >= 0.1 else None
     text = f"{value:.1e}" if digits is None and value else f"{value:,.{digits or 0}f}"
@@ -159,9 +159,9 @@ def _three_digits(value: float) -> str:
 
 
 def parse_bytes(word: str, *, flag: str, hint: str = BYTES_HINT, other: str = "GiB") -> int:
-    """`8GiB`, `8G`, `750 MB`. Raises UserError for what is no number of bytes above 0, and for a number without a unit.
+    """Return the bytes of `8GiB`, `8G` or `750 MB`. Raises UserError if they are not above 0 or have no unit.
 
-    `other` is the unit that such a number might have had, besides bytes.
+    `other` is the unit that the error proposes for such a number, besides bytes.
     """
     size_text = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
     value = _number(size_text[1]) * BYTE_UNITS.get(size_text[2] or "b", 0) if size_text else 0
@@ -178,7 +178,7 @@ def _number(text: str) -> int | float:
 
 
 def parse_budget(word: str, *, whole_bytes: int) -> int:
-    """A budget in bytes; `whole_bytes` is the peak without checkpointing, which `max` and percent are of.
+    """Return a budget in bytes; `max` and percentages are of `whole_bytes`, the peak without checkpointing.
 
     Raises UserError.
     """
@@ -189,7 +189,7 @@ def parse_budget(word: str, *, whole_bytes: int) -> int:
 
 
 def parse_memory(word: str, *, flag: str, hint: str = "11GiB, 11G, or 60% of the device's memory") -> int | float:
-    """Bytes, or of `60%` the fraction, as a float. Raises UserError."""
+    """Return bytes, or for `60%` the fraction, as a float. Raises UserError."""
     if not word.strip().endswith("%"):
         return parse_bytes(word, flag=flag, hint=hint, other="%")
     fraction = parse_percent(word)
@@ -199,7 +199,7 @@ def parse_memory(word: str, *, flag: str, hint: str = "11GiB, 11G, or 60% of the
 
 
 def parse_percent(word: str) -> float | None:
-    """`60%`, `2.5 %`, `1e1%` as a fraction; None for what is no finite percentage."""
+    """Return `60%`, `2.5 %` or `1e1%` as a fraction; None if the text is not a finite percentage."""
     percent = re.fullmatch(rf"({NUMBER})\s*%", word.strip().lower(), flags=re.ASCII)
     fraction = float(percent[1]) / 100 if percent else math.inf
     return fraction if math.isfinite(fraction) else None

@@ -1,4 +1,4 @@
-"""Whose code a file is: the user's, an installed library's, or the profiler's own."""
+"""Tells whether a file is the user's code, an installed library's, or the profiler's own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from profiler.core.errors import Exited
 
 OURS = Path(__file__).parents[1]
 MODELS = OURS / "training" / "models"
-ADAPTERS = ("user.py",)  # models' files that only call what is the user's
+ADAPTERS = ("user.py",)  # files of models that only call the user's code
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
-ELSEWHERE = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|^\?\?$")  # or a line in C++
+ELSEWHERE = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|^\?\?$")  # ??: C++ code
 
 
 @cache
 def is_theirs(filename: str) -> bool:
-    """Whether a file of a traceback, of this machine or another, is neither a library's nor the profiler's."""
+    """Whether a file in a traceback, of this machine or another, is neither a library's nor the profiler's."""
     return not is_ours(filename) and not filename.startswith((*INSTALLED, "<")) and not ELSEWHERE.search(filename)
 
 
@@ -34,13 +34,13 @@ def is_ours(filename: str) -> bool:
 
 
 def shipped(*parts: str) -> Path:
-    """Where a folder that comes with gcprof is: in the installed package, else beside it in the checkout."""
+    """Return the path of a folder that comes with gcprof: in the installed package, else next to it in the checkout."""
     installed = OURS.joinpath(*parts)
     return installed if installed.is_dir() else OURS.parent.joinpath(*parts)
 
 
 def exited(error: SystemExit) -> Exited:
-    """What to raise where the user's code called sys.exit: with what it said, or what argparse said for it."""
+    """Return the error to raise if the user's code called sys.exit, with its message or the one given to argparse."""
     code = error.code
     said = _of_argparse(error.__traceback__) if isinstance(code, int | None) else str(code)
     call = f"sys.exit({'' if code is None else code})" if isinstance(code, int | None) else "sys.exit"
@@ -49,7 +49,7 @@ def exited(error: SystemExit) -> Exited:
 
 
 def _of_argparse(place: TracebackType | None) -> str | None:
-    """What `ArgumentParser.error`, which exits with 2, was given to say."""
+    """Return the message given to `ArgumentParser.error`, which exits with 2; None if it was not called."""
     while place is not None:
         code = place.tb_frame.f_code
         if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
@@ -59,14 +59,14 @@ def _of_argparse(place: TracebackType | None) -> str | None:
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and all that called it, the innermost first."""
+    """Yield a frame and all its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def users_line(frame: FrameType | None) -> str | None:
-    """`train.py:12`: the innermost line that is neither a library's nor the profiler's; None where there is none."""
+    """Return the innermost line of the user's code as `train.py:12`; None if there is none."""
     for caller in frames(frame):
         path = caller.f_code.co_filename
         if is_theirs(path):
@@ -75,7 +75,7 @@ def users_line(frame: FrameType | None) -> str | None:
 
 
 def innermost_line(error: BaseException) -> str | None:
-    """`train.py:12`: the innermost such line on the way to an error; None where there is none."""
+    """Return the innermost line of the user's code in an error's traceback, as `train.py:12`; None if there is none."""
     lines = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
     theirs = [f"{Path(path).name}:{number}" for path, number in lines if is_theirs(path)]
     return theirs[-1] if theirs else None

@@ -1,8 +1,8 @@
 """The table of engines: where trials run. An engine only decides where a trial, one case in one round, is run.
 
-An engine is a context manager with `survey()`, the devices there are, `ask(entry, text)`, what a function tells of a
-text, and `run(plan, done)`, which yields one record for each trial that is owed, in any order, whatever becomes of it;
-`order.in_waves` keeps to what must be known first. What it is connected with are options: `ray:address=auto`.
+An engine is a context manager with `survey()`, which returns the devices, `ask(entry, text)`, which calls a function
+in another process, and `run(plan, done)`, which yields one record for each trial that is owed, in any order, however
+the trial ends; `order.in_waves` runs first what other trials depend on. Options follow its name: `ray:address=auto`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ TABLE = {
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
-WORKER = "profiler.engines.worker"  # the modules of the functions that `ask` and a trial name: what measures,
-TRACING = "profiler.engines.tracing"  # what only traces,
-DEVICES = "profiler.engines.device_survey"  # and what tells of devices
+WORKER = "profiler.engines.worker"  # the modules of the functions that run in a child: those that measure,
+TRACING = "profiler.engines.tracing"  # those that only trace,
+DEVICES = "profiler.engines.device_survey"  # and those that report devices
 HERE = ("local", "trainer")  # their devices are those of this machine
-FAR = ("ray",)  # they run trials on other machines: they are told what will be asked, and have kinds of GPU
+FAR = ("ray",)  # they run trials on other machines: they get the plan in advance, and have kinds of GPU
 
 
 class EngineChoice(Choice):
-    """An engine with its options: no name has a colon, and an option may have several, as an address does.
+    """An engine with its options: the name ends at the first colon, as options such as an address may contain colons.
 
     `ray://host:10001` is an address that begins with the engine's name.
     """
@@ -51,10 +51,10 @@ def connect(
     plan: Sequence[Trial] = (),
     measures: bool = True,
 ) -> Engine:
-    """The engine of that name, with its options; to be entered.
+    """Return the engine of that name, with its options, as a context manager.
 
-    `plan` is what will be asked of it, as far as that is known; where nothing of it is measured, or `measures` says so,
-    an engine that is here starts sooner. Raises UserError where there is no such engine, or it has no kinds of GPU.
+    `plan` is what it will be asked to run, as far as known. If nothing of it is measured, or `measures` is false, an
+    engine on this machine starts sooner. Raises UserError if there is no such engine, or if it cannot run the plan.
     """
     make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
     name = EngineChoice(text).name
@@ -75,25 +75,25 @@ def connect(
 
 class Engine(Protocol):
     logs: Path | None  # where the output of trials goes
-    at_work: Callable[[str], None]  # is told what runs now, where the engine knows it
-    devices: tuple[str, ...]  # UUIDs of CUDA devices that the cases on "cuda" run on, all at once, one trial on each
+    at_work: Callable[[str], None]  # called with what runs now, if the engine knows it
+    devices: tuple[str, ...]  # UUIDs of the CUDA devices on which cases on "cuda" run in parallel, one trial on each
 
     def __enter__(self) -> Engine: ...
     def __exit__(self, *error: object) -> None: ...
     def survey(self) -> dict[str, Environment]:
-        """Returns every device that can be measured, by name; the CPU first."""
+        """Return every device that can be measured, by name; the CPU first."""
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """Returns what a function ("module:function") answers to a text, on a machine that has torch."""
+        """Call a function ("module:function") with a text on a machine that has torch; return its answer."""
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        """One record for each trial that `done` does not settle. Closing the iterator ends what is at work."""
+        """Yield one record for each trial that `done` does not settle. Closing the iterator ends running trials."""
 
 
 def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str = "", hint: str | None = None) -> Any:
-    """Returns what an answer of the worker has under the key, as `kind`.
+    """Return the value under the key in an answer of the worker, as `kind`.
 
-    Raises UserError for what was refused (exit code 2, with the hint) or failed (1), which begins with `of`.
+    Raises UserError, which begins with `of`, if the worker refused (exit code 2, with the hint) or failed (1).
     """
     if key in answer:
         return decode(json.dumps(answer[key]), kind)

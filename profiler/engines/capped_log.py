@@ -1,4 +1,4 @@
-"""What a child prints, kept in a file of bounded size."""
+"""A log file of bounded size, for the output of a child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from profiler.core import safe_files
 from profiler.core.secret_filter import LONGEST, border, hide_bytes
 
-LOG_BYTES = 1 << 20  # of each child's output; of the rest the last TAIL_BYTES are kept, and how much it was
+LOG_BYTES = 1 << 20  # of each child's output; of the rest, its size and the last TAIL_BYTES are kept
 TAIL_BYTES = 4096
 LONGEST_LINE = 4096  # bytes that are held back until a line ends
 
@@ -16,15 +16,15 @@ LONGEST_LINE = 4096  # bytes that are held back until a line ends
 class Log:
     """A log file without secrets: the first LOG_BYTES, how many bytes were left out, and the last TAIL_BYTES.
 
-    Secrets are hidden before anything is cut; what is held back may be the beginning of one.
+    Secrets are hidden before anything is cut; bytes are held back because they may be the beginning of one.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: FileIO | None = None
         self._size = 0
-        self._held = bytearray()  # the line that has not ended yet; once the file is full, the end of what came
-        self._num_passed = 0  # bytes that are held no longer, before the file was full
+        self._held = bytearray()  # the unfinished line; once the file is full, the end of the output
+        self._num_passed = 0  # bytes passed on to the file before it was full
         self._is_full = False
         self._shown = b""  # the end of what was written
         self._remove_earlier()
@@ -53,7 +53,7 @@ class Log:
             self._file.close()
 
     def _pass_on(self) -> None:
-        """Write whole lines, and of one that is twice LONGEST_LINE and does not end the first half."""
+        """Write whole lines; of an unfinished line of 2 * LONGEST_LINE, write all but the last LONGEST_LINE."""
         room = LOG_BYTES - self._num_passed
         end, half = self._held.rfind(b"\n") + 1, len(self._held) - LONGEST_LINE
         if half >= min(room, LONGEST_LINE):
@@ -66,12 +66,12 @@ class Log:
             self._num_passed += cut
 
     def _end(self) -> bytes:
-        """The last TAIL_BYTES of what is held, and all of a secret that begins before."""
+        """Return the last TAIL_BYTES of what is held, and all of a secret that begins before them."""
         held = bytes(self._held)
         return held[border(held, max(0, len(held) - TAIL_BYTES)) :]
 
     def _write(self, data: bytes) -> None:
-        """Hide what is secret, and keep every other byte as it is."""
+        """Write data with secrets hidden and every other byte as it is."""
         hidden = hide_bytes(data)
         self._shown = (self._shown + hidden)[-TAIL_BYTES:]
         if not (hidden and self._path):
@@ -80,7 +80,7 @@ class Log:
             self._path.parent.mkdir(exist_ok=True)
             self._file = self._file or safe_files.anew(self._path)
             self._file.write(hidden)
-        except OSError:  # a full disk: what was printed is no reason to lose a result
+        except OSError:  # such as a full disk: a lost log must not lose a result
             self._path = None
 
     def _remove_earlier(self) -> None:

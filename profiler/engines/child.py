@@ -1,4 +1,4 @@
-"""One child of the fork server, from its request to its end: messages, log, time limits, kills for want of memory."""
+"""One child of the fork server, from its request to its end: messages, log, time limits, out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
 from profiler.engines.capped_log import LOG_BYTES, Log
 
-SHOWN_BYTES = 1024  # of a message that is none, in the log
+SHOWN_BYTES = 1024  # of a rejected message, in the log
 MESSAGE_BYTES = 64 << 20  # of all that a child may send
 NUMBERS = count(1)  # of the requests of this process
-GRACE_SECONDS = 2.0  # between asking a child to end and ending it
+GRACE_SECONDS = 2.0  # between asking a child to end and killing it
 MEMBERSHIP = Path("/proc/self/cgroup")
 MOUNT = Path("/sys/fs/cgroup")
 
@@ -36,11 +36,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     timed_out: bool = False
     limit: float = 0.0
-    memory_kills: int | None = None  # that the control group counted meanwhile; None where it counts none
-    refused: str | None = None  # why the system made no process for it
+    memory_kills: int | None = None  # out-of-memory kills that the control group counted meanwhile; None if unknown
+    refused: str | None = None  # why the system could not start it
 
     def describe(self) -> str:
-        """The end in words: which signal, in which stage, and what is likely behind it."""
+        """Return the end in words: the exit code or signal, the stage, and the likely cause."""
         if self.refused:
             return f"no process could be started for it: {self.refused}"
         if self.status is None:
@@ -60,22 +60,22 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Child:
-    """Asks the server for a child when entered; kills what is left of it when left."""
+    """A child as a context manager: requests it from the server on entry, kills it on exit if it still runs."""
 
     def __init__(
         self, control: socket.socket, entry: str, text: str, *, log: Path | None, is_asked: bool = False
     ) -> None:
         """With `is_asked` the channel has two directions, and `go_on` asks for the next of several results."""
         self.messages: list[dict[str, Any]] = []
-        self.damage: str | None = None  # why what it sent cannot be believed
-        self.flooded = False  # it sent more than anyone will read, and was ended for that
+        self.damage: str | None = None  # why its messages cannot be trusted
+        self.flooded = False  # it sent more than MESSAGE_BYTES, and is ended for that
         self._control = control
         self._number = next(NUMBERS)
         request = {"number": self._number, "entry": entry, "text": text, "folder": _folder()}
         self._request = json.dumps(request).encode() + b"\n"
         self._log = Log(log)
         self._is_asked = is_asked
-        self.on_stage: Callable[[str], None] = lambda stage: None  # is told of every stage, and of its steps
+        self.on_stage: Callable[[str], None] = lambda stage: None  # called with every stage, and with its steps
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
@@ -98,7 +98,7 @@ class Child:
             os.close(channel)
             raise not_started(error) from error
         self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_messages}
-        self._open[self._output] = lambda data: self._log.write(data)  # which `go_on` replaces
+        self._open[self._output] = lambda data: self._log.write(data)  # `go_on` replaces the log
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
         try:
@@ -119,9 +119,9 @@ class Child:
         self._log.close()
 
     def wait(self, limit: float, *, until: str | None = None) -> Ended:
-        """Follow the child until it ends; end it where one stage takes longer than `limit` seconds.
+        """Follow the child until it ends; end it if one stage takes longer than `limit` seconds.
 
-        With `until`, no longer than to the first message with that key.
+        With `until`, return at the first message with that key.
         """
         stage, since = self._stage, time.monotonic()
         while not self._ended:
@@ -141,12 +141,12 @@ class Child:
         return Ended(status=self._status, stage=self._stage, memory_kills=meanwhile, refused=self._refused)
 
     def go_on(self, log: Path | None) -> None:
-        """Ask for the next result, when one has come; what the child prints from now on is of another log."""
+        """Ask for the next result, after one has come; the child's output goes to another log from now on."""
         while self._output in self._open and self._read_pipe(self._output):
             continue
         self._log.close()
         self._log, self.messages, self._stage, self._num_received = Log(log), [], "start", 0
-        with suppress(ConnectionError):  # it has ended, which is read next
+        with suppress(ConnectionError):  # it has ended, which the next read finds
             os.write(self._channel, b"\n")
 
     def last_words(self) -> str:
@@ -188,13 +188,13 @@ class Child:
 
     def _drain(self) -> None:
         """Read what the child wrote before its end."""
-        until = time.monotonic() + GRACE_SECONDS  # what it started and let go may write for ever
+        until = time.monotonic() + GRACE_SECONDS  # a process that the child detached may write forever
         for descriptor in list(self._open):
             while self._read_pipe(descriptor) and time.monotonic() < until:
                 continue
 
     def _read_pipe(self, descriptor: int) -> bool:
-        """Take what is there; False where nothing is. A pipe that nobody writes to any more is watched no longer."""
+        """Read what is there; return False if nothing is. A pipe that has no writer anymore is no longer watched."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -208,7 +208,7 @@ class Child:
         return True
 
     def _take_messages(self, data: bytes) -> None:
-        """Whole lines are messages; more than MESSAGE_BYTES of them, or one so long, are no result."""
+        """Take whole lines as messages; reject all if the child sends more than MESSAGE_BYTES."""
         self._num_received += len(data)
         if self._num_received > MESSAGE_BYTES:
             if not self.flooded:
@@ -221,7 +221,7 @@ class Child:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = msgspec.json.decode(line)  # stricter than the standard library: no NaN, no half of a surrogate
+            message = msgspec.json.decode(line)  # stricter than the standard library: no NaN, no lone surrogate
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict) or not all(isinstance(message.get(key, ""), str) for key in ("stage", "step")):
@@ -243,7 +243,7 @@ class Child:
         self._said += data
         *lines, self._said = self._said.split(b"\n")
         for message in map(json.loads, lines):
-            if message.get("number") == self._number:  # not the late word of a child before
+            if message.get("number") == self._number:  # not a late message about an earlier child
                 self._pid = message["pid"]
                 self._status = message.get("status")
                 self._refused = message.get("refused")
@@ -251,7 +251,7 @@ class Child:
 
 
 def _channel(*, is_asked: bool) -> tuple[int, int]:
-    """Returns our end and the child's."""
+    """Return our end and the child's."""
     if not is_asked:
         return os.pipe()
     ours, theirs = socket.socketpair()
@@ -259,14 +259,14 @@ def _channel(*, is_asked: bool) -> tuple[int, int]:
 
 
 def not_started(error: OSError) -> UserError:
-    """What to say where the system gives no process, socket or pipe."""
+    """Return the error to raise if the system provides no process, socket or pipe."""
     message = f"this machine starts no process for a trial: {error.strerror or error}"
     hint = "end other programs, or raise the limits (ulimit -u, ulimit -n); every result that was printed is kept"
     return UserError(message, hint=hint, exit_code=3)
 
 
 def _folder() -> str | None:
-    """Returns the present folder; None where it no longer exists."""
+    """Return the current folder; None if it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -274,7 +274,7 @@ def _folder() -> str | None:
 
 
 def memory_kills() -> int | None:
-    """Returns how often the kernel has killed in this control group for want of memory; None if that is not told."""
+    """Return the number of out-of-memory kills in this control group; None if the kernel does not report it."""
     try:
         lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -284,7 +284,7 @@ def memory_kills() -> int | None:
 
 
 def _counters(controllers: str, group: str) -> list[Path]:
-    """Returns where the count may stand; in a container the group's own folder is often the mount itself."""
+    """Return the files that may hold the count; in a container the group's own folder is often the mount itself."""
     if controllers == "":
         return [MOUNT / group.lstrip("/") / "memory.events", MOUNT / "memory.events"]
     if "memory" in controllers.split(","):

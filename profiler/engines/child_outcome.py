@@ -1,4 +1,4 @@
-"""The record of a trial from what its child sent, or, where it sent none, from how the child ended."""
+"""Makes the record of a trial from what its child sent or, if it sent none, from how the child ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from profiler.engines.child import Child, Ended
 
 
 def trial_record(trial: Trial, child: Child, ended: Ended, requested_at: float) -> Record:
-    """Returns the worker's record where it sent one that is possible, else one made from how it ended."""
+    """Return the record that the worker sent if it is possible, else a record of how the worker ended."""
     sent = [message["record"] for message in child.messages if "record" in message]
     if not sent:
         return lost(trial, *_outcome(ended, child))
@@ -29,11 +29,11 @@ def trial_record(trial: Trial, child: Child, ended: Ended, requested_at: float) 
 
 
 def _believed(trial: Trial, sent: list[Any], child: Child, requested_at: float) -> Record:
-    """Returns the one record that was sent. Raises ValueError for one that the trial cannot have given."""
+    """Return the one record that was sent. Raises ValueError if the trial cannot have produced it."""
     if child.damage or len(sent) > 1:
         raise ValueError(child.damage or f"it sent {len(sent)} records")
     text = encode(sent[0])
-    strict_files.check_line(text)  # nobody could read the run again
+    strict_files.check_line(text)  # a line that is refused would make the run unreadable
     record: Record = decode(text, Record)
     if record.schema != SCHEMA:
         raise ValueError(f"it is of schema {record.schema}")
@@ -51,7 +51,7 @@ def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
     if ended.timed_out:
         return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
     if not child.flooded and (ended.status is None or ended.status < 0):
-        return "crashed", ended.describe()  # which explains what it sent, too
+        return "crashed", ended.describe()  # which also explains damaged messages
     if child.damage:
         return "failed", f"bad result: {child.damage}"
     return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
@@ -65,7 +65,7 @@ def _start_seconds(child: Child, requested_at: float) -> float:
 
 
 def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    """Returns a record without readings."""
+    """Return a record without readings."""
     system = f"{os.uname().sysname} {os.uname().machine}"
     environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
     return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)

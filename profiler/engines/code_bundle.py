@@ -1,4 +1,4 @@
-"""What travels to the nodes of a cluster: this package, and the user's own code that a plan names; no data."""
+"""Collects the code that is sent to the nodes of a cluster: this package, and the user's code that a plan names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def pack_package(folder: Path) -> Path:
-    """Copy this package and its table of GPUs into a folder; returns the copy's place."""
+    """Copy this package and its table of GPUs into a folder; return the copy's path."""
     target = folder / PACKAGE.name
     shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", "results"), dirs_exist_ok=True)
     shutil.copytree(gpu_specs.folder(), target / "configs" / "devices", dirs_exist_ok=True)
@@ -24,17 +24,17 @@ def pack_package(folder: Path) -> Path:
 
 
 def pack_code(folder: Path, files: Iterable[Path]) -> None:
-    """Copy files of the present folder into another, at the same places below it."""
+    """Copy files of the current folder into another, at the same relative paths."""
     for path in files:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / path)
 
 
 def code(cases: Iterable[Case]) -> tuple[Path, ...]:
-    """The user's files that the cases name, and those of theirs that these import, relative to the present folder.
+    """Return the user's files that the cases name and, transitively, import; paths are relative to the current folder.
 
-    Modules from elsewhere must be installed on the nodes. Raises UserError for a file that is not below the present
-    folder, or that holds what looks like a secret.
+    Modules from elsewhere must be installed on the nodes, and data is not sent. Raises UserError for a file that is not
+    below the current folder, or that holds what looks like a secret.
     """
     cwd, paths = Path.cwd(), dict[Path, None]()
     for path in dict.fromkeys(_named(cases)):
@@ -62,7 +62,7 @@ def _named(cases: Iterable[Case]) -> Iterator[Path]:
 
 
 def _below(name: str) -> Path:
-    """A file as the user named it. Raises UserError where that name leads elsewhere on a node."""
+    """Return the path that the user named. Raises UserError if it would lead elsewhere on a node."""
     path = Path(name)
     if path.is_absolute() or not path.resolve().is_relative_to(Path.cwd()) or ".." in path.parts:
         hint = "go to a folder above it, and name it from there, as in models/mine.py:make"
@@ -71,7 +71,7 @@ def _below(name: str) -> Path:
 
 
 def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
-    """A file, and what it imports of the same folders, and so on; packages with their __init__.py."""
+    """Return a file and, transitively, the files in `roots` that it imports; packages with their __init__.py."""
     cwd, paths, waiting = Path.cwd(), dict[Path, None](), [path]
     while waiting:
         source = waiting.pop()
@@ -83,7 +83,7 @@ def _with_imports(path: Path, *, roots: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _parsed(path: Path) -> ast.AST:
-    """Returns the syntax tree; an empty one where the file is no Python, which raises where it is run."""
+    """Return the syntax tree; an empty one if the file is not valid Python, which raises when it is run."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -91,7 +91,7 @@ def _parsed(path: Path) -> ast.AST:
 
 
 def _imported(path: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
-    """Yields where the modules that a file imports would be."""
+    """Yield the paths at which the modules that a file imports may be."""
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:

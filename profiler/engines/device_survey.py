@@ -1,4 +1,4 @@
-"""What a child tells of the devices that torch can use here."""
+"""Functions that run in a child and report the devices that torch can use here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.measuring.devices import environment, open_device
 
 
 def survey(request: str, channel: int) -> None:
-    """Tell the devices that torch can use here: the CPU first."""
+    """Send the devices that torch can use here, the CPU first, and the free bytes of each."""
     names = [
         "cpu",
         *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
@@ -25,17 +25,17 @@ def survey(request: str, channel: int) -> None:
         try:
             device = open_device(name)
             devices[name], free[name] = environment(device), device.free_bytes()
-        except RuntimeError as error:  # a device that is broken, or taken, is not one that can be measured
+        except RuntimeError as error:  # a device that is broken or taken cannot be measured
             print(f"{name}: {error}", file=sys.stderr)
     tell(channel, {"devices": devices, "free": free})
 
 
 def free_bytes(request: str, channel: int) -> None:
-    """Tell how much of the memory of the device called `request` nobody holds."""
+    """Send the free bytes of the device that `request` names."""
     tell(channel, {"free": open_device(request).free_bytes()})
 
 
 def compute(request: str, channel: int) -> None:
-    """Tell what the device called `request` gets wrong of arithmetic; None where it computes."""
+    """Send what the device that `request` names computes wrongly; None if its arithmetic is right."""
     open_device(request)
     tell(channel, {"wrong": measured_devices.wrong_arithmetic(visible(request))})

@@ -1,4 +1,4 @@
-"""An error of a trial -> its record: the outcome, the line that raised, the request for memory that failed."""
+"""Turns an error of a trial into its record: the outcome, the line that raised, the memory request that failed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from profiler.training.checkpointing.own_checkpoints import HAS_OWN
 from profiler.training.rehearsed_build import ZEROS
 
 OF_HOST = ("can't allocate memory",)  # c10/core/impl/alloc_cpu.cpp
-OF_DEVICE = (  # in other ways than by torch.OutOfMemoryError
+OF_DEVICE = (  # besides torch.OutOfMemoryError
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-NOT_HOLLOW = {  # what PyTorch's message begins with -> what the hollow device lacks; no user's mistake gets so far
+NOT_HOLLOW = {  # prefix of PyTorch's message -> what the hollow device lacks; users' mistakes fail earlier
     "cuDNN error: ": "no recurrent networks and no CTC loss of cuDNN",
     "cusolver error: ": "no linear algebra of cuSOLVER",
 }
@@ -50,13 +50,13 @@ KEPT_RESULT = (
     "the blocks write over a result that is kept, as nn.ReLU(inplace=True) does over that of a convolution; "
     "inplace=False does not"
 )
-MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, under an operator of the user's
+MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, below an operator that the user calls
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 
 
 def error_record(trial: Trial, error: Exception) -> Record:
-    """Returns the record of a trial that raised: skipped, invalid, out_of_memory or failed; without secrets.
+    """Return the record of a trial that raised: skipped, invalid, out_of_memory or failed; without secrets.
 
     The traceback, from the user's own code on, is printed to stderr, which is the trial's log.
     """
@@ -75,9 +75,9 @@ def error_record(trial: Trial, error: Exception) -> Record:
 
 
 def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    """A record of the trial that has an outcome and no numbers."""
+    """Return a record of the trial with an outcome and no readings."""
     software = versions()
-    described = _with_device(trial, software) if is_open() else software  # whose name says that nothing was measured
+    described = _with_device(trial, software) if is_open() else software  # its name says that nothing was measured
     return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=described)
 
 
@@ -91,7 +91,7 @@ def _out_of_memory(trial: Trial, error: Exception, missing: Shortage) -> Record:
 
 
 def _with_device(trial: Trial, software: Environment | None) -> Environment | None:
-    """Returns the environment with the trial's device, where it still answers."""
+    """Return the environment with the trial's device, if the device still answers."""
     try:
         return software if trial.case.is_predicted else environment(open_device(trial.case.device))
     except RuntimeError:
@@ -103,7 +103,7 @@ def _added(error: BaseException) -> tuple[str, ...]:
 
 
 def absent_library(error: Exception) -> str | None:
-    """Returns which library of CUDA's the hollow device lacks for what raised, and where; None for any other error."""
+    """Return which CUDA library the hollow device lacks, and the line that used it; None for any other error."""
     lacking = next((name for begin, name in NOT_HOLLOW.items() if str(error).startswith(begin)), None)
     if lacking is None or not is_open():
         return None
@@ -112,7 +112,7 @@ def absent_library(error: Exception) -> str | None:
 
 
 def error_detail(error: Exception) -> str:
-    """Returns what was raised and where, and the cause where it is known."""
+    """Return what was raised and where, and the cause if it is known."""
     place, cause = raised_at(error), _cause(error)
     if isinstance(error, CheckpointError):
         return f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause or _first_line(error)}"
@@ -124,7 +124,7 @@ def error_detail(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> str | None:
-    """What has likely caused an error, in words; None where that is not known."""
+    """Return the likely cause of an error, in words; None if unknown."""
     notes = [note for note in _added(error) if note.startswith(CAUSE)]
     if notes:
         return hide(notes[0].removeprefix(CAUSE))
@@ -143,11 +143,11 @@ def _last_file(error: Exception) -> str | None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (hide(str(error)).strip().splitlines() or ["no message"])[0]  # a secret may have many lines
+    return (hide(str(error)).strip().splitlines() or ["no message"])[0]  # after hiding, as a secret may have many lines
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """Returns whose memory was too small, what was requested and what was free; None for any other error."""
+    """Return whose memory was too small, what was requested and what was free; None for any other error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError) or _says(error, OF_DEVICE):
         asked_bytes, free_bytes = _size(f"[Tt]ried to allocate {SIZE}", words), _size(f"of which {SIZE} is free", words)
@@ -168,9 +168,9 @@ def _size(pattern: str, words: str) -> int | None:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without the profiler's own frames, nor a library's but those below the last of the user's.
+    """Return the traceback without the profiler's frames, and of libraries only those below the user's last frame.
 
-    What of PyTorch follows or counts operators is left out there too, unless nothing else is there.
+    PyTorch's own frames that dispatch operators are left out there too, unless there is no frame of the user's.
     """
     whole = traceback.TracebackException.from_exception(error)
     _trim(whole)
@@ -178,7 +178,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """`file.py:12`: the innermost line that is the user's, else a library's; None where it was raised by ours."""
+    """Return the innermost line (`file.py:12`) of the user's, else of a library; None if the profiler raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if is_theirs(frame.filename)]
     if not theirs and is_ours(frames[-1].filename):

@@ -1,11 +1,11 @@
 """The server process: imports torch once, then forks a child for every request. Knows nothing of trials.
 
-A request is one line of JSON on a Unix socket: {"number", "entry", "text", "folder"} for a child, with two descriptors
-beside it, its channel and its output; or {"kill", "signal"}. The server tells {"number", "pid"} when a child begins,
-and "status" besides when it has ended; or "refused" where the system makes none. What a child started in a session of
-its own comes to the server when the child has ended, and is killed. When the client is gone, by whatever death, every
-child's process group is killed and the server ends. It never touches CUDA, which does not survive a fork once it is
-initialised.
+A request is one line of JSON on a Unix socket: {"number", "entry", "text", "folder"} for a child, sent with two file
+descriptors, its channel and its output; or {"kill", "signal"}. The server sends {"number", "pid"} when a child begins,
+the same with "status" when it has ended, and "refused" if the system cannot start it. Processes that a child started in
+a session of their own are adopted by the server when the child has ended, and killed. When the client is gone, however
+it died, the server kills every child's process group and ends. It never uses CUDA, which does not survive a fork once
+it is initialized.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 from profiler.rehearsal.device import load, open_if_asked
 
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), where there is one
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), on Linux
 CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 ADOPTED_SECONDS = 1.0  # for killed processes to end; one that hangs in the kernel ends when it can
 
@@ -36,20 +36,20 @@ ADOPTED_SECONDS = 1.0  # for killed processes to end; one that hangs in the kern
 def main(descriptor: int, client: int, preload: Sequence[str], *, rehearses: bool = False) -> None:
     """Serve the process `client`, at the other end of the socket, until it is gone.
 
-    Where it rehearses, its children have the libraries of the hollow CUDA device, and choose a GPU each.
+    With `rehearses`, its children have the libraries of the hollow CUDA device, and choose a GPU each.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the client decides
     die_with_parent(client)  # nobody watches the socket while torch is being imported
     load() if rehearses else open_if_asked()
-    gc.disable()  # a quarter of the seconds that torch takes to import is spent looking for garbage in it
+    gc.disable()  # else a quarter of the time to import torch goes to garbage collection
     for name in preload:
         importlib.import_module(name)
-    gc.freeze()  # nor need a child's collections look at it
+    gc.freeze()  # so that collections in children need not scan it
     gc.enable()
-    set_death_signal(0)  # from here on the socket tells, so that the children's offspring is ended too
+    set_death_signal(0)  # from here on the socket tells, so that the children's descendants are killed too
     adopt_orphans()
     _Server(socket.socket(fileno=descriptor)).serve()
-    os._exit(0)  # taking torch apart takes half a second, and the client waits for the end
+    os._exit(0)  # a normal exit takes half a second with torch, and the client waits for it
 
 
 class _Server:
@@ -62,7 +62,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
-        """Fork children as the client asks, and tell how they end, until the client is gone; then kill them all."""
+        """Fork children as the client asks, and report how they end, until the client is gone; then kill them all."""
         self._say({"ready": True})
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
@@ -77,7 +77,7 @@ class _Server:
                     self._reap()
 
     def _accept(self) -> bool:
-        """Carry out what the client asks; False where it is gone."""
+        """Carry out what the client asks; return False if it is gone."""
         try:
             text, descriptors, _, _ = socket.recv_fds(self._control, 1 << 20, 2)
             more = text
@@ -86,7 +86,7 @@ class _Server:
                 text += more
         except ConnectionError:
             return False
-        if not more:  # also where it died in the middle of a request
+        if not more:  # also if it died in the middle of a request
             return False
         for line in text.splitlines():
             request = json.loads(line)
@@ -100,7 +100,7 @@ class _Server:
         server, refused = os.getpid(), None
         try:
             pid = os.fork()
-        except OSError as error:  # the system has no room for one: the server can still say so
+        except OSError as error:  # the system can start no process: the server can still say so
             pid, refused = -1, error.strerror
         if pid == 0:
             self._become_child(request, *descriptors, server=server)
@@ -116,7 +116,7 @@ class _Server:
         """Run the request in a session of its own and end the process: never returns."""
         status = 1
         try:
-            with suppress(PermissionError):  # it leads one already; then it is signalled alone
+            with suppress(PermissionError):  # it is a group leader already; then it is signaled alone
                 os.setsid()
             die_with_parent(server)
             signal.set_wakeup_fd(-1)
@@ -141,13 +141,13 @@ class _Server:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Tell the children that have ended, and end what they left behind while their number is still theirs."""
+        """Report children that have ended, and kill what they left behind while their process ids are still theirs."""
         for pid in list(self._children):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 self._kill(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 number = self._children.pop(pid)
-                if not self._children:  # whose they are is not known while another is at work
+                if not self._children:  # their parent is unknown while another child runs
                     self._end_adopted()
                 self._say({"number": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
@@ -168,10 +168,10 @@ class _Server:
         self._end_adopted()
 
     def _end_adopted(self) -> None:
-        """Kill what came to this process when the children ended that had started it, and what comes by its end."""
+        """Kill processes that this one adopted when the children that started them ended, and those adopted by that."""
         until = time.monotonic() + ADOPTED_SECONDS
         while (left := offspring() - self._children.keys()) and time.monotonic() < until:
-            for pid in left:  # their numbers are theirs until they are waited for
+            for pid in left:  # a process keeps its id until it is waited for
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
             time.sleep(0.001)
@@ -185,25 +185,25 @@ class _Server:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent dies, where the system can do that (Linux)."""
+    """Have this process killed when its parent dies, if the system can do that (Linux)."""
     set_death_signal(signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 def set_death_signal(number: int) -> None:
-    """Ask for a signal at the parent's death, or for none by 0, where the system can do that (Linux)."""
+    """Request a signal at the parent's death, or none by 0, if the system can do that (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all offspring whose own parent ends, where the system can do that (Linux)."""
+    """Become the parent of all descendants whose own parent ends, if the system can do that (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
 
 
 def offspring() -> set[int]:
-    """The children of this process, ended ones too; none where the system does not list them."""
+    """Return the pids of this process's children, ended ones too; none if the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
     return {int(pid) for children in lists for pid in children.read_text(encoding="ascii").split()}

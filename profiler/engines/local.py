@@ -1,4 +1,4 @@
-"""This machine: fresh processes for trials, forked from a server that has imported torch, as this one never does."""
+"""Runs trials on this machine, in fresh processes forked from a server that imports torch; this process never does."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
 POLL_SECONDS = 0.5
-SLACK_BYTES = 64 << 20  # what is free wanders by so much without anybody's doing
+SLACK_BYTES = 64 << 20  # free memory varies by this much on its own
 
 
 def connect(
     stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
 ) -> Local:
-    """This machine, one trial at a time."""
+    """Return the engine of this machine, which runs one trial at a time."""
     return Local(stage_seconds=stage_seconds, logs=logs, rehearses=rehearses, measures=measures)
 
 
 def connect_trainer(
     stage_seconds: float = 600.0, logs: Path | None = None, rehearses: bool = False, measures: bool = True
 ) -> Local:
-    """This machine, one trial at a time, with transformers.Trainer as the training loop."""
+    """Return the engine of this machine, one trial at a time, with transformers.Trainer as the training loop."""
     return Local(stage_seconds=stage_seconds, logs=logs, entry=TRAIN, rehearses=rehearses, measures=measures)
 
 
 def rehearsal() -> str:
-    """Returns whether a GPU that is not here can be rehearsed on this machine: where its libraries are, or why not."""
+    """Return in words whether this machine can rehearse GPUs: the state of the libraries for it, or why not."""
     try:
         return readiness()
     except UserError as error:
@@ -59,13 +59,13 @@ def rehearsal() -> str:
 
 
 class Local:
-    """Starts the server when entered, and ends it with all its children when left.
+    """The engine of this machine: starts the server on entry, and ends it with all its children on exit.
 
-    `stage_seconds` is what each stage of a trial may take; `logs` is where the trials' output goes, capped; `entry` is
-    the function that runs a trial in its child; `visible` is the UUID of the one CUDA device that it sees, where it
-    shall not see all. Rehearsed trials have a server of their own, which is started when there is one; where all are
-    rehearsed (`rehearses`), there is no other. Where nothing is measured (`measures`), the server starts sooner,
-    without what only steps that are run need.
+    `stage_seconds` limits each stage of a trial; `logs` is the folder for the trials' capped output; `entry` is the
+    function that runs a trial in its child; `visible` is the UUID of the only CUDA device that children see, None for
+    all. Rehearsed trials have a server of their own, started with the first of them; if all are rehearsed
+    (`rehearses`), there is no other. If nothing is measured (`measures` is false), the server starts sooner, without
+    modules that only running a step needs.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Local:
         self.devices: tuple[str, ...] = ()
         self.at_work: Callable[[str], None] = lambda text: None
         self._visible = visible
-        self._device_engines: list[Local] = []  # by device, where there are several
+        self._device_engines: list[Local] = []  # by device, if there are several
         self._is_stopped = False
         self._entry = entry
         self._stage_seconds = stage_seconds
         self._rehearses = rehearses
         self._measures = measures
         self._servers: dict[bool, Server] = {}  # by whether its children rehearse
-        self._free: dict[str, int] = {}  # by device: what was free before anything was run
+        self._free: dict[str, int] = {}  # by device: bytes that were free before anything was run
         self._free_by_uuid: dict[str, int] = {}
         self._ended_on: str | None = None  # the device of a child that was ended by force, and may still hold memory
 
@@ -104,14 +104,14 @@ class Local:
             server.close()
 
     def stop(self) -> None:
-        """End the trial at work, from whatever thread, and begin no other."""
+        """End the running trial and begin no other; may be called from any thread."""
         for engine in (self, *self._device_engines):
             engine._is_stopped = True
             for server in engine._servers.values():
                 server.hang_up()
 
     def survey(self) -> dict[str, Environment]:
-        """Every device that torch can use here. Raises UserError (exit code 3) where torch does not work."""
+        """Return every device that torch can use here. Raises UserError (exit code 3) if torch does not work."""
         answer = self.ask(f"{DEVICES}:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(answer["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in answer["free"].items() if free is not None}
@@ -120,9 +120,9 @@ class Local:
         return devices
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """What `entry` ("module:function") tells of `text` in a process of its own, as JSON.
+        """Call `entry` ("module:function") with `text` in a new process; return its answer, decoded from JSON.
 
-        Raises UserError (exit code 3), which begins with `failing`, where it ends without an answer.
+        Raises UserError (exit code 3), which begins with `failing`, if the process ends without an answer.
         """
         with self._child(entry, text, entry.rpartition(":")[2], rehearses=self._rehearses) as child:
             child.on_stage = self.at_work
@@ -134,9 +134,10 @@ class Local:
         return answer
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        """One record for each trial that is owed, in order. Closing the iterator ends the trial at work.
+        """Yield one record for each trial that is owed; closing the iterator ends the running trial.
 
-        Raises UserError (exit code 3) where a child was ended by force and its device does not get its memory back.
+        Records are in order, unless several devices run trials. Raises UserError (exit code 3) if a child was killed
+        and its memory on the device is not freed.
         """
         if self.devices:
             return in_waves(self._over_devices, plan, done, widely=True)
@@ -155,7 +156,7 @@ class Local:
         return engine.__enter__()
 
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        """Each trial in a fresh child, but for those that share one."""
+        """Run each trial in a fresh child, except groups of trials that share one."""
         refusals = progress.Refusals()
         shared = {"predicted": self._predicted, "timed": self._timed} if self._entry == RUN_TRIAL else {}
         for kind, several in grouped(trials):
@@ -181,18 +182,18 @@ class Local:
         return record
 
     def _timed(self, trials: list[Trial]) -> Iterator[Record]:
-        """Strategies that are timed in turn; from the first that goes wrong on, each by itself."""
+        """Time strategies in turn in one child; from the first that goes wrong on, each has its own child."""
         self._await_memory()
         for place, record in enumerate(records := self._in_one_child(RUN_TOGETHER, trials)):
             if record.outcome != "ok":
                 records.close()
-                self._ended_on = trials[place].case.torch_device  # what the ended process held there is waited for
+                self._ended_on = trials[place].case.torch_device  # the next trial waits for its memory
                 yield from map(self._alone, trials[place:])
                 return
             yield record
 
     def _predicted(self, trials: list[Trial]) -> Iterator[Record]:
-        """Predictions of one baseline; one that goes wrong where others ran before is made again by itself."""
+        """Predict strategies of one baseline in one child; one that goes wrong after others is repeated by itself."""
         while trials:
             for place, record in enumerate(records := self._in_one_child(RUN_TRIALS, trials)):
                 is_sure = place == 0 or record.outcome in ("ok", "skipped")
@@ -207,7 +208,7 @@ class Local:
             trials = trials[place + 1 :]
 
     def _in_one_child(self, entry: str, trials: list[Trial]) -> Generator[Record, None, None]:
-        """One record each, up to the first whose child ends; the next trial begins when its record is asked for."""
+        """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
         requests = f"[{','.join(map(self._request, trials))}]"
         with self._child(entry, requests, _log_name(trials[0])) as child:
             for place, trial in enumerate(trials):
@@ -223,7 +224,7 @@ class Local:
                 yield record
 
     def _tells(self, trial: Trial) -> Callable[[str], None]:
-        """What tells of each stage of the trial that it is at work."""
+        """Return a function that reports each stage of the trial to `at_work`."""
         words = f"{trial.case.model} {strategy_label(trial.case.strategy)} round {trial.round}"
         return lambda stage: self.at_work(f"{words}: {stage}")
 
@@ -267,7 +268,7 @@ class Local:
     def _drop_dead_server(self, ended: Ended, *, rehearses: bool) -> None:
         """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out and not ended.refused:
-            self._servers[rehearses].close()  # its socket is; its end comes later, and no trial goes to it any more
+            self._servers[rehearses].close()  # its process may end later, but gets no more trials
 
 
 def _log_name(trial: Trial) -> str:
@@ -281,7 +282,7 @@ def still_held(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until about as much is free as before; returns how many bytes are missing after WAIT_SECONDS."""
+    """Wait until about as much is free as before; return how many bytes are missing after WAIT_SECONDS."""
     until = clock() + WAIT_SECONDS
     while (held := before - free()) > SLACK_BYTES:
         if clock() >= until:

@@ -1,4 +1,4 @@
-"""The order in which a plan is run on any engine: what others need comes first; and which trials share a process."""
+"""The order in which any engine runs a plan: dependencies come first; and which trials share a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profiler.core.case import Case, Trial
 from profiler.core.record import Record
 from profiler.training import models
 
-MOST_TIMED = 8  # strategies: of more, a step is too far from that without a strategy to be disturbed alike
+MOST_TIMED = 8  # strategies in a process: with more, steps are too far from the plain step to share its disturbances
 Records = dict[tuple[Case, int], Record]
 
 
@@ -24,12 +24,12 @@ def in_waves(
     *,
     widely: bool = False,
 ) -> Iterator[Record]:
-    """Run what `done` does not hold yet, and yield each record as it comes.
+    """Run the trials that `done` does not hold yet, and yield each record as it comes.
 
-    `run` gets one wave at a time, whose trials need nothing of each other: a round's baselines before the others of the
-    first round, since those are verified against them, or predicted with what was read of them; and before what is run
-    only where they find something. A case whose first round is not ok has no further rounds. The waves follow the plan;
-    `widely` makes as few as can be, for an engine that runs many trials at once.
+    `run` gets one wave at a time, whose trials do not depend on each other. A round's baselines come before the other
+    trials of the first round, which are verified against them or predicted with their readings, and before trials that
+    are run only if a baseline finds something. A case whose first round is not ok has no further rounds. The waves
+    follow the plan; `widely` makes as few as possible, for an engine that runs many trials at once.
     """
     records = {(record.case, record.round): record for record in done}
     waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
@@ -41,10 +41,10 @@ def in_waves(
 
 
 def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
-    """Neighbours that may share a process, with how: "predicted", "timed", or "" for one by itself.
+    """Yield groups of adjacent trials that may share a process, with how: "predicted", "timed", or "" for one alone.
 
-    Predictions of one baseline do, but where users' code runs, and measured strategies of one baseline and round of
-    which only the time is read: on one model, their steps have those without a strategy in common.
+    Predictions of one baseline share a process, unless they run the user's code. So do measured strategies of one
+    baseline and round if only their time is read: on one model, they share the steps without a strategy.
     """
     for (kind, _), several in groupby(trials, key=_sharing):
         group = list(several)
@@ -54,7 +54,7 @@ def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
 
 
 def _sharing(trial: Trial) -> tuple[str, object]:
-    """How a trial shares its process, and what is the same of all that may be in it."""
+    """Return how a trial shares its process, and a key that all trials in that process have in common."""
     case = trial.case
     if case.is_predicted and not catalogue.is_code(case.model.name, models.TABLE):
         return "predicted", case.baseline
@@ -64,7 +64,7 @@ def _sharing(trial: Trial) -> tuple[str, object]:
 
 
 def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool) -> list[Trial]:
-    """Adds to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
+    """Add to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
     known_calibrations = progress.calibrations(records.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
@@ -78,14 +78,14 @@ def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool) -
 
 
 def _wave(trial: Trial) -> tuple[bool, bool, bool]:
-    """Returns the key of a trial's wave; waves sort so that what others need comes first."""
+    """Return the key of a trial's wave; waves sort so that what others need comes first."""
     is_later = trial.round > 1  # and needs to know that the first round was ok
     waits_for_baseline = (not is_later and trial.case != trial.case.baseline) or bool(trial.if_own)
     return is_later, trial.case.is_predicted, waits_for_baseline
 
 
 def _close_wave(trial: Trial) -> tuple[object, ...]:
-    """As `_wave`, with the predictions of one baseline together: they run one after the other, on what it may leave."""
+    """Return the key of a wave that keeps predictions of one baseline together, so that they can share a process."""
     is_later, is_predicted, waits = _wave(trial)
     return (
         (is_later, is_predicted, trial.case.baseline, bool(trial.if_own)) if is_predicted else (is_later, False, waits)
@@ -98,6 +98,6 @@ def _digests(case: Case, records: Records) -> dict[str, str] | None:
 
 
 def _fits(baseline: Case, records: Records) -> bool:
-    """Whether the step without checkpointing can be run, as far as is known."""
+    """Whether the step without checkpointing can be run; true if that is not known yet."""
     record = records.get((baseline, 1))
     return record is None or record.outcome == "ok"

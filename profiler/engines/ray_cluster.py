@@ -1,4 +1,4 @@
-"""The engine `ray`, found without importing Ray."""
+"""The entry of the engine `ray`, which is found without importing Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def connect(
     cpus: Count = 1,
     wait: Count = 300,
 ) -> RayCluster:
-    """A Ray cluster: each trial a task with one GPU of a kind, or with cores; waits so many seconds for a place."""
+    """Return the engine of a Ray cluster; a task has a GPU of a kind or `cpus` cores, and waits `wait` s for a node."""
     driver = optional_deps.load("profiler.engines.ray_driver")
     cluster: RayCluster = driver.RayCluster(
         stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait
@@ -36,7 +36,7 @@ def connect(
 
 
 def refuse_silent(address: str) -> None:
-    """Raises UserError (exit code 3) where nobody listens: Ray itself would try for minutes."""
+    """Raise UserError (exit code 3) if nobody listens at the address: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal()):
         return

@@ -1,7 +1,7 @@
-"""Trials as tasks of a Ray cluster, each with one GPU of a kind or with cores.
+"""Runs trials as tasks of a Ray cluster, each with one GPU of a kind or with CPU cores.
 
-A task brings back its record and its log; only this process writes. Tasks that are lost with their node are sent again
-from here, not by Ray, which would without end send again one that needs more memory than its node has.
+A task returns its record and its log; only this process writes files. Tasks that are lost with their node are retried
+by this process, not by Ray, which would retry forever one that needs more memory than its node has.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from profiler.engines.ray_cluster import STARTING, refuse_silent
 from profiler.engines.task_pool import ReturnedTrial, run_remotely
 from profiler.runs import store
 
-ACCELERATOR = "accelerator_type:"  # what Ray calls the resource of a node with such GPUs
-MARKED = 1e-3  # of that resource, for each task that asks for the accelerator
-# what ends a task without its doing
+ACCELERATOR = "accelerator_type:"  # prefix of Ray's name for the resource of a node with such GPUs
+MARKED = 1e-3  # of that resource, which each task with the accelerator takes
+# errors that end a task through no fault of its own
 LOST = (
     exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.ObjectLostError, exceptions.OutOfMemoryError,
     exceptions.LocalRayletDiedError,
@@ -44,11 +44,11 @@ LOST = (
 
 
 class RayCluster:
-    """Joins the cluster when entered, and leaves it when left: Ray then ends all of this run's workers.
+    """Joins the cluster on entry and leaves it on exit: Ray then ends all of this run's workers.
 
-    `plan` is what will be asked, as far as it is known: the code that it names travels, and its kinds of GPU are looked
-    at in a survey, all kinds where it names none. `cpus` are the cores of a task, `wait` the seconds that a task may
-    wait for a place that the cluster does not have, or a survey for a free GPU.
+    `plan` is what will be run, as far as known: the code that it names is sent to the nodes, and a survey covers its
+    kinds of GPU, or all kinds if it names none. `cpus` are the cores of a task. `wait` is how many seconds a task waits
+    for a node that the cluster does not have, and a survey for a free GPU.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class RayCluster:
         self._address = address
         self._cpus = cpus
         self._wait = wait
-        self._accelerators: dict[str, str] = {}  # what Ray calls the kinds, also of those that are lost
+        self._accelerators: dict[str, str] = {}  # Ray's names of the kinds, also of lost nodes
         self._on_node: dict[str, Any] = {
             "trial": f"{WORKER}:run_trial", "stage_seconds": stage_seconds, "version": __version__
         }  # fmt: skip
         self._ask = ray.remote(max_retries=3, max_calls=0)(ray_task.ask)
-        self._run = ray.remote(max_retries=0, max_calls=0)(ray_task.run_trial)  # 0: as often as it is asked
+        self._run = ray.remote(max_retries=0, max_calls=0)(ray_task.run_trial)  # 0: no limit
 
     def __enter__(self) -> RayCluster:
         self._bundle = tempfile.TemporaryDirectory(prefix="gcprof-")
@@ -89,7 +89,7 @@ class RayCluster:
         self._bundle.cleanup()
 
     def survey(self) -> dict[str, Environment]:
-        """The CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a kind that cannot be had."""
+        """Return the CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a missing kind."""
         kinds = _kinds_there()
         for name in self._kinds:
             if name not in kinds:
@@ -103,19 +103,19 @@ class RayCluster:
         return devices
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """What `entry` ("module:function") tells of `text`, on some node. Raises UserError as Local does."""
+        """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
         return self._answer(self._future("cpu", entry, text, failing), self._wait + self._on_node["stage_seconds"])
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        """One record for each trial that is owed. Closing the iterator cancels what is queued and ends what is at work.
+        """Yield one record for each trial that is owed. Closing the iterator cancels queued and running trials.
 
-        Raises UserError where the user's own code cannot travel.
+        Raises UserError if the user's own code cannot be sent to the nodes.
         """
         trials = [_placed(trial) for trial in plan]
         files = code_bundle.code(trial.case for trial in trials)
         if not set(files) <= set(self._files):
             self._files = files
-            ray.shutdown()  # what a job takes with it is said when it begins
+            ray.shutdown()  # a job's files are fixed when it begins
             self._join()
         return in_waves(self._wave, trials, done, widely=True)
 
@@ -134,7 +134,7 @@ class RayCluster:
             returned.close()  # type: ignore[attr-defined]  # it is a generator
 
     def _join(self) -> None:
-        """Begin a job of the cluster, which has the package and the user's files. Raises UserError (exit code 3)."""
+        """Begin a job of the cluster, with the package and the user's files. Raises UserError (exit code 3)."""
         packed = Path(self._bundle.name)
         (packed / "work").mkdir(exist_ok=True)
         (packed / "work" / "gcprof.txt").write_text(f"the folder of tasks of gcprof {__version__}\n", encoding="utf-8")
@@ -155,11 +155,11 @@ class RayCluster:
             message = f"no Ray cluster at '{self._address}': {_why(error)}"
             raise UserError(message, hint=STARTING, exit_code=3) from error
         finally:
-            if signal.getsignal(signal.SIGTERM) is not heeded:  # Ray's own would skip what a run ends with
+            if signal.getsignal(signal.SIGTERM) is not heeded:  # Ray's own would skip the cleanup of a run
                 signal.signal(signal.SIGTERM, heeded)
 
     def _needs(self, device: str) -> dict[str, Any]:
-        """What a task on that device asks Ray for."""
+        """Return the resources that a task on that device requests of Ray."""
         if not gpu_kinds.of(device):
             return {"num_cpus": self._cpus}
         if device not in self._accelerators:
@@ -167,7 +167,7 @@ class RayCluster:
         return {"num_cpus": self._cpus, "num_gpus": 1, "accelerator_type": self._accelerators.get(device, device)}
 
     def _has_place(self, device: str) -> bool:
-        """Whether any living node could take such a task, were it free."""
+        """Whether any live node could run a task on that device if the node were idle."""
         needs = self._needs(device)
         resources = {"CPU": needs["num_cpus"], "GPU": needs.get("num_gpus", 0)}
         if "accelerator_type" in needs:
@@ -180,7 +180,7 @@ class RayCluster:
         return future
 
     def _answer(self, future: Future[Any], seconds: float) -> dict[str, Any]:
-        """The answer to a question. Raises UserError (exit code 3) for none, TimeoutError for a late one."""
+        """Return the answer of a task. Raises UserError if it failed or refused, TimeoutError if it is late."""
         try:
             answer = future.result(timeout=seconds)
         except exceptions.RayError as error:
@@ -194,7 +194,7 @@ class RayCluster:
         return facts
 
     def _surveyed(self, name: str, future: Future[Any]) -> dict[str, Environment]:
-        """The CPU of the node that took a task for this device, and the device; nothing where nobody asked for it."""
+        """Return the CPU and the device of the surveyed node; nothing if the device is missing but not requested."""
         try:
             facts = self._answer(future, self._wait)
         except TimeoutError:
@@ -210,7 +210,7 @@ class RayCluster:
         return {"cpu": devices["cpu"], name: device}
 
     def _without(self, name: str, why: str, hint: str) -> dict[str, Environment]:
-        """Returns no device. Raises UserError (exit code 3) where one was requested."""
+        """Return no device. Raises UserError (exit code 3) where one was requested."""
         if name != "cpu" and name not in self._kinds:
             return {}
         lacking = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
@@ -222,7 +222,7 @@ class RayCluster:
         return sent.future(), lambda: ray.cancel(sent, force=True)
 
     def _record(self, returned: ReturnedTrial) -> Record:
-        """What a task brought back, its log written down; or why it brought nothing."""
+        """Write the log that a task returned, and return its record; or a record of why it returned none."""
         trial, error = returned.trial, returned.error
         if error is None and returned.answer is None:
             return lost(trial, "crashed", f"no node of the cluster could take it for {self._wait:g} s")
@@ -237,7 +237,7 @@ class RayCluster:
         return lost(trial, "crashed", f"its node or its worker there was lost{times}: {_why(error)}")
 
     def _keep_log(self, trial: Trial, log: bytes) -> None:
-        """Write the log where something was printed; a full disk costs no record."""
+        """Write the log if anything was printed; a full disk does not lose the record."""
         if self.logs is None:
             return
         path = self.logs / f"{store.log_name(trial.case, trial.round)}.log"
@@ -250,24 +250,24 @@ class RayCluster:
 
 
 def _nodes() -> list[dict[str, float]]:
-    """What each living node of the cluster has in all."""
+    """Return the total resources of each live node of the cluster."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _kinds_there() -> dict[str, str]:
-    """The devices that the cluster has kinds of, by name, with Ray's own words for these kinds."""
+    """Return Ray's names for the kinds of GPU in the cluster, by device name."""
     words = {word.removeprefix(ACCELERATOR) for node in _nodes() for word in node if word.startswith(ACCELERATOR)}
     return {gpu_kinds.named(word.lower()): word for word in sorted(words) if gpu_kinds.KIND.fullmatch(word.lower())}
 
 
 def _placed(trial: Trial) -> Trial:
-    """Make the data folder absolute: data are not sent, and must lie at the same place on every node."""
+    """Make the data folder absolute: data is not sent, and must be at the same place on every node."""
     data = trial.data_directory
     return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
 
 
 def _why(error: BaseException) -> str:
-    """Returns what went wrong, in one line: of a task that raised, what it raised."""
+    """Return what went wrong, in one line; for a task that raised, its own error."""
     cause = getattr(error, "cause", None) or error
-    lines = hide(str(cause)).strip().splitlines() or ["no message"]  # a secret may have many lines
+    lines = hide(str(cause)).strip().splitlines() or ["no message"]  # after hiding, as a secret may have many lines
     return f"{type(cause).__name__}: {lines[0]}"

@@ -1,6 +1,6 @@
-"""What a task does in Ray's worker on a node: a trial, or a question, by a fork server of its own.
+"""What a task does in Ray's worker on a node: runs a trial, or answers a question, by the worker's own fork server.
 
-The server stays with the worker, so that later tasks import torch no more. Knows nothing of Ray.
+The server lives as long as the worker, so that later tasks need not import torch again. Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from profiler.runs import store
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # Ray sets it anew for each task
 
-_servers: dict[tuple[Any, ...], Local] = {}  # one at most
+_servers: dict[tuple[Any, ...], Local] = {}  # at most one
 
 
 def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
-    """The record of a trial as JSON, and what the trial printed, capped and without secrets."""
+    """Run a trial; return its record as JSON, and what it printed, capped and without secrets."""
     trial: Trial = decode(request, Trial)
     try:
         engine = _local(**server)
@@ -32,12 +32,12 @@ def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
             (record,) = engine.run([trial])
             log = engine.logs / f"{store.log_name(trial.case, trial.round)}.log"
             return encode(record), log.read_bytes() if log.exists() else b""
-    except UserError as error:  # of the node, which tells nothing of the trial
+    except UserError as error:  # a fault of the node, not of the trial
         return encode(lost(trial, "crashed", f"on the node: {error.message}; {error.hint}")), b""
 
 
 def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:
-    """What a function tells of a text: {"told"}, or {"refused"}, a message, a hint and an exit code."""
+    """Call a function with a text; return its answer as {"told"}, or {"refused"}: a message, a hint, an exit code."""
     try:
         return {"told": _local(**server).ask(entry, text, failing=failing)}
     except UserError as error:
@@ -45,10 +45,10 @@ def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:
 
 
 def _local(*, trial: str, stage_seconds: float, version: str) -> Local:
-    """This worker's engine, which runs trials by the function `trial`.
+    """Return this worker's engine, which runs trials by the function `trial`.
 
-    Another GPU than the last task's needs another server: its children have its environment. Raises UserError where
-    the node has another gcprof, or no torch.
+    A task with another GPU than the last one needs another server, since children inherit the server's environment.
+    Raises UserError if the node has another version of gcprof, or no torch.
     """
     if version != __version__:
         hint = "the driver's should have come with the task: is another one imported when Python starts there?"
@@ -59,6 +59,6 @@ def _local(*, trial: str, stage_seconds: float, version: str) -> Local:
             _servers.popitem()[1].__exit__()
         engine = Local(stage_seconds=stage_seconds, entry=trial).__enter__()
         if os.environ.get(VISIBLE):
-            engine.survey()  # how much is free, so that a trial that is ended by force is waited for
+            engine.survey()  # reads the free bytes, so that a killed trial's memory can be waited for
         _servers[key] = engine
     return _servers[key]

@@ -1,4 +1,4 @@
-"""What a child tells: messages on its channel, each one line of JSON."""
+"""Sends the messages of a child on its channel, each as one line of JSON."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def tell(channel: int, message: object) -> None:
 
 
 def tell_record(channel: int, record: Record) -> None:
-    """Tell the result of a trial, after all that it printed."""
+    """Send the record of a trial, after flushing all that it printed."""
     sys.stdout.flush()
     sys.stderr.flush()
     tell(channel, {"record": record})
 
 
 def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., Record]) -> Record:
-    """Returns the trial's record: what the model raises is the outcome of this trial only."""
+    """Return the trial's record; an error that the model raises becomes the outcome of this trial."""
     try:
         return by(trial, on_pass=on_pass)
     except SystemExit as error:
@@ -39,7 +39,7 @@ def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., R
 
 
 def answer(channel: int, key: str, work: Callable[[], object]) -> None:
-    """Tell what `work` gives under the key, or why it is refused, or failed."""
+    """Send the result of `work` under the key, or why it was refused or failed."""
     try:
         tell(channel, {key: work()})
     except (Invalid, Unsupported, UserError) as error:

@@ -15,7 +15,7 @@ from profiler.rehearsal.smoke import proven_libraries
 
 
 class Server:
-    """A fork server that was started; the one that the command began with, where it is of this kind."""
+    """A running fork server; the one that the command started early, if that is of this kind."""
 
     def __init__(self, visible: str | None, *, rehearses: bool = False, preload: Sequence[str]) -> None:
         if rehearses:
@@ -31,7 +31,7 @@ class Server:
         self._is_ready = False
 
     def await_ready(self) -> None:
-        """Wait until it has imported all that it shall. Raises UserError where that fails."""
+        """Wait until it has imported its modules. Raises UserError if that fails."""
         if self._is_ready:
             return
         self._is_ready = bool(self.control.recv(1 << 16))

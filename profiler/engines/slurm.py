@@ -1,8 +1,8 @@
-"""A job array of Slurm, by submitit: each job runs one part of the plan on its node. Never imports torch.
+"""Runs a plan as a job array of Slurm, by submitit: each job runs one shard on its node. Never imports torch.
 
-The driver makes the parts and submits them; every job is the one writer of its own folder below the run folder, which
-all machines see. What the jobs write is yielded as it appears, so that at the end the run folder is whole; where the
-driver was killed, `gcprof merge RUN/shards/*` or --resume make it so.
+The driver makes the shards and submits them; every job is the only writer of its own folder below the run folder, which
+all machines must see. Records are yielded as the jobs write them, so that the run folder is complete at the end; if the
+driver was killed, `gcprof merge RUN/shards/*` or --resume completes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from profiler.engines.slurm_results import Gathered
 from profiler.engines.slurm_shards import Array, write_agreed
 
 CARRY_OUT = "profiler.workflows.slurm_job:carry_out"
-GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, beside those of `connect`
+GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, besides those of `connect`
 OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node
 POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
 GRACE_SECONDS = {"slurm": 0.0, "local": 5.0}  # for jobs to end when they are told to
@@ -53,7 +53,7 @@ def connect(  # noqa: PLR0913  its keywords are the options of the engine
     folder: str = "",
     **more: Any,
 ) -> Slurm:
-    """A job array of Slurm, one part of the sweep a job; executor=local tries it on this machine."""
+    """Return the engine of a Slurm job array, one shard of the sweep per job; executor=local runs on this machine."""
     unknown = [key for key in more if key not in GENERAL and (not key.startswith("slurm_") or key in OURS)]
     if unknown:
         hint = (
@@ -80,7 +80,7 @@ def connect(  # noqa: PLR0913  its keywords are the options of the engine
 
 
 class Slurm:
-    """Submits when it runs; what is not done when the iterator is closed is cancelled, and what is done is kept."""
+    """Submits jobs in `run`; closing its iterator cancels what is not done, and keeps what is done."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Slurm:
         if self._executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             hint = "go to a machine that submits to Slurm; or executor=local to try it here, or --shard i/n anywhere"
             raise UserError("there is no sbatch here", hint=hint, exit_code=3)
-        self._made(Path(tempfile.gettempdir()))  # refuses what submitit does not know before there is a run folder
+        self._made(Path(tempfile.gettempdir()))  # refuses unknown options of submitit before there is a run folder
         return self
 
     def __exit__(self, *error: object) -> None: ...
 
     def survey(self) -> dict[str, Environment]:
-        """The devices of a job, of which nothing is known before it runs; on this machine those that are here."""
+        """Return the devices of a job, whose properties are unknown; with executor=local, those of this machine."""
         with Local(stage_seconds=self._stage_seconds) as local:
             devices = local.survey()
         names = ["cpu", *(f"cuda:{number}" for number in range(self._settings["gpus_per_node"]))]
@@ -124,14 +124,14 @@ class Slurm:
         return dict.fromkeys(names, unknown)
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
-        """Answers on this machine: a question about a model needs no device."""
+        """Answer on this machine: a question about a model needs no device."""
         with Local(stage_seconds=self._stage_seconds) as local:
             return local.ask(entry, text, failing=failing)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        """Yields what earlier jobs left, then what the jobs of this call write.
+        """Yield the records of earlier jobs, then those that the jobs of this call write.
 
-        Raises UserError where nothing can be submitted, or a job of an earlier call still writes.
+        Raises UserError if nothing can be submitted, or if an unknown job of an earlier call is still writing.
         """
         assert self.logs, "the parts go into the run folder"
         trials, settled = tuple(plan), tuple(done)
@@ -163,10 +163,10 @@ class Slurm:
             raise UserError(f"{most} ranks take as many GPUs, and a job has {gpus}", hint=f"slurm:gpus_per_node={most}")
 
     def _made(self, folder: Path) -> Any:
-        """submitit's executor with our settings. Raises UserError for one that it does not know."""
+        """Return submitit's executor with our settings. Raises UserError for a setting that it does not know."""
         requeues = {f"{self._executor}_max_num_timeout": self._requeues}
         try:
-            # a new folder for each call: what submitit finds there it unpickles, and a run folder may be anyone's
+            # a new folder for each call: submitit unpickles what it finds there, and anyone may have made a run folder
             below = (self._jobs_folder or folder) / secrets.token_hex(3)
             made = self._submitit.AutoExecutor(below, cluster=self._executor, **requeues)
             made.update_parameters(**self._settings)
@@ -192,7 +192,7 @@ class Slurm:
         return jobs
 
     def _active(self, folder: Path, job_id: str) -> Any:
-        """A job of an earlier call that is queued or at work; None where it has ended, or nobody knows of it."""
+        """Return a job of an earlier call that is queued or running; None if it has ended or is unknown."""
         if self._executor != "slurm":
             return None
         job = self._submitit.SlurmJob(folder=folder, job_id=job_id)
@@ -201,7 +201,7 @@ class Slurm:
 
 
 class Work:
-    """What a job does; a job that is queued again, after its time was up, goes on with the same folder."""
+    """What a job runs; a job that is queued again after its time was up continues with the same folder."""
 
     def __init__(
         self,
@@ -222,5 +222,5 @@ class Work:
         return number
 
     def checkpoint(self) -> Any:
-        """submitit's own name for what is submitted when the time of a job is up."""
+        """Return what is submitted again when the time of a job is up; submitit calls the method by this name."""
         return optional_deps.load("submitit").helpers.DelayedSubmission(self)

@@ -1,4 +1,4 @@
-"""Records that jobs write, each into a folder of its own, as they appear."""
+"""Reads the records that jobs write, each into its own folder, as they appear."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ShardFolder:
         self._records += [store.read_record(line, where) for line in whole.split(b"\n") if line]
 
     def standing(self) -> list[Record]:
-        """Returns the records that a job which goes on does not run again."""
+        """Return the records of trials that a continued job does not run again."""
         return progress.settled(self._records)
 
     def final(self) -> list[Record]:
-        """Returns the last record of each trial, once no job writes any more."""
+        """Return the last record of each trial, once no job writes any more."""
         return latest(self._records)
 
     def owed(self) -> tuple[Trial, ...]:
@@ -49,18 +49,18 @@ class ShardFolder:
 
 
 class Gathered:
-    """The records that a run was given: each trial once, a later round only after a first that is ok.
+    """The records that a run has received: each trial once, a later round only after a first round that is ok.
 
-    A job that has a later round cannot know what became of the first one in another job.
+    A job that has a later round cannot know the outcome of the first round, which may be in another job.
     """
 
     def __init__(self, plan: Iterable[Trial], done: Iterable[Record]) -> None:
         self.records: dict[tuple[Case, int], Record] = {(record.case, record.round): record for record in done}
         self._have_first = {trial.case for trial in plan if trial.round == 1}
-        self._waiting: dict[tuple[Case, int], Record] = {}  # later rounds of which the first is not known yet
+        self._waiting: dict[tuple[Case, int], Record] = {}  # later rounds whose first round is not known yet
 
     def news(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yields records that were not given yet and may be; first rounds first, since others wait for them."""
+        """Yield new records that may be received; first rounds come first, since later rounds wait for them."""
         offered = {**self._waiting, **{(record.case, record.round): record for record in records}}
         for key, record in sorted(offered.items(), key=lambda offer: offer[0][1]):
             if key in self.records:

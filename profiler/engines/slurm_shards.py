@@ -25,35 +25,35 @@ from profiler.runs.store import Manifest
 from profiler.runs.writer import Writer
 
 LATE_SECONDS = 60.0  # until a shared file system shows what another node wrote before its job ended
-IDS_BYTES = 1 << 20  # of the numbers of thousands of jobs
-RULE = "-" * 22  # what stands around the traceback in the words of submitit's error
+IDS_BYTES = 1 << 20  # of the file of job ids: enough for thousands of jobs
+RULE = "-" * 22  # encloses the traceback in the message of submitit's error
 Key = tuple[Case, int]
 
 
 class Array:
-    """Below a run folder: `shards/N`, a run folder that one job writes, and `jobs`, what is known of the jobs."""
+    """The folders below a run folder: `shards/N`, a run folder that one job writes, and `jobs`, with the job ids."""
 
     def __init__(self, run: Path, gathered: Gathered) -> None:
         self.jobs_folder = run / "jobs"
         self._run = run
         self._gathered = gathered
         self._following: list[tuple[ShardFolder, Any]] = []
-        self._own: list[Any] = []  # the jobs of this call, of which alone anything is unpickled
-        self._where: dict[Key, Path] = {}  # the last part that a trial is in
+        self._own: list[Any] = []  # the jobs of this call: only their results are unpickled
+        self._where: dict[Key, Path] = {}  # the folder of the last shard that a trial is in
         for name in ("shards", "jobs"):
             store.refuse_link(run / name)
             (run / name).mkdir(exist_ok=True)
 
     def left_before(self, active: Callable[[str], Any]) -> Iterator[Record]:
-        """What jobs of earlier calls wrote; those that `active` gives for their id are followed with the new ones.
+        """Yield the records of jobs of earlier calls; jobs that still run are followed with the new ones.
 
-        Raises UserError where one writes that nobody knows of.
+        `active` returns the job of an id if it still runs. Raises UserError if an unknown process writes to a shard.
         """
         ids = self._ids()
         for folder in self._folders():
             job = active(ids[folder.name]) if folder.name in ids else None
             if job is None:
-                Writer(folder).close()  # refuses what is being written, and cuts off what a killed job left
+                Writer(folder).close()  # refuses a folder that is being written, and cuts off a killed job's torn line
             part = self._part(folder)
             part.look()
             if job is not None:
@@ -61,11 +61,11 @@ class Array:
             yield from self._given(part.standing())
 
     def at_work(self) -> set[Key]:
-        """The trials of the jobs that are followed."""
+        """Return the trials of the jobs that are followed."""
         return {(trial.case, trial.round) for part, _ in self._following for trial in part.plan}
 
     def submit(self, owed: Sequence[Trial], count: int, send: Callable[[list[Path]], list[Any]]) -> None:
-        """Make at most `count` shards of what is owed, and `send` their folders, which returns a job for each."""
+        """Make at most `count` shards of owed trials; pass their folders to `send`, which returns a job for each."""
         folders = self._made([self._informed(trial) for trial in owed], count)
         try:
             jobs = send(folders)
@@ -79,10 +79,10 @@ class Array:
         store.replace(self.jobs_folder / "ids.json", json.dumps(ids, indent=1).encode())
 
     def follow(self, pause: float) -> Iterator[Record]:
-        """The records of all jobs as they appear, until the last job has ended."""
+        """Yield the records of all jobs as they appear, until the last job has ended."""
         while self._following:
             for part, job in tuple(self._following):
-                is_over = job.done()  # asked before the look: what it wrote is there then
+                is_over = job.done()  # asked before reading, so that all that it wrote is read
                 part.look()
                 if is_over:
                     self._following.remove((part, job))
@@ -94,9 +94,9 @@ class Array:
                 time.sleep(pause)
 
     def cancel(self, *, grace: float) -> None:
-        """End the jobs of this call that are still followed, and wait so many seconds for them.
+        """Cancel the jobs of this call that are still followed, and wait at most `grace` seconds for them.
 
-        Those of an earlier call are known by their numbers alone, in a file that anyone may have made or copied.
+        Jobs of an earlier call are left alone: their ids are from a file that anyone may have made or copied.
         """
         until = time.monotonic() + grace
         own = [job for _, job in self._following if job in self._own]
@@ -117,7 +117,7 @@ class Array:
         return part
 
     def _informed(self, trial: Trial) -> Trial:
-        """Adds what is known of its baseline to a trial of a first round; later rounds are compared with nothing."""
+        """Add what is known of its baseline to a trial of a first round; later rounds are not compared with it."""
         if trial.round > 1:
             return trial
         return informed([trial], self._gathered.records, is_predicted=trial.case.is_predicted)[0]
@@ -139,7 +139,7 @@ class Array:
         return folders
 
     def _ids(self) -> dict[str, str]:
-        """The job of each part, as far as it was written down."""
+        """Return the job id of each shard, as far as ids.json has it."""
         try:
             with safe_files.opened(self.jobs_folder / "ids.json", most_bytes=IDS_BYTES) as file:
                 jobs = msgspec.json.decode(file.read(), type=dict[str, str])
@@ -165,7 +165,7 @@ class Array:
 
 
 def write_agreed(folder: Path, records: Iterable[Record]) -> None:
-    """Write down for the jobs on which device the run was measured, where some of it was."""
+    """Write the device on which records of the run were measured, if any, for the jobs to compare theirs with."""
     for record in records:
         device = record.case.device
         path = folder / f"{device.replace(':', '-')}.json"
@@ -175,13 +175,13 @@ def write_agreed(folder: Path, records: Iterable[Record]) -> None:
 
 
 def _places(manifest: Manifest) -> dict[Key, int]:
-    """Where each trial stands in the whole sweep, of which the run itself may be a part."""
+    """Return the index of each trial in the whole sweep, of which the run itself may be a shard."""
     places = manifest.shard.places if manifest.shard else range(len(manifest.plan))
     return {(trial.case, trial.round): place for trial, place in zip(manifest.plan, places, strict=True)}
 
 
 def _result(job: Any) -> int | Exception | None:
-    """Returns how many trials a job has records of, or what it raised; None where it left neither."""
+    """Return how many trials a job has records of, or what it raised; None where it left neither."""
     if not job.paths.result_pickle.exists():
         return None
     error: Exception | None = job.exception()
@@ -189,7 +189,7 @@ def _result(job: Any) -> int | Exception | None:
 
 
 def _await_late(part: ShardFolder, result: int | Exception | None) -> None:
-    """Wait until all that a job wrote can be seen."""
+    """Wait until all records of a job can be read, at most LATE_SECONDS."""
     until = time.monotonic() + LATE_SECONDS
     while isinstance(result, int) and len(part.final()) < result and time.monotonic() < until:
         time.sleep(0.5)
@@ -197,7 +197,7 @@ def _await_late(part: ShardFolder, result: int | Exception | None) -> None:
 
 
 def _raised(result: int | Exception | None) -> str:
-    """The last line of the traceback in the words of submitit's error."""
+    """Return the last line of the traceback in the message of submitit's error."""
     if not isinstance(result, Exception):
         return ""
     lines = (str(result).split(RULE)[1:2] or [str(result)])[0].strip().splitlines()

@@ -1,4 +1,4 @@
-"""Runs trials elsewhere with bounded concurrency, again where they were lost; or one at a time on each device here."""
+"""Runs trials remotely, with bounded concurrency and retries of lost ones; or one at a time on each local device."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from profiler.core.schedule import Pairing, pairing
 
 DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 
-AHEAD = 256  # trials of a device that are sent and not yet back: all of them would fill the sender's memory
+AHEAD = 256  # most trials of a device that are sent and not yet back: all would fill the sender's memory
 ATTEMPTS = 3
-LOOK_SECONDS = 2.0  # between looks for places that are gone, while nothing comes back
+LOOK_SECONDS = 2.0  # between checks for lost nodes, while nothing comes back
 
 
 class SentTrial(NamedTuple):
-    """A trial under way."""
+    """A trial that was sent and has not come back."""
 
     trial: Trial
     attempt: int
     future: Future[Any]
-    cancel: Callable[[], object]  # also while it is at work
+    cancel: Callable[[], object]  # also if it is running
 
 
 class ReturnedTrial(NamedTuple):
-    """A trial that came back with its answer, or with what went wrong; neither where it had no place to go."""
+    """A trial that came back, with an answer or an error; with neither if no node could run it."""
 
     trial: Trial
     answer: Any = None
@@ -47,10 +47,10 @@ def run_remotely(
     has_place: Callable[[str], bool],
     patience: float,
 ) -> Iterator[ReturnedTrial]:
-    """Runs each trial elsewhere and yields it as it comes back.
+    """Run each trial remotely and yield it as it comes back.
 
-    One whose error `is_lost` is sent again, ATTEMPTS times in all. Those of a device that has had no place for
-    `patience` seconds come back empty. Closing the iterator cancels what is under way.
+    A trial whose error `is_lost` is sent again, ATTEMPTS times in all. If no node could run a device's trials for
+    `patience` seconds (`has_place`), they come back empty. Closing the iterator cancels the trials under way.
     """
     pool = _Pool(trials, send)
     try:
@@ -65,7 +65,7 @@ def run_remotely(
 
 
 class _Pool:
-    """What is still to be sent, by device, so that none waits for another's; and what is under way."""
+    """Trials to be sent, in a queue for each device so that none waits for another's; and trials under way."""
 
     def __init__(
         self, trials: Iterable[Trial], send: Callable[[Trial], tuple[Future[Any], Callable[[], object]]]
@@ -76,10 +76,10 @@ class _Pool:
             self._waiting.setdefault(trial.case.device, deque()).append((trial, 1))
         self._under_way: dict[Future[Any], SentTrial] = {}
         self._returned: SimpleQueue[Future[Any]] = SimpleQueue()
-        self._gone: dict[str, float] = {}  # since when a device has no place
+        self._gone: dict[str, float] = {}  # by device: since when no node can run its trials
 
     def fill(self) -> bool:
-        """Send what may be sent; returns whether anything is under way."""
+        """Send as many trials as AHEAD allows; return whether any is under way."""
         for device, waiting in self._waiting.items():
             room = AHEAD - sum(sent.trial.case.device == device for sent in self._under_way.values()) if waiting else 0
             for _ in range(min(room, len(waiting))):
@@ -90,14 +90,14 @@ class _Pool:
         return bool(self._under_way)
 
     def answered(self) -> Future[Any] | None:
-        """Returns what was answered; None where nothing is for a while."""
+        """Return the next finished future; None if there is none for LOOK_SECONDS."""
         try:
-            return self._returned.get(timeout=LOOK_SECONDS)  # in Python, where signals are heard
+            return self._returned.get(timeout=LOOK_SECONDS)  # waits in Python, where signals are handled
         except Empty:
             return None
 
     def take_back(self, future: Future[Any], is_lost: Callable[[BaseException], bool]) -> ReturnedTrial | None:
-        """Returns what came back; None where it is sent again, or was cancelled."""
+        """Return the trial that came back; None if it is sent again, or was canceled."""
         sent = self._under_way.pop(future, None)
         if sent is None:
             return None
@@ -109,7 +109,7 @@ class _Pool:
         return ReturnedTrial(sent.trial, answer, error, sent.attempt)
 
     def without_place(self, has_place: Callable[[str], bool], patience: float) -> Iterator[ReturnedTrial]:
-        """Yields all trials of a device that has had no place for `patience` seconds."""
+        """Cancel and yield all trials of a device that no node could run for `patience` seconds."""
         now = time.monotonic()
         devices = dict.fromkeys(sent.trial.case.device for sent in self._under_way.values())
         self._gone = {device: self._gone.get(device, now) for device in devices if not has_place(device)}
@@ -121,7 +121,7 @@ class _Pool:
             yield from (ReturnedTrial(trial) for trial in (*(under_way.trial for under_way in sent), *left))
 
     def cancel(self, some: Iterable[SentTrial] | None = None) -> None:
-        """Cancel what is under way, or some of it; later answers are dropped."""
+        """Cancel the trials under way, or some of them; their later answers are dropped."""
         for sent in list(self._under_way.values() if some is None else some):
             del self._under_way[sent.future]
             sent.cancel()
@@ -130,10 +130,10 @@ class _Pool:
 def run_on_devices(
     device_runs: Sequence[DeviceRun], trials: Iterable[Trial], *, stop: Callable[[], None]
 ) -> Generator[Record, None, None]:
-    """Runs trials on several devices at once, one at a time on each, and yields the records as they come.
+    """Run trials on several devices in parallel, one at a time on each, and yield the records as they come.
 
-    What is compared within a round stays on one device, whichever is free first. Closing the iterator, and whatever a
-    device raises, which is raised here too, calls `stop`, which must end what is at work on all devices.
+    Trials that are compared within a round stay on one device, whichever is free first. An error on a device is raised
+    here too. It, and closing the iterator, calls `stop`, which must end the running trials on all devices.
     """
     pairings: dict[Pairing, list[Trial]] = {}
     for trial in trials:

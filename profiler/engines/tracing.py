@@ -1,4 +1,4 @@
-"""What a child does that only traces: predictions, and steps that are explained. It imports nothing that measures."""
+"""Functions that run in a child that only traces: predictions and explained steps. Imports nothing that measures."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from profiler.predicting.prediction import follow_case, predict
 from profiler.predicting.shared_traces import SharedTraces
 from profiler.training.inspect_blocks import describe
 
-SHARING = 3  # rows that pay for a trace that others are composed of
+SHARING = 3  # the fewest trials for which a trace that others are composed from pays off
 
 
 def run_trial(request: str, channel: int) -> None:
-    """Predict the trial in `request`; tell every stage as it begins, then the record."""
+    """Predict the trial in `request`; send every stage as it begins, then the record."""
     _run(decode(request, Trial), channel)
 
 
 def run_trials(request: str, channel: int) -> None:
-    """As `run_trial`, of each of several trials; the next begins when a byte on the channel asks for it."""
+    """Do as `run_trial` for several trials; the next one begins when a byte arrives on the channel."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
     shared = SharedTraces(beside=True) if len(trials) >= SHARING else None
     for place, trial in enumerate(trials):
@@ -44,25 +44,25 @@ def _tell_stage(channel: int, stage: str) -> None:
 
 
 def outline(request: str, channel: int) -> None:
-    """Tell a summary of the model of the case in `request`: its blocks, or why they cannot be had."""
+    """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
     case: Case = decode(request, Case)
     _answer(channel, "outline", lambda: describe(case))
 
 
 def follow(request: str, channel: int) -> None:
-    """Tell the traced step of the trial in `request`, or why it cannot be followed."""
+    """Send the traced step of the trial in `request`, or why it cannot be traced."""
     trial: Trial = decode(request, Trial)
     _answer(channel, "followed", lambda: follow_case(trial))
 
 
 def follow_with_choices(request: str, channel: int) -> None:
-    """As `follow`, with what other blocks of the model would come to."""
+    """Do as `follow`, with the bytes that checkpointing other blocks of the model would take."""
     trial: Trial = decode(request, Trial)
     _answer(channel, "followed", lambda: follow_case(trial, with_choices=True))
 
 
 def choices(request: str, channel: int) -> None:
-    """Tell what the blocks of the case in `request`, and others of its model, come to, or why that is not known."""
+    """Send the bytes with the blocks of the case in `request`, and with other blocks, or why they are not known."""
     case: Case = decode(request, Case)
     _answer(channel, "choices", lambda: prediction.choices(case))
 

@@ -1,4 +1,4 @@
-"""What a child does that measures: a trial, by ranks too, a step that is rehearsed, the stages of a model."""
+"""Functions that run in a child that measures: trials, also of several ranks, rehearsed steps, stages of a model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from profiler.predicting import late_compiler
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
 
-LONGEST_DETAIL = 1000  # characters of a rank's last word
+LONGEST_DETAIL = 1000  # characters of a rank's last message
 
 
 def run_trial(request: str, channel: int) -> None:
-    """Measure the trial in `request`; tell every stage as it begins, then the record, each as one line of JSON."""
+    """Measure the trial in `request`; send every stage as it begins, then the record, each as one line of JSON."""
     trial: Trial = decode(request, Trial)
     if trial.case.is_predicted:
         tracing.run_trial(request, channel)
@@ -39,7 +39,7 @@ def run_trial(request: str, channel: int) -> None:
 
 
 def run_together(request: str, channel: int) -> None:
-    """Time several trials on one model, and tell their records; the next one when a byte on the channel asks for it."""
+    """Time several trials on one model, and send their records, each further one when a byte arrives on the channel."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
     tell(channel, {"stage": "start", "at": time.monotonic()})
     try:
@@ -63,7 +63,7 @@ def _run(trial: Trial, channel: int) -> None:
 
 
 def follow_rehearsed(request: str, channel: int) -> None:
-    """Tell a step of the trial in `request` as the allocator of the GPU that it names recorded it, or why not."""
+    """Send a rehearsed step of the trial in `request`, as its GPU's allocator recorded it, or why there is none."""
     trial: Trial = decode(request, Trial)
 
     def record() -> Followed:
@@ -75,7 +75,7 @@ def follow_rehearsed(request: str, channel: int) -> None:
 
 
 def stage(request: str, channel: int) -> None:
-    """Tell the chain of stages of the trial in `request`, or why it cannot be had; before, each step that is timed."""
+    """Send each step that is timed, then the chain of stages of the trial in `request`, or why there is none."""
     trial: Trial = decode(request, Trial)
     late_compiler.install()
     answer(
@@ -84,7 +84,7 @@ def stage(request: str, channel: int) -> None:
 
 
 def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
-    """Measures the trial on the GPU that it names and that is not there; of several ranks, the first alone."""
+    """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first."""
     rehearsed_device.choose(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
     record = measure(trial, on_pass=on_pass, group=group)
@@ -99,7 +99,7 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
 
 
 def _by_ranks(trial: Trial, channel: int) -> Record:
-    """Runs the trial in one process for each rank; the first that fails is its outcome."""
+    """Run the trial in one process for each rank; the first that fails decides its outcome."""
 
     def work(group: Ranks) -> bytes:
         first = group.rank == 0
@@ -122,7 +122,7 @@ def _by_ranks(trial: Trial, channel: int) -> Record:
 
 
 def _died(trial: Trial, lost: Lost) -> Record:
-    """Returns the record of a trial whose rank was killed, or ended without a result."""
+    """Return the record of a trial whose rank was killed, or ended without a result."""
     if lost.status >= 0:
         return without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
     signals = {known_signal.value: known_signal.name for known_signal in signal.Signals}

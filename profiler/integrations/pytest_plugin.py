@@ -1,7 +1,7 @@
-"""pytest's plugin: `pytest --gcprof-budget 11GiB`, and a fixture `peak_memory(model, batch)`.
+"""The plugin for pytest: `pytest --gcprof-budget 11GiB`, and the fixture `peak_memory(model, batch)`.
 
-The wheel holds this file as `pytest_gcprof`, beside the package: the start of pytest imports nothing of gcprof and no
-torch, only a test that asks for the fixture does.
+The wheel ships this file as `pytest_gcprof`, beside the package, so that the start of pytest imports neither gcprof nor
+torch; only a test that asks for the fixture does.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any
 import pytest
 
 FLAG = "--gcprof-budget"
-PROPERTY = "gcprof_peak_memory"  # of a test's report, and in JUnit's XML
+PROPERTY = "gcprof_peak_memory"  # the property of a test's report, also in JUnit's XML
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the budget of a run."""
+    """Declare the option for the budget."""
     text = "the most memory a training step may take where a test asks for `peak_memory`: 11GiB, 750MiB"
     parser.getgroup("gcprof").addoption(FLAG, metavar="SIZE", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a budget that is no size before any test runs."""
+    """Raise UsageError for an invalid budget before any test runs."""
     if config.getoption(FLAG) is not None:
         _budget(config)
 
 
 @pytest.fixture
 def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Returns a function: the peak of a training step of a model, predicted unless `by="measured"`.
+    """Return a function that gives the peak of a training step of a model, predicted unless `by="measured"`.
 
     `peak_memory(model, batch, strategy="none", *, loss=None, by="predicted", budget=None, device="cuda",
-    optimizer="sgd", precision="fp32", ...)` returns whole bytes that know their `evidence` and their `record`. The test
-    fails where they are more than `budget`, or more than --gcprof-budget where that is not given.
+    optimizer="sgd", precision="fp32", ...)` returns an integer of bytes with attributes `evidence` and `record`. The
+    test fails if it is more than `budget`, or more than --gcprof-budget if no `budget` is given.
     """
     work = importlib.import_module("profiler.workflows.in_process.peak_memory")
 
@@ -50,7 +50,7 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """List what was found, by test; say so where a budget had no effect."""
+    """List the peaks by test; say so if a budget had no effect."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     lines = [
         f"{report.nodeid}: {text}"
@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _budget(config: pytest.Config) -> int | None:
-    """The budget of the run in bytes; None without one. Raises pytest's UsageError."""
+    """Return the budget of the run in bytes; None without one. Raises pytest's UsageError if it is not a size."""
     word = config.getoption(FLAG)
     if word is None:
         return None

@@ -1,4 +1,4 @@
-"""One trial at work: fresh models of its case, its steps counted, its passes timed, its notes collected."""
+"""The state of a running trial: builds fresh models of its case, counts steps, times passes, collects notes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
 from profiler.training.compiled_code import forget
 from profiler.training.workload import Mark
 
-NEED_ARITHMETIC = ("equality", "time")  # the passes that a device which computes nothing cannot have
-WARNINGS = (UserWarning, RuntimeWarning)  # of what this step does; what a later version changes is not of it
-MOST_WARNINGS = 3  # that are named
+NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmetic cannot run
+WARNINGS = (UserWarning, RuntimeWarning)  # about this step; deprecation warnings are not
+MOST_WARNINGS = 3  # that a note names
 LONGEST_WARNING = 300  # characters
-TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # where in PyTorch's own sources
+TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # cut from warnings: a place in PyTorch's sources
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What runs out of memory while a model is built says so."""
+    """Mark memory and runtime errors as raised while a model was built."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -55,21 +55,21 @@ class Bench:
         self.device = open_device(self.trial.case.device)
         self.device.keep_memory()
         self.leftovers = Leftovers(self.device)
-        self.misread_bytes = 0  # that earlier passes have left in the peak
+        self.misread_bytes = 0  # left by earlier passes and included in the measured peak
         self.num_steps = 0
-        self.step_digests: StepDigests | None = None  # of the memory pass's steps, where they were watched
+        self.step_digests: StepDigests | None = None  # of the memory pass's steps; None if not watched
         self._build = build
-        self._seen: Seen = {}  # of the blocks, which only the first model is looked at for
-        self._built: Callable[[], nn.Module | None] = lambda: None  # the last model, if it is still there
+        self._seen: Seen = {}  # observations of the blocks, made on the first model only
+        self._built: Callable[[], nn.Module | None] = lambda: None  # returns the last model, if it still exists
         self._notes: list[Note] = []
         self._warnings = StepWarnings()
-        self._own_calls = OwnCalls()  # of checkpoints by the model itself, in the last step that ran
-        self._remark: Callable[[], Note | None] = lambda: None  # the strategy's
+        self._own_calls = OwnCalls()  # the model's own checkpoint calls in the last step
+        self._remark: Callable[[], Note | None] = lambda: None  # the strategy's, after a step
         self._on_pass = on_pass
         self._begun: list[tuple[str, float]] = []
 
     def passes(self) -> tuple[str, ...]:
-        """The trial's passes; on a hollow device without those that need arithmetic, which a note says."""
+        """Return the trial's passes; on a hollow device, leave out those that need arithmetic, and note that."""
         if not self.device.is_hollow:
             return self.trial.passes
         how = "rehearsed by PyTorch's own CUDA code on a device that computes nothing"
@@ -77,7 +77,7 @@ class Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, name: str) -> None:
-        """Release what the last pass has left, and begin the next one, which compiles its own code."""
+        """Release what the last pass left, forget its compiled code, and begin the next pass."""
         self.device.release()
         forget()
         self.leftovers.start()
@@ -85,21 +85,21 @@ class Bench:
         self._begun.append((name, time.monotonic()))
 
     def end(self) -> dict[str, float]:
-        """Returns the seconds of each pass."""
+        """Return the seconds of each pass."""
         ends = [*[start for _, start in self._begun[1:]], time.monotonic()]
         return {name: end - start for (name, start), end in zip(self._begun, ends, strict=True)}
 
     def limit(self) -> float | None:
-        """Returns when the pass at work must have ended."""
+        """Return the deadline of the current pass on the monotonic clock; None if it has none."""
         seconds = self.trial.limit_seconds
         return None if seconds is None else self._begun[-1][1] + seconds
 
     def spent(self) -> float:
-        """Returns the seconds of the pass at work until now."""
+        """Return the seconds that the current pass has taken so far."""
         return time.monotonic() - self._begun[-1][1]
 
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
-        """A fresh model of the trial's case, or of another, which the leftovers watch."""
+        """Build a fresh model of the trial's case, or of another, and have the leftovers watch it."""
         directory, mesh = self.trial.data_directory, self.group.mesh
         with remembering(self._seen), _told():
             built = assemble(
@@ -112,33 +112,33 @@ class Bench:
         return built
 
     def listen(self, built: Assembled) -> None:
-        """Take what the trial's model and strategy tell once a step has run; code may have been compiled before."""
+        """Use this model's checkpoint counts and strategy remark from now on; carry over counts of compiled code."""
         built.own_calls.num_before = self._own_calls.num_before
         built.own_calls.num_compiled = max(built.own_calls.num_compiled, self._own_calls.num_compiled)
         self._own_calls, self._remark = built.own_calls, built.applied.remark
 
     def at_work(self) -> nn.Module | None:
-        """The model that was built last, while it is there: what raises has raised in its step."""
+        """Return the model that was built last, if it still exists: it is the one whose step raised an error."""
         return self._built()
 
     def build_unwatched(self, case: Case, *, rank: int | None = None) -> Assembled:
-        """A fresh model in this process alone; with the batch of a rank where one is named."""
+        """Build a fresh model for this process alone, without watching it; `rank` selects that rank's batch."""
         with remembering(self._seen):
             return assemble(case, data_directory=self.trial.data_directory, build=self._build, rank=rank)
 
     def gradients(self, built: Assembled, *, number: int = 1) -> torch.Tensor:
-        """Run a forward and a backward, which count as a step; returns the loss."""
+        """Run a forward and a backward, which count as a step; return the loss."""
         self.num_steps += 1
         with self._warnings.heard() if built.case == self.trial.case else nullcontext():
             return built.gradients(number=number)
 
     def counted(self, step: Callable[[Mark], torch.Tensor], mark: Mark) -> torch.Tensor:
-        """Run a whole step; returns the loss."""
+        """Run a whole step; return the loss."""
         self.num_steps += 1
         return step(mark)
 
     def hearing(self) -> AbstractContextManager[None]:
-        """Listens to what is warned of, as in the steps of `gradients`."""
+        """Return a context manager that collects warnings, as `gradients` does."""
         return self._warnings.heard()
 
     def note(self, code: str, text: str) -> None:
@@ -147,38 +147,38 @@ class Bench:
             self._notes.append(Note(code=code, text=text))
 
     def all_notes(self) -> list[Note]:
-        """The notes of this rank, and those that only other ranks have."""
+        """Return the notes of this rank, then those that only other ranks have."""
         for note in (note for notes in self.group.gather(self._notes) for note in notes):
             self.note(note.code, note.text)
         return self._notes
 
     def tell_warnings(self) -> None:
-        """Note what was warned of in the steps whose gradients are compared."""
+        """Note the warnings raised in the steps whose gradients are compared."""
         if self._warnings.lines:
             self.note("GCP046", f"warned of while the step ran: {self._warnings}")
 
     def tell_checkpoints(self) -> None:
-        """Note what a step showed of the checkpoints that the model calls itself, and of the strategy's."""
+        """Add the notes that a step has given on the model's own checkpoints and on the strategy's."""
         for note in filter(None, (self.own_checkpoints(), self._remark())):
             self.note(note.code, note.text)
 
     def own_checkpoints(self) -> Note | None:
-        """What there is to say of the checkpoints that the model calls itself, where a step has begun."""
+        """Return the note on checkpoints that the model calls itself, if any; None before the first step."""
         return remark(self.trial.case, self._own_calls) if self.num_steps else None
 
     def tell_changes(self, before: dict[str, str]) -> None:
-        """Note the switches that the model's code changed: elsewhere they would outlast the step."""
+        """Note the global settings that the model's code changed: in a user's program they would outlast the step."""
         turned = changed(before, switches())
         if turned:
             self.note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
 
     def tell_untold(self) -> None:
-        """Note what the device does not tell of itself."""
+        """Note why the device's clock, temperature, power and other processes are unknown, if they are."""
         if reason := self.device.untold():
             self.note("GCP031", f"clock, heat, power and other processes of the device are not known: {reason}")
 
     def tell_leftovers(self) -> str | None:
-        """Note what passes have left for later ones, and by whom; returns why the trial is invalid, if it is."""
+        """Note memory that passes left allocated, and what keeps it; return why the trial is invalid, if it is."""
         if not self.leftovers.most_bytes:
             return None
         keeper = self._keeper()
@@ -192,11 +192,11 @@ class Bench:
         return None
 
     def _keeper(self) -> str:
-        """Tells who keeps what is left, as one more step without checkpointing shows."""
+        """Return what keeps the leftover memory, by running one more step without checkpointing."""
         if self.group.mesh is not None:
             return "by the model's code, or by what distributes or checkpoints it"
         built = self.build_unwatched(self.trial.case.baseline)
-        self.device.release()  # also what the user's file kept, which the build has run anew
+        self.device.release()  # also what the user's file kept: the build ran it again
         alone = Leftovers(self.device)
         alone.built(built.workload)
         own, before = alone.held_model_bytes(), self.device.held_bytes()
@@ -210,7 +210,7 @@ class Bench:
 
 
 def switches() -> dict[str, str]:
-    """Returns every global switch of torch that changes what a step computes, takes or keeps, by its name."""
+    """Return the global settings of torch that affect the results, time or memory of a step, by name."""
     return {
         "default dtype": str(torch.get_default_dtype()),
         "default device": str(torch.get_default_device()),
@@ -227,19 +227,19 @@ def switches() -> dict[str, str]:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Returns each switch that was changed, as `threads 2 -> 1`."""
+    """Return each switch that was changed, as `threads 2 -> 1`."""
     return [f"{name} {setting} -> {after[name]}" for name, setting in before.items() if after[name] != setting]
 
 
 class StepWarnings:
-    """Collects the first lines of warnings, each once; they are shown as they would be without."""
+    """Collects the first lines of warnings, each once; the warnings are still shown."""
 
     def __init__(self) -> None:
         self.lines: dict[str, None] = {}
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Listen while the block runs; what was shown once before is shown, and heard, again."""
+        """Collect warnings while the block runs; those that were shown before are shown and collected again."""
         with warnings.catch_warnings():
             show = warnings.showwarning
 

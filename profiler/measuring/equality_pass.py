@@ -1,4 +1,4 @@
-"""The equality pass: a trial's gradients against those without checkpointing, and ranks against one process."""
+"""The equality pass: compares gradients with those without checkpointing, and ranks with a single process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ UNTRAINED = "no parameter trains, so there is no gradient to compare"
 
 
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
-    """Compares with the digests of the baseline's trial; returns the result, and why the trial is invalid, if it is.
+    """Compare the trial with its baseline's digests; return the result, and why the trial is invalid, if it is.
 
-    The baseline itself gives the noise floor. Where the steps of the memory pass were watched, and left the same to the
-    bit, no others are run.
+    The baseline is compared with itself, which gives the noise floor. A strategy runs no further steps if those of its
+    memory pass were watched and are bit-equal.
     """
     case = bench.trial.case
     if case.verify == "off":
@@ -71,17 +71,17 @@ class _Comparison:
     """Compares the gradients of a trial's case with others."""
 
     def __init__(self, bench: Bench) -> None:
-        self.is_repairable = False  # whether --repair-batchnorm, which was not asked for, would mend the statistics
-        self.tells = False  # whether the steps that were compared had a gradient to compare
-        self.trains = False  # whether any parameter of theirs does
-        self._statistics: frozenset[str] = frozenset()  # buffers in which norms keep theirs
+        self.is_repairable = False  # whether --repair-batchnorm is off and would repair the statistics
+        self.tells = False  # whether any compared gradient is finite and not zero
+        self.trains = False  # whether any parameter of the compared steps trains
+        self._statistics: frozenset[str] = frozenset()  # buffers that hold the batch statistics of norms
         self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
         self._case = bench.trial.case
         self._group = bench.group
 
     def of_baseline(self) -> Equality:
-        """Compares the baseline with itself; in another precision than fp32 also with fp32."""
+        """Compare the baseline with itself and, unless its precision is fp32, with fp32."""
         case = self._case
         earlier = self._bench.step_digests
         result = equality.noise_floor(
@@ -97,14 +97,14 @@ class _Comparison:
         return msgspec.structs.replace(result, precision_difference=difference)
 
     def of_strategy(self) -> Equality | None:
-        """Compares with the digests of the baseline's trial; with compiled code where only rounding differs."""
+        """Compare with the baseline's digests; compiled code that rounds or draws differently, with its reference."""
         case, digests = self._case, self._bench.trial.digests
         if digests is None:
             return None
         if (steps := self._bench.step_digests) and steps.digests == digests:
             self.tells, self.trains, self._lost = steps.tells, steps.trains, steps.lost
             return equality.equal(digests)
-        ready = [self._bench.build()]  # taken by the first run, and gone with it
+        ready = [self._bench.build()]  # used and freed by the first run
         applied = ready[0].applied
         self.is_repairable = not case.repair_batchnorm and is_repairable(ready[0].workload, applied)
         self._statistics = batch_statistics(ready[0].workload.module)
@@ -125,7 +125,7 @@ class _Comparison:
         return msgspec.structs.replace(result, against=str(applied.reference))
 
     def with_lost(self, result: Equality) -> Equality:
-        """Adds how many parameters get no gradient; a note names them where this is the baseline, or it has more."""
+        """Add how many parameters lack a gradient; a note names them for the baseline, or if the strategy lost any."""
         is_told = self._case == self._case.baseline or result.missing
         if self._lost and is_told:
             built = self._bench.build_unwatched(self._case)
@@ -133,16 +133,16 @@ class _Comparison:
         return msgspec.structs.replace(result, num_without_gradient=len(self._lost))
 
     def others(self, result: Equality) -> tuple[str, ...]:
-        """The buffers that differ and are no norm's statistics, which no forward reads in training."""
+        """Return the differing buffers, without statistics of norms, which no forward reads in training."""
         return tuple(name for name in result.differing_buffers if name not in self._statistics)
 
     def rewritten(self, result: Equality) -> tuple[str, ...]:
-        """Those that a recompute alone has changed: where the same step with the same kernels repeats itself."""
+        """Return `others` if only a recompute can explain them: the baseline is exact and the kernels are the same."""
         is_exact = result.noise_floor == 0 and result.rounding_floor is None
         return self.others(result) if is_exact and (result.buffers_difference or 0.0) > equality.AGREE else ()
 
     def _across(self, result: Equality) -> Equality:
-        """Compares also with one process that takes all ranks' batches, one after the other."""
+        """Compare also with one process that runs all ranks' batches, one after the other."""
         batch = tensor_values.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
@@ -167,7 +167,7 @@ class _Comparison:
         )
 
     def _alone(self, rank: int, *, nudge: bool = False) -> Ran:
-        """Runs the step of one process with the batch of a rank."""
+        """Run the step of one process with the batch of a rank."""
         return self._run(self._bench.build_unwatched(self._case, rank=rank), nudge=nudge)
 
     def _gradients(self, case: Case, *, nudge: bool = False) -> Ran:
@@ -193,7 +193,7 @@ class _Comparison:
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()
             with weights_kept(built.workload):  # a factory may return the same module each time
-                for parameter in dropped:  # by a hook that has stepped
+                for parameter in dropped:  # by a hook that has already stepped with it
                     parameter.grad = None
                 optimizer.step()
                 with gradient_hooks.put_back(trained(built.workload)):
@@ -225,10 +225,10 @@ def verify_averaging(
     nudged: Callable[[int], GradientStep],
     group: Group,
 ) -> Equality:
-    """Adds to `result` how far all ranks' gradients are from the mean of those of one process with each rank's batch.
+    """Add to `result` how far the ranks' gradients are from one process's mean gradients over all ranks' batches.
 
-    `alone(rank)` is the step of one process with the batch of a rank, `nudged(rank)` the same with weights that differ
-    in the last bit: where not all bits are equal, what rounding makes of the gradients says how much that is.
+    `alone(rank)` is the step of one process with the batch of a rank; `nudged(rank)` is the same with weights changed
+    in the last bit, which shows the effect of rounding. It is run only if the gradients are not bit-equal.
     """
     own = step_results.collect(step)
     mean = _mean([step_results.collect(alone(rank)) for rank in range(group.size)], group.rank)
@@ -245,7 +245,7 @@ def verify_averaging(
 
 
 def _mean(results: Sequence[Results], rank: int) -> Results:
-    """Returns what a rank should have: the mean of the gradients, and its own loss, buffers and random state."""
+    """Return what a rank should have: the mean of the gradients, and its own loss, buffers and random state."""
     gradients = {name: _average([result.gradients[name] for result in results]) for name in results[0].gradients}
     return msgspec.structs.replace(results[rank], gradients=gradients)
 

@@ -1,4 +1,4 @@
-"""Why a recompute or a backward failed: what the forward had changed, what autocast had kept; and in which module."""
+"""Finds why a recompute or a backward failed, such as state that the forward changed, and in which module."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from profiler.training import missing_gradients
 from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import Workload
 
-CAUSE = "likely cause: "  # what the note begins with that an error is given
-CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint, of a selective one
+CAUSE = "likely cause: "  # prefix of the note that is added to an error
+CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint's message, if selective
 CACHED_CAST = (
     "autocast had cast this weight before, and kept the result, so that only the recompute casts it; "
     "torch.autocast(..., cache_enabled=False) casts it in both"
 )
-UNKNOWN = "encountered during backward but not found in storage"  # the same, of any operator
+UNKNOWN = "encountered during backward but not found in storage"  # the same, for any operator
 FILLED_CACHE = (
     "the layers fill a cache of keys (config.use_cache), which the recompute finds filled; use_cache=False runs the "
     "same operators in both"
@@ -36,28 +36,28 @@ CLOSURE = (
     "the training step calls the optimizer's step() without a closure, and this optimizer needs one (as LBFGS and SAM "
     "do), which is not supported: leave it off, or return an optimizer that takes none"
 )
-WHERE = "raised in the backward, "  # what the note begins with that an error of a recompute is given
-NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd, of a loss
+WHERE = "raised in the backward, "  # prefix of the note that locates an error in the backward
+NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd's message about a loss
 NOTHING_TRAINS = "no parameter trains, nor does anything else that the loss is made of need a gradient"
 
 
 @contextmanager
 def explained(bench: Bench) -> Iterator[None]:
-    """Add to an error which recompute raised it, what is likely to have caused it, and the model's own checkpoints."""
+    """Add notes to an error: which recompute raised it, the likely cause, and the model's own checkpoints."""
     try:
         yield
-    except Exception as error:  # the user's model may raise anything; it goes on from here
+    except Exception as error:  # the user's model may raise anything; it is re-raised
         if where := _place(bench.at_work(), error):
             error.add_note(WHERE + where)
         if cause := _found_cause(bench, error):
             error.add_note(CAUSE + cause)
-        if note := bench.own_checkpoints():  # which may fit where the step without them does not
+        if note := bench.own_checkpoints():  # with them, a step may fit that does not fit without
             error.add_note(note.text)
         raise
 
 
 def lacks_closure(error: Exception) -> bool:
-    """Whether our call of an optimizer's step raised for want of a closure: by its signature, or by the line within."""
+    """Whether our call of an optimizer's step() failed for lack of a closure, by its signature or the failing line."""
     steps = list(traceback.walk_tb(error.__traceback__))
     lines = [step.line or "" for step in traceback.extract_tb(error.__traceback__)]
     ours = [at for at, (frame, _) in enumerate(steps) if is_ours(frame.f_code.co_filename) and "step(" in lines[at]]
@@ -79,16 +79,16 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def _place(model: nn.Module | None, error: Exception) -> str | None:
-    """Which module was computed again when an error was raised within a backward; None where none was."""
+    """Return in words which module a backward was running when it raised the error; None if it ran none."""
     if isinstance(error, CheckpointError):
-        return None  # which tells of a recompute itself
+        return None  # its own message describes the recompute
     backward = _within_backward(error)
     files = [frame.f_code.co_filename for frame in backward]
     if torch.utils.checkpoint.__file__ in files:
         below = [frame.f_locals.get("self") for frame in backward[files.index(torch.utils.checkpoint.__file__) :]]
         module = next((held for held in below if isinstance(held, nn.Module)), None)
         if module is None and files[-1] == torch.utils.checkpoint.__file__:
-            return None  # before anything was computed
+            return None  # raised by the checkpoint before it recomputed anything
         name = _name(model, module) if module is not None else "a checkpointed function"
         return f"in the recompute of {name}, whose forward had passed"
     ran = [frame.f_locals["self"] for frame in backward if frame.f_code is nn.Module._call_impl.__code__]
@@ -96,24 +96,24 @@ def _place(model: nn.Module | None, error: Exception) -> str | None:
 
 
 def _within_backward(error: Exception) -> list[FrameType]:
-    """The frames of an error that are below its innermost backward; none where there is none."""
+    """Return the frames of an error inside its innermost backward; empty if it was raised outside of one."""
     steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     backwards = [index for index, step in enumerate(steps) if step.f_code.co_filename == torch.autograd.graph.__file__]
     return steps[backwards[-1] + 1 :] if backwards else []
 
 
 def _name(model: nn.Module | None, module: nn.Module) -> str:
-    """A module's name in the model, in quotes; that of its class where the model does not hold it."""
+    """Return a module's name in the model, in quotes, or the name of its class if the model does not hold it."""
     names = {id(held): name for name, held in model.named_modules()} if model is not None else {}
     name = module.name if isinstance(module, CalledBlock) else names.get(id(module))
     return f"'{name}'" if name else type(module).__name__
 
 
 def _found_cause(bench: Bench, error: Exception) -> str | None:
-    """The likely cause; None where it is not found, and where looking for it raises, as it runs the user's model."""
+    """Return the likely cause; None if none is found, or if the search, which runs the user's model, raises."""
     try:
         return _cause(bench, error)
-    except Exception:  # noqa: BLE001  what the user's model raised first is told
+    except Exception:  # noqa: BLE001  the model's first error is the one to report
         return None
 
 
@@ -123,7 +123,7 @@ def _cause(bench: Bench, error: Exception) -> str | None:
     is_unknown, is_leaf = UNKNOWN in str(error), _is_of_loss(error)
     if not isinstance(error, CheckpointError) and not is_unknown and not is_leaf and not _is_in_recompute(error):
         return None
-    if bench.group.mesh is not None:  # the other ranks have ended or wait, and none builds a model alone
+    if bench.group.mesh is not None:  # the other ranks have ended or wait, and no rank builds its model alone
         return None
     workload = bench.build_unwatched(bench.trial.case).workload
     if is_leaf:
@@ -134,13 +134,13 @@ def _cause(bench: Bench, error: Exception) -> str | None:
 
 
 def _is_of_loss(error: Exception) -> bool:
-    """Whether the step's own backward found a loss that needs no gradient, not one within the user's code."""
+    """Whether the step's own backward, not one in the user's code, failed on a loss that requires no gradient."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return NO_GRADIENT in str(error) and not any(map(is_theirs, files))
 
 
 def _lost_gradients(workload: Workload) -> str:
-    """Why the loss needs no gradient: how the parameters that train are used, or that the forward freezes them."""
+    """Return why the loss requires no gradient: how trainable parameters are used, or that the forward freezes them."""
     names = missing_gradients.trainable(workload.module)
     if not names:
         return NOTHING_TRAINS
@@ -151,12 +151,12 @@ def _lost_gradients(workload: Workload) -> str:
 
 
 def _caches_keys(module: nn.Module) -> bool:
-    """Whether it is a model of transformers that keeps keys and values for the next token."""
+    """Whether the model, one of transformers, caches keys and values (config.use_cache)."""
     return any(getattr(getattr(part, "config", None), "use_cache", False) is True for part in module.modules())
 
 
 def _is_in_recompute(error: Exception) -> bool:
-    """Whether the user's code raised it below PyTorch's checkpoint, in the backward."""
+    """Whether code that PyTorch's checkpoint called in the backward raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [index for index, frame in enumerate(frames) if frame.filename == torch.utils.checkpoint.__file__]
     backward = [index for index, frame in enumerate(frames) if frame.filename == torch.autograd.graph.__file__]

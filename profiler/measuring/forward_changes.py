@@ -1,4 +1,4 @@
-"""What a forward changes of what its recompute reads: switches of gradients, buffers, inputs, attributes, names."""
+"""Finds state that a forward changes and its recompute reads: requires_grad, buffers, inputs, attributes, globals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profiler.training.workload import Workload, loss_of
 
 SWITCH = "requires_grad of "
 MOST_NAMED = 3
-DEEPEST = 4  # objects within objects
+DEEPEST = 4  # levels of objects within objects that are read
 BUFFER = "the buffer "
 TURNED = (
     "no longer as a checkpointed block found it in the forward, so that the recompute saves other tensors: change it "
@@ -34,7 +34,7 @@ LENT = (
 
 
 def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
-    """What a forward changes of what its recompute reads, in words; `model` is the one that failed."""
+    """Return in words what a forward changes that its recompute reads, if anything; `model` is the one that failed."""
     frozen = _other_switches(workload.module, model) if model is not None else []
     before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
     with _watched(workload.module) as calls:
@@ -58,12 +58,12 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
 
 
 def _kind(image: plain_state.Image, name: str) -> str:
-    """The shape and dtype of a tensor, without its values."""
+    """Return the shape and dtype of a tensor in an image, without the digest of its values."""
     return image.get(name, "").rpartition(" ")[0]
 
 
 class _Calls:
-    """What the modules found of their parameters that a forward called under a checkpoint."""
+    """Records the parameters of modules that are called under a checkpoint, with their requires_grad."""
 
     def __init__(self, module: nn.Module) -> None:
         self.lent: str | None = None  # the first module that was called with parameters not its own
@@ -73,7 +73,7 @@ class _Calls:
         self._seen: dict[int, set[bool]] = {}
 
     def called(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """A module is about to be called."""
+        """Record the parameters of a module that is about to be called."""
         if id(module) not in self._names or not _is_under_checkpoint(sys._getframe()):
             return
         for parameter in module.parameters():
@@ -83,14 +83,14 @@ class _Calls:
                 self.lent = self.lent or self._names[id(module)]
 
     def turned(self) -> list[str]:
-        """The switches for gradients that are no longer as a call found them."""
+        """Return the requires_grad switches that have changed since a call, as text."""
         pairs = [(self._parameters[key], found) for key, found in self._seen.items()]
         return [f"{SWITCH}{name}" for (name, parameter), found in pairs if found != {parameter.requires_grad}]
 
 
 @contextmanager
 def _watched(module: nn.Module) -> Iterator[_Calls]:
-    """Follow the calls of modules while the block runs."""
+    """Record the calls of modules while the block runs."""
     calls = _Calls(module)
     handle = register_module_forward_pre_hook(calls.called)
     try:
@@ -106,20 +106,21 @@ def _is_under_checkpoint(frame: FrameType | None) -> bool:
 
 
 def _other_switches(fresh: nn.Module, model: nn.Module) -> list[str]:
-    """The switches for gradients of parameters that are not as in a model that was just built."""
+    """Return the requires_grad switches of `model` that differ from those of a fresh model."""
     before, now = _switches(fresh), _switches(model)
     return [name for name, is_on in before.items() if now.get(name, is_on) != is_on]
 
 
 def _switches(module: nn.Module) -> dict[str, str]:
-    """By parameter, whether it needs a gradient."""
+    """Return requires_grad of each parameter, as text."""
     return {f"{SWITCH}{name}": str(parameter.requires_grad) for name, parameter in module.named_parameters()}
 
 
 def _image(workload: Workload) -> plain_state.Image:
-    """What a forward may change.
+    """Return an image of what a forward may change.
 
-    requires_grad of parameters, buffers, inputs, plain attributes, objects of the model, names of its files.
+    It covers requires_grad of parameters, buffers, inputs, plain attributes, attributes of other objects that the model
+    holds, and globals of its files.
     """
     module = workload.module
     held = {f"{BUFFER}{name}": _decisive(module, name, buffer) for name, buffer in module.named_buffers()}
@@ -133,13 +134,13 @@ def _image(workload: Workload) -> plain_state.Image:
 
 
 def _decisive(module: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor | list[str]:
-    """What of a buffer may decide which tensors are saved: of torch.nn's own modules' its shape and dtype alone."""
+    """Return what of a buffer can decide which tensors are saved: for torch.nn's modules, only shape and dtype."""
     owner = own_class(module.get_submodule(name.rpartition(".")[0]))
     return [str(buffer.shape), str(buffer.dtype)] if owner.__module__.startswith("torch.nn.") else buffer
 
 
 def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:
-    """What the attributes of objects hold that are neither modules nor plain, by their full names."""
+    """Yield the plain attributes of objects that are neither modules nor plain values, by full name."""
     for name, value in list(values.items()):
         is_plain = value is None or isinstance(value, plain_state.KINDS)
         if name in plain_state.OF_TORCH or is_plain or isinstance(value, (nn.Module, type)) or not depth:
@@ -152,7 +153,7 @@ def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[
 
 
 def _files(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
-    """The names of the user's files that the classes of the modules are of."""
+    """Return the user's files that define the modules' classes, each with its globals."""
     names = dict.fromkeys(type(submodule).__module__ for submodule in module.modules())
     homes = [sys.modules[name] for name in names if name in sys.modules]
     return [

@@ -1,4 +1,4 @@
-"""The time of several strategies on one model: the later rounds of a run, which read nothing else."""
+"""Times several strategies in turn on one model, for the later rounds of a run, which measure nothing else."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def measure_together(
     *,
     on_pass: Callable[[str], None] = lambda name: None,
 ) -> list[Record]:
-    """Time the strategies of one baseline and round in turn on one model; returns a record of each trial.
+    """Time the strategies of one baseline and round in turn on one model; return a record of each trial.
 
-    Their steps share the steps without a strategy. Raises Unsupported where a strategy needs a model of its own, and
-    whatever the model raises: then each is to be measured by itself.
+    All are compared with the same steps without a strategy. Raises Unsupported if a strategy needs a model of its own,
+    and whatever the model raises: the caller then measures each trial by itself.
     """
     benches = [Bench(trial, on_pass) for trial in trials]
     with explained(benches[0]):
@@ -73,7 +73,7 @@ def _timed(benches: list[Bench]) -> list[Record]:
 
 
 class _Steps:
-    """Steps of one model, each counted for the strategy that is on; those without one for the first."""
+    """Runs steps of one model; each counts for the strategy that is on, or for the first if none is."""
 
     def __init__(self, benches: list[Bench], strategies: list[Assembled]) -> None:
         self._benches, self._strategies = benches, strategies
@@ -81,7 +81,7 @@ class _Steps:
         _, self._step = strategies[0].trainer()
 
     def switch(self, number: int) -> Callable[[bool], None]:
-        """What switches one of the strategies on and off."""
+        """Return a function that switches one of the strategies on and off."""
         turn = self._strategies[number].switch
         assert turn is not None, "strategies beside each other have one"
 
@@ -92,5 +92,5 @@ class _Steps:
         return switch
 
     def run(self, mark: Mark) -> torch.Tensor:
-        """Run one step; returns its loss."""
+        """Run one step; return its loss."""
         return self._at_work.counted(self._step, mark)

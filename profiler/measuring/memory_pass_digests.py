@@ -1,4 +1,4 @@
-"""Which steps of another pass the equality pass can compare: they are kept in digests, and leave the weights alone."""
+"""Takes digests of the memory pass's steps, for the equality pass to compare; the weights are restored afterwards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from profiler.training.workload import Mark, Step, Workload, local, trained
 
 @contextmanager
 def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
-    """A training step of the trial, of which the first two runs are kept in digests for `compare`, if it can use them.
+    """Yield the training step; digests of its first two runs are taken for `compare`, if it can use them.
 
-    The weights are put back: a factory may return the same module each time.
+    The weights are restored: a factory may return the same module each time.
     """
     if not _can_watch(bench, built):
         yield step
@@ -37,7 +37,7 @@ def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
 
 
 def _can_watch(bench: Bench, built: Assembled) -> bool:
-    """Whether one process runs the step as the baseline's did, whose gradients no scaler has changed."""
+    """Whether the digests can be used: requested, known baseline, one process, real arithmetic, no gradient scaler."""
     case, trial = bench.trial.case, bench.trial
     is_asked = "equality" in trial.passes and case.verify != "off"
     is_known = case == case.baseline or trial.digests is not None
@@ -48,7 +48,7 @@ def _can_watch(bench: Bench, built: Assembled) -> bool:
 
 @contextmanager
 def weights_kept(workload: Workload) -> Iterator[None]:
-    """Put the weights back that steps within have changed; they are kept on the host."""
+    """Restore the weights that steps in the block change, from copies on the host."""
     parameters = [one for one in trained(workload).values() if one.requires_grad and not one.is_meta]
     weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
     yield

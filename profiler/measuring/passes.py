@@ -34,7 +34,7 @@ MOST_NAMED = 3  # modules
 
 
 def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
-    """Runs the requested passes in the order of the table; returns the fields of their Readings."""
+    """Run the requested passes in the order of the table; return the fields of their Readings."""
     readings: dict[str, Any] = {}
     for name, run in TABLE.items():
         if name in passes:
@@ -56,7 +56,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
     try:
         with reads if bench.device.is_hollow else nullcontext():
             counted = flops.read(built.workload, look, watching=recomputes.watching())
-    except Exception as error:  # the user's model may raise anything; it goes on from here
+    except Exception as error:  # the user's model may raise anything; it is re-raised
         if reads.places:
             error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
         raise
@@ -71,7 +71,7 @@ def _flops(bench: Bench) -> dict[str, Any]:
 
 
 def _tell_reads(bench: Bench, reads: ValueReads) -> None:
-    """Note what asked for values that a rehearsed step does not have."""
+    """Note which operators read tensor values, which a rehearsed step does not have."""
     texts = [f"{ZEROS}: {reads}; sizes that follow from them are not real"] if reads.places else []
     if unknown_masks:
         lines = ", ".join(filter(None, unknown_masks))
@@ -81,7 +81,7 @@ def _tell_reads(bench: Bench, reads: ValueReads) -> None:
 
 
 def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict[str, int]:
-    """What custom Functions keep past every checkpoint; without checkpoints, note what is saved for nothing."""
+    """Return what custom Functions keep despite checkpoints; for the baseline, note needlessly saved bytes instead."""
     if bench.trial.case != bench.trial.case.baseline:
         return kept_on_ctx(loss, workload)
     _tell_needless(bench, needless_bytes(loss, workload), workload)
@@ -89,7 +89,7 @@ def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict
 
 
 def _tell_left_out(bench: Bench, asked: Collection[int], calls: Sequence[int]) -> None:
-    """Note checkpoints that the model's compiled code has left out: their blocks ran in the forward alone."""
+    """Note checkpoints that the model's compiled code has left out: their blocks ran only in the forward."""
     left_out = [index for index in asked if calls[index] == 1]
     if left_out:
         text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not computed again"
@@ -97,14 +97,14 @@ def _tell_left_out(bench: Bench, asked: Collection[int], calls: Sequence[int]) -
 
 
 def _tell_idle(bench: Bench, names: Sequence[str]) -> None:
-    """Note blocks that are counted as checkpointed, and that the step did not run."""
+    """Note checkpointed blocks that the step did not run."""
     if names:
         text = f"{count_text(len(names), 'checkpointed block')} did not run in the step: {few(names, MOST_NAMED)}"
         bench.note("GCP050", f"{text}; nothing of them is computed again, and --blocks chooses others")
 
 
 def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload) -> None:
-    """Note what the model itself runs again in its backward, where nothing of gcprof's does."""
+    """Note modules that the model's own code recomputes in the backward of the baseline."""
     if bench.trial.case != bench.trial.case.baseline or not any(bench.group.gather(bool(recomputes.modules))):
         return
     if names := recomputes.names(workload):
@@ -112,7 +112,7 @@ def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload
 
 
 def _tell_kept(bench: Bench, kept: dict[str, int], recomputing: Collection[str]) -> None:
-    """Note what Functions keep on their ctx, and the way out; those that recompute may need it there."""
+    """Note what custom Functions keep on ctx, and how to avoid it; those that recompute modules may need it there."""
     if not kept:
         return
     own = [name for name in kept if name in recomputing]
@@ -138,7 +138,7 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
 
 
 def _memory(bench: Bench) -> dict[str, Any]:
-    """The readings of the rank with the highest peak, with the bytes of every rank where there are several."""
+    """Return the readings of the rank with the highest peak; with several ranks, also the bytes of each."""
     bench.begin("memory")
     held_before = bench.leftovers.held_bytes()
     own, gathered = _own_memory(bench)
@@ -155,7 +155,7 @@ def _memory(bench: Bench) -> dict[str, Any]:
 
 
 def _tell_edge(bench: Bench, taken_bytes: int) -> None:
-    """Note where what no rehearsal knows of could be what the device lacks."""
+    """Note that a rehearsed step may not fit, if less memory is left than CUDA and its libraries may take."""
     asked = rehearsed_gpu.of_device(bench.trial.case.device)
     total = bench.device.facts().total_bytes or 0
     unknown = int(LIBRARY_SHARE * total) + (0 if asked.context_bytes else CONTEXT_BYTES)
@@ -167,7 +167,7 @@ def _tell_edge(bench: Bench, taken_bytes: int) -> None:
 
 
 def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
-    """This rank's readings, and its most bytes of gathered parameters; the model is gone when it returns."""
+    """Return this rank's readings and its peak bytes of gathered parameters; the model is freed on return."""
     built = bench.build()
     optimizer, step = built.trainer()
     numbers = count(1)
@@ -189,9 +189,9 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
 def _tell_growth(
     bench: Bench, built: Assembled, optimizer: torch.optim.Optimizer, step: Step, room: int | None
 ) -> None:
-    """Note what each further step leaves behind, where one has left something; they cost nothing where none has.
+    """Run more steps and note what each leaves behind; called only if a step has left something.
 
-    `room` is what is free at the peak, of which every step takes as much as the one before; None where it is not known.
+    `room` is what stays free at the peak after these steps, if each leaves as much as the first; None if unknown.
     """
     if any(bench.group.gather(_is_late(bench))):
         return
@@ -207,7 +207,7 @@ def _tell_growth(
 
 
 def _is_late(bench: Bench) -> bool:
-    """Whether so many steps more could pass the limit of the pass: each takes less than all of it has until now."""
+    """Whether NUM_STEPS more steps could exceed the time limit; the pass so far took longer than any of them will."""
     limit, spent = bench.limit(), bench.spent()
     return limit is not None and time.monotonic() + memory_growth.NUM_STEPS * spent > limit
 
@@ -230,7 +230,7 @@ def _operators(bench: Bench) -> dict[str, Any]:
 
 
 def _time(bench: Bench) -> dict[str, Any]:
-    """The seconds of the step; a note says why conditions of the device are missing, if they are."""
+    """Return the time readings of the step; note why conditions of the device are missing, if they are."""
     bench.begin("time")
     built = bench.build()
     _, step = built.trainer()
@@ -254,15 +254,16 @@ def _time(bench: Bench) -> dict[str, Any]:
 
 
 def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
-    """The strategy's switch; none where the step without it is known to fail, or ranks could not agree that it did.
+    """Return the strategy's switch; None if steps with and without the strategy cannot alternate.
 
-    Nor where the model's own checkpoints are in its compiled code, which stays as it is.
+    They cannot if the step without it is known to fail, if ranks on an asynchronous device could not agree that it
+    failed, or if the model's own checkpoints are in compiled code, which cannot be switched.
     """
     can_fail_apart = bench.group.size > 1 and bench.device.is_asynchronous
     if can_fail_apart or not bench.trial.is_paired:
         return None
     if built.applied.keeps_own:
-        bench.gradients(built)  # which compiles
+        bench.gradients(built)  # so that the code is compiled
     return None if built.own_calls.num_compiled else built.switch
 
 

@@ -1,4 +1,4 @@
-"""The ranks of one trial: what they tell each other, and how PyTorch's launcher starts and ends them."""
+"""The ranks of one trial: how they communicate, and how PyTorch's launcher starts and ends them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.numa.binding import AffinityMode, NumaOptions
 
 POLL_SECONDS = 0.02
-GRACE_SECONDS = 2  # between asking the other ranks to end and ending them
-PATIENCE = timedelta(minutes=10)  # of one communication, for a rank that does not come
-WORD_BYTES = 4096  # PIPE_BUF: so much is written whole, whoever else writes
+GRACE_SECONDS = 2  # between asking the other ranks to end and killing them
+PATIENCE = timedelta(minutes=10)  # timeout of one communication, for a rank that does not join it
+WORD_BYTES = 4096  # PIPE_BUF: a write of up to this size is atomic
 HERE = "127.0.0.1"
 Failed = Callable[[Exception, int], bytes]
 T = TypeVar("T")
 
 
 class Group:
-    """The group of a process that trains by itself."""
+    """The group of a process that trains alone; also the interface of larger groups."""
 
     rank = 0
     size = 1
     mesh: DeviceMesh | None = None
 
     def wait(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
 
     def gather(self, value: T) -> list[T]:
-        """Returns what each rank gives, in order of the ranks, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         return [value]
 
     def agree(self, value: T) -> T:
-        """Returns what the first rank gives, on every rank."""
+        """Return the first rank's value, on every rank."""
         return self.gather(value)[0]
 
     def largest(self, value: T, size: Callable[[T], float]) -> T:
-        """Returns the largest value any rank gives, on every rank; ties go to the lowest rank."""
+        """Return the largest value any rank gives, on every rank; ties go to the lowest rank."""
         return max(self.gather(value), key=size)
 
 
@@ -54,7 +54,7 @@ ALONE = Group()
 
 
 class Ranks(Group):
-    """All ranks of this process's default group. They exchange objects over gloo, whatever carries their gradients."""
+    """All ranks of this process's default group. They exchange objects over gloo, gradients over any backend."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -71,7 +71,7 @@ class Ranks(Group):
 
 
 class FirstRank(Group):
-    """The first of many ranks, with nobody else there: for a rehearsal, whose NCCL answers by itself."""
+    """The first of several ranks, alone: for a rehearsal, whose NCCL needs no other ranks."""
 
     def __init__(self, size: int) -> None:
         torch.cuda.set_device(0)
@@ -93,10 +93,10 @@ class Lost(Exception):
 
 
 def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
-    """Run `work` in `count` processes forked from this one, as one group; returns the first rank's result.
+    """Run `work` in `count` processes forked from this one, as one group; return the first rank's result.
 
-    What it raises in a rank ends them all, and `failed` makes the last word of it. Raises Lost. This process must not
-    have used CUDA.
+    An error in one rank ends all ranks, and `failed` turns it into that rank's last message. Raises Lost if a rank ends
+    without a result. This process must not have used CUDA.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415  0.1 s, for ranks
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415  as above
@@ -123,14 +123,14 @@ def _configuration(count: int) -> Any:
         rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
         start_method="fork", monitor_interval=POLL_SECONDS, shutdown_timeout=GRACE_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it asks CUDA, which survives no fork
+        numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it uses CUDA, which cannot be forked
     )  # fmt: skip
     made.numa_options = None
     return made
 
 
 def _word(pipe: int) -> bytes:
-    """Returns the first message of any rank: the others follow from it."""
+    """Return the first message of any rank; later errors follow from it."""
     try:
         return os.read(pipe, WORD_BYTES).partition(b"\n")[0]
     except BlockingIOError:
@@ -140,8 +140,8 @@ def _word(pipe: int) -> bytes:
 def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forked: Barrier) -> bytes:
     """Run one rank; it ends when the launcher ends.
 
-    Ranks connect once all are forked: for each that connects, a thread of the launcher looks up its name, under a lock
-    of the C library, which a rank that is forked meanwhile would wait for without end.
+    Ranks connect only after all are forked: for each connection a thread of the launcher looks up a host name, under a
+    lock of the C library, and a rank that is forked at that moment would wait for the lock forever.
     """
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT comes when the launcher dies
         signal.signal(number, signal.SIG_DFL)  # the launcher's own handler would wait for Python to run
@@ -153,13 +153,13 @@ def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forke
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         rank = int(os.environ["RANK"])
         if _is_left_alone(error):
-            time.sleep(GRACE_SECONDS)  # for the launcher to see the rank that is gone first, and to end this one
+            time.sleep(GRACE_SECONDS)  # lets the launcher notice first the rank that is gone, and end this one
         os.write(pipe, failed(error, rank)[: WORD_BYTES - 1] + b"\n")
-        os._exit(1)  # what is under way with the others would be waited for
+        os._exit(1)  # a normal exit would wait for pending communication
 
 
 def _is_left_alone(error: Exception) -> bool:
-    """Whether another rank went away in the middle of a communication."""
+    """Whether the error means that another rank went away during a communication."""
     return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
@@ -170,7 +170,7 @@ def _connected(device: str) -> Ranks:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     if "lo" in {name for _, name in socket.if_nameindex()}:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, and a host's name may lead nowhere
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name may not resolve
     if kind == "cuda":
         torch.cuda.set_device(int(first or 0) + rank)
         torch.cuda.init()  # or the mesh would choose the device

@@ -1,4 +1,4 @@
-"""A case -> one recorded step of it on a CUDA device, as what explains and draws steps reads them."""
+"""Records one step of a case on a CUDA device, in the form that explanations and timelines read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from profiler.measuring.meters.recorded_trace import trace
 
 
 def follow_case(trial: Trial) -> Followed:
-    """Returns a later step of the trial's case, from the allocator's own history. Raises as `measure` does."""
+    """Return a settled step of the trial's case, from the allocator's own history. Raises as `measure` does."""
     if trial.case.ranks:
         raise Unsupported("what ranks hold for each other has no category yet in a rehearsed step: leave the ranks out")
     bench = Bench(trial, lambda stage: None, None)
-    bench.passes()  # notes what a device that computes nothing leaves out
+    bench.passes()  # for its note on what a device without arithmetic leaves out
     with allocations.recording_lines():
         built = bench.build()
         optimizer, step = built.trainer()

@@ -1,4 +1,4 @@
-"""One trial measured in this process, pass by pass."""
+"""Measures one trial in this process, pass by pass."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def measure(
 ) -> Record:
     """Run the passes of a trial, each on a fresh model with the same seed.
 
-    `on_pass` is told what begins: build, equality, memory, time. All ranks of a group measure together, and the
-    record of each says the same of what is not its own. Raises Unsupported where model or strategy cannot be had, and
-    whatever the model raises.
+    `on_pass` is called with the name of each pass as it begins: build, equality, memory, time. All ranks of a group
+    measure together; apart from what is a rank's own, their records are equal. Raises Unsupported if the model or the
+    strategy is not available, and whatever the model raises.
     """
     bench = Bench(trial, on_pass, build, group)
     with explained(bench):
@@ -34,7 +34,7 @@ def measure(
 
 
 def _measured(trial: Trial, bench: Bench) -> Record:
-    """The record is of the trial as it was asked for: a bench's is on the device of its rank."""
+    """Run the passes; the record's case has the requested device, while the bench's has that of its rank."""
     passes = bench.passes()
     before = switches()
     bench.begin("build")
@@ -42,7 +42,7 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     built, notes = assembled.describe(), assembled.applied.notes
     del assembled
     compares = "equality" in passes
-    first = [name for name in passes if compares and name == "memory"]  # its steps are those that are compared
+    first = [name for name in passes if compares and name == "memory"]  # the equality pass can use digests of its steps
     readings = read(bench, first)
     verified, reason = compare(bench) if compares else (None, None)
     readings |= read(bench, [name for name in passes if name not in first])

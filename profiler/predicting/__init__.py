@@ -1,1 +1,1 @@
-"""The same trial without the device: a step traced under fake tensors, the allocator replayed, costs of stages."""
+"""Predicts a trial without its device: traces a step under fake tensors, replays the allocator, costs the stages."""

@@ -1,4 +1,4 @@
-"""What coarser and finer blocks of a model would come to, from one traced step without checkpointing."""
+"""Estimates the peaks of coarser and finer block choices of a model, from one traced step without checkpointing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from profiler.core.trace_data import BlockChoice, BlockChoices, Trace, live
 from profiler.predicting.trace.compose import compose
 from profiler.training.blocks import offered_blocks
 
-MOST = 24  # choices that are worked out; the shallowest come first
+MOST = 24  # choices that are evaluated, the shallowest first
 
 
 def block_choices(
     trace: Trace, module: nn.Module, blocks: tuple[str, ...], *, allocated: Callable[[Trace], Trace]
 ) -> BlockChoices:
-    """The floor of the blocks and of all others that the model has, and the peak of `all` with them.
+    """Return the memory floor, and the peak under `all`, of the current blocks and of the model's other block choices.
 
-    `trace` was followed with its saves; `allocated` gives a trace the blocks of the device's allocator. Blocks of which
-    one did not run are left out.
+    `trace` must have been traced with its saves; `allocated` replays a trace through the device's allocator. A choice
+    is left out if one of its blocks did not run.
     """
 
     def choice(pattern: str, names: tuple[str, ...]) -> BlockChoice:
@@ -40,7 +40,7 @@ def block_choices(
 
 
 def _peak_of_all(trace: Trace, blocks: tuple[str, ...], allocated: Callable[[Trace], Trace]) -> int | None:
-    """The peak of the step with each block checkpointed by itself; None where its trace cannot be composed."""
+    """Return the peak with each block checkpointed by itself; None if that trace cannot be composed."""
     try:
         return max(live(allocated(compose(trace, blocks, [[index] for index in range(len(blocks))]))))
     except Unsupported:

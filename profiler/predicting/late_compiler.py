@@ -1,4 +1,4 @@
-"""PyTorch's compiler, imported where something of it is used: a process that only traces steps needs none of it."""
+"""Defers the import of PyTorch's compiler until it is used: a process that only traces steps needs none of it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from types import ModuleType
 from typing import Any
 
 COMPILER = "torch._dynamo"
-SOURCE = f"{COMPILER}.source"  # in compiled code, where values come from
-OTHER_SOURCES = ("RandomValueSource", "CallMethodItemSource", "FloatTensorSource")  # that are looked up, and not made
+SOURCE = f"{COMPILER}.source"  # describes where the values in compiled code come from
+OTHER_SOURCES = ("RandomValueSource", "CallMethodItemSource", "FloatTensorSource")  # looked up, never instantiated
 CONFIGURATION = f"{COMPILER}.config"  # imports nothing else of the package
 KERNELS = "triton.runtime.jit"
 
 
 def install() -> None:
-    """Put off the import of the compiler, which takes half as long as that of torch.
+    """Defer the import of the compiler, which takes half as long as that of torch.
 
-    PyTorch imports it wherever tensors are fake and wherever an optimizer steps, for a few things that do nothing
-    outside of compiled code. Those are stood in for. Whatever else is asked of it imports it, into the same module
-    object. Only for processes of gcprof's own. Without effect where it is imported already.
+    PyTorch imports it for fake tensors and for optimizer steps, to use a few functions that do nothing outside of
+    compiled code. Stand-ins replace those; any other attribute imports the compiler, into the same module object. Only
+    for gcprof's own processes. Has no effect if the compiler is imported already.
     """
     if COMPILER in sys.modules:
         return
@@ -35,14 +35,14 @@ def install() -> None:
     vars(source).update(dict.fromkeys(OTHER_SOURCES, _OtherSource), ConstantSource=_Source)
     compiler.__class__ = source.__class__ = LateModule
     sys.modules |= {COMPILER: compiler, SOURCE: source}
-    setattr(sys.modules["torch"], "_dynamo", compiler)  # noqa: B010  as the import does
+    setattr(sys.modules["torch"], "_dynamo", compiler)  # noqa: B010  the import sets it, too
     sys.meta_path.insert(0, _Submodules())
 
 
 def flop_formulas() -> Any:
-    """PyTorch's formulas of FLOPs, by operator; their module is imported without triton where that is not there yet.
+    """Return PyTorch's FLOP formulas by operator, importing their module without triton if triton is not imported yet.
 
-    Of triton it asks only for the type of the kernels that users write, and importing that takes 0.1 s.
+    The module uses only triton's type of user-written kernels, whose import takes 0.1 s.
     """
     is_late = KERNELS not in sys.modules and find_spec("triton") is not None
     if is_late:
@@ -56,7 +56,7 @@ def flop_formulas() -> Any:
 
 
 class _LateKernel(type):
-    """The type of triton's kernels, wherever triton has been imported; else of nothing."""
+    """Metaclass of a stand-in for triton's JITFunction: has the real class's instances once triton is imported."""
 
     def __instancecheck__(cls, value: object) -> bool:
         real = getattr(sys.modules.get(KERNELS), "JITFunction", cls)
@@ -64,12 +64,12 @@ class _LateKernel(type):
 
 
 def is_late() -> bool:
-    """Whether the compiler is still to be imported."""
+    """Whether the import of the compiler is deferred and has not happened yet."""
     return type(sys.modules.get(COMPILER)) is LateModule
 
 
 def import_now() -> None:
-    """Import the compiler in place of its stand-ins."""
+    """Replace the stand-ins by the compiler, imported into the same module object."""
     compiler = sys.modules[COMPILER]
     for name in ("disable", "graph_break", "source"):
         del vars(compiler)[name]
@@ -81,7 +81,7 @@ def import_now() -> None:
 
 
 class LateModule(ModuleType):
-    """The compiler, or its module of sources, as long as nothing but its stand-ins is asked for."""
+    """Stands in for the compiler, or its module of sources, until an attribute is used that it does not have."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -92,7 +92,7 @@ class LateModule(ModuleType):
 
 
 class _Submodules(MetaPathFinder):
-    """Imports the compiler before any module of it but its configuration."""
+    """Import finder that imports the compiler before any of its submodules except its configuration."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -104,7 +104,7 @@ class _Submodules(MetaPathFinder):
 
 
 class _Imported(Loader):
-    """Gives a module that came with its package."""
+    """Loader that returns a module that was imported with its package."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
@@ -117,18 +117,18 @@ class _Imported(Loader):
 
 
 class _Source:
-    """A ConstantSource: made of a name, and given to nobody as long as there are no symbolic shapes."""
+    """Stand-in for ConstantSource: holds a name, and is never read as long as there are no symbolic shapes."""
 
     def __init__(self, source_name: str) -> None:
         self.source_name = source_name
 
 
 class _OtherSource:
-    """A kind of source that no value has before the compiler makes one."""
+    """Stand-in for source types of which no instance exists before the compiler makes one."""
 
 
 def _disable(fn: Callable[..., Any] | None = None, recursive: bool = True, **keywords: Any) -> Any:
-    """torch._dynamo.disable: the function itself as long as there is no compiler that could look into it."""
+    """Stand-in for torch._dynamo.disable: calls the function itself until the compiler is imported."""
     compiler: Any = sys.modules[COMPILER]
     if fn is None or not recursive:
         import_now()
@@ -147,4 +147,4 @@ def _disable(fn: Callable[..., Any] | None = None, recursive: bool = True, **key
 
 
 def _graph_break(msg: str = "") -> None:
-    """torch._dynamo.graph_break, which does nothing outside of compiled code."""
+    """Stand-in for torch._dynamo.graph_break, which does nothing outside of compiled code."""

@@ -1,4 +1,4 @@
-"""Trial -> Record without the device, from one traced step under fake tensors."""
+"""Predicts the record of a trial without its device, from one step traced under fake tensors."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def predict(
     build: Build | None = None,
     shared: SharedTraces | None = None,
 ) -> Record:
-    """Returns a trial's predicted memory, and an estimate of its time where the device's rates are known.
+    """Return a trial's predicted memory, and an estimate of its time if the device's rates are known.
 
-    `build` stands in for the catalogue's model; `shared` is what predictions of the same catalogue's model have in
-    common. Raises Unsupported where model or strategy cannot be had or followed, and whatever the model raises.
+    `build` replaces the catalogue's model; `shared` holds the traces that predictions of one catalogue model share.
+    Raises Unsupported if the model or the strategy cannot be built or traced, and whatever the model raises.
     """
     began = time.monotonic()
     on_pass("build")
@@ -71,7 +71,7 @@ def predict(
 
 
 def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
-    """What is live at each operator, and what the largest blocks hold at the peak."""
+    """Return the bytes live at each operator, and what the largest blocks hold at the peak."""
     peak = live_bytes.peak(trace)
     largest = live_bytes.modules_at(trace, peak.number, blocks=blocks)[:NUM_LARGEST]
     return timeline(
@@ -84,9 +84,9 @@ def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
 
 
 def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None = None) -> Followed:
-    """One traced step of the trial's case; `build` stands in for the catalogue's model. Raises as `predict` does.
+    """Return one traced step of the trial's case; `build` replaces the catalogue's model. Raises as `predict` does.
 
-    `with_choices` also tells what other blocks would come to, of a step without checkpointing.
+    `with_choices` adds the floors and peaks of other block choices; the case must be one without checkpointing.
     """
     built, trace, assumed = trace_case(
         trial.case,
@@ -97,7 +97,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
     )
     notes = (*prediction_notes.of_model(built, trial.case, trace), *prediction_notes.stated(trial, None, assumed))
     return Followed(
-        trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # which nobody reads outside
+        trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # not read by callers
         blocks=built.workload.blocks,
         split=built.applied.split,
         has_own_optimizer=built.workload.optimizer is not None,
@@ -107,13 +107,13 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
 
 
 def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
-    """What the blocks of a case, and others of its model, come to. Raises as `predict` does."""
+    """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `predict` does."""
     built, trace, _ = trace_case(case.baseline, with_saves=True, build=build)
     return _choices(built, trace)
 
 
 def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | None:
-    """The other blocks whose checkpointing would lower the peak most, if any would. Raises as `predict` does."""
+    """Return the other block choice that would lower the peak most, if one would. Raises as `predict` does."""
     return better_blocks(choices(case, build=build), lowers_floor=True)
 
 
@@ -121,14 +121,14 @@ def _choices(built: Assembled, trace: Trace) -> BlockChoices:
     workload = built.workload
 
     def allocated(composed: Trace) -> Trace:
-        """As a step of its own is allocated: after the model was built, which composing leaves out."""
+        """Replay the allocator from the building of the model on, which composing leaves out."""
         return _allocated(msgspec.structs.replace(composed, building=trace.building))[0]
 
     return block_choices(trace, workload.module, workload.blocks, allocated=allocated)
 
 
 def _environment(rates: Rates | None) -> Environment:
-    """Returns the versions of this process, with what is known of the kind of device."""
+    """Return the versions in this process, and what is known of the predicted device."""
     return msgspec.structs.replace(
         versions(),
         device_name=rates.name if rates else None,
@@ -138,10 +138,10 @@ def _environment(rates: Rates | None) -> Environment:
 
 
 def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
-    """The trace with the blocks that CUDA's caching allocator gives a second step, and the reserved bytes by phase.
+    """Return the trace with the block sizes of CUDA's caching allocator in a second step, and reserved bytes by phase.
 
-    A second step is the one that is measured. The environment sets the allocator, as in a run. On the CPU the trace is
-    as it was, and the reserved bytes are None.
+    A measurement takes the second step, too. The environment configures the allocator, as in a run. On the CPU the
+    trace is returned unchanged, and the reserved bytes are None.
     """
     if trace.device != "cuda":
         return trace, None
@@ -150,7 +150,7 @@ def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
 
 
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:
-    if rates is None or trace.uses_host or trial.case.parallel:  # the ways to the host and to other ranks have no rate
+    if rates is None or trace.uses_host or trial.case.parallel:  # transfers to host or other ranks have no rates
         return {}
     case, measured = trial.case, prediction_notes.measured_seconds(trial, rates)
     estimate = roofline.seconds(trace, rates, case.precision)
@@ -162,9 +162,9 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
 
 
 def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dict[str, Any]:
-    """The memory and FLOP fields of Readings. `reserved` is the caching allocator's largest by phase. Bytes.
+    """Return the memory and FLOP fields of Readings. `reserved` has the allocator's largest by phase. Bytes.
 
-    Static bytes are those of the storages; all others are of the blocks that hold them, where the trace tells those.
+    Static bytes are those of storages; all others are those of allocator blocks, if the trace was replayed.
     """
     held = live(trace)
     peaks = [(phase, *_peak(trace, held, first, last)) for phase, first, last in trace.spans()]
@@ -195,7 +195,7 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
 
 
 def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, int]:
-    """Returns the operator at which most is live in a range, and how much that is; the range may be empty."""
+    """Return the operator at which most bytes are live in a range, and those bytes; the range may be empty."""
     if last < first:
         return last, resting(trace, last)
     at = max(range(first, last + 1), key=held.__getitem__)
@@ -203,13 +203,13 @@ def _peak(trace: Trace, held: list[int], first: int, last: int) -> tuple[int, in
 
 
 def _saved(trace: Trace, first: int, last: int) -> int:
-    """What operators of a forward have made, and is there when it has ended; what it frees is not taken off."""
+    """Return the bytes that a forward allocates and leaves live at its end; older bytes that it frees do not count."""
     made = [item for item in trace.allocations if first <= item.born <= last]
     return sum(item.nbytes for item in made if item.died > last)
 
 
 def _static(trace: Trace) -> dict[str, int]:
-    """What is there before the step, by category."""
+    """Return the bytes live before the step, by category."""
     nbytes = dict.fromkeys(STATIC, 0)
     for allocation in trace.allocations:
         if not allocation.born:

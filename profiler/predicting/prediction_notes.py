@@ -1,4 +1,4 @@
-"""What a prediction says of itself: how sure it is, and what its model and strategy are."""
+"""Notes on a prediction: its limits and assumptions, and remarks on its model and strategy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUTED = {
 
 
 def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
-    """Returns notes on how sure the prediction is."""
+    """Return the notes on what limits the accuracy of a prediction."""
     blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
@@ -59,7 +59,7 @@ def _stated_error(trial: Trial, rates: Rates) -> str:
 
 
 def of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
-    """Returns the notes of strategy and model, without those on the CPU where a prediction for CUDA was traced."""
+    """Return the notes on strategy and model; a prediction for CUDA omits those on the CPU that it was traced on."""
     on_cuda = kind_of(case) == "cuda"
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
@@ -73,7 +73,7 @@ def of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
 
 
 def of_blocks(built: Assembled, case: Case, trace: Trace) -> list[Note]:
-    """Returns a note where the blocks that were found save less than the rest of the step, and others save more."""
+    """Return a note if the blocks found hold at most half of the saved bytes, and other blocks would hold more."""
     workload = built.workload
     if case != case.baseline or case.blocks or workload.calls or not workload.blocks:
         return []
@@ -95,6 +95,6 @@ def _within(saved: Sequence[Allocation], blocks: tuple[str, ...]) -> int:
 
 
 def measured_seconds(trial: Trial, rates: Rates) -> float | None:
-    """Returns the measured step without checkpointing on the very GPU that is predicted for, if there is one."""
+    """Return the measured seconds of the baseline's step on the predicted GPU, if the calibration has them."""
     calibration = trial.calibration
     return calibration.step_seconds if calibration and calibration.device_name == rates.name else None

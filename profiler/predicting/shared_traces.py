@@ -1,4 +1,4 @@
-"""Steps of one model under several strategies: those that only checkpoint whole blocks are composed of one trace."""
+"""Traces one model under several strategies: those that only checkpoint whole blocks are composed from one trace."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from profiler.training.checkpointing.block_segments import OwnCheckpoint, Segmen
 from profiler.training.checkpointing.called_blocks import FEW
 from profiler.training.checkpointing.observed_forward import Observation
 
-COMPOSED = ("none", "segments", "sqrt", "all", "every", "first", "plan")  # whose steps follow from that of `none`
-VIEW = "aten.detach"  # which checkpoints and saved-tensor hooks run to pack a tensor; it takes and holds nothing
+COMPOSED = ("none", "segments", "sqrt", "all", "every", "first", "plan")  # their steps follow from that of `none`
+VIEW = "aten.detach"  # run by checkpoints and saved-tensor hooks to pack a tensor; allocates nothing
 
 Traced = tuple[Assembled, Trace, Assumed]
 
 
 class _Baseline(NamedTuple):
-    """The step without checkpointing, followed with its saves."""
+    """The step without checkpointing, traced with its saves."""
 
     trial: Trial
     built: Assembled
@@ -40,22 +40,22 @@ class _Baseline(NamedTuple):
 
 
 class SharedTraces:
-    """Traces of one model and setting. What is composed has the bytes and times of a trace of its own, to the byte.
+    """Traces of one model with one set of settings. A composed trace has exactly the bytes and times of a traced step.
 
-    What cannot be composed surely is traced: other strategies, several ranks, blocks that do not run once in a forward
-    or do not feed each other alone, steps that take values for granted.
+    What cannot be composed safely is traced: other strategies, several ranks, blocks that do not run once in a forward
+    or whose outputs do not go to the next block alone, steps with assumed values.
     """
 
     def __init__(self, *, beside: bool = False) -> None:
-        """`beside` looks at the blocks in a process of its own while the baseline is traced; one without threads."""
+        """`beside` observes the blocks in a fork while the baseline is traced; this process must have no threads."""
         self._baseline: _Baseline | None = None
-        self._links: Observation | None = None  # of the baseline's blocks, once a row has asked for it
+        self._links: Observation | None = None  # of the baseline's blocks, once a strategy needs it
         self._has_looked = False
         self._is_beside = beside
         self._looking: ForkedTask[Observation] | None = None
 
     def traced(self, trial: Trial, on_pass: Callable[[str], None]) -> Traced:
-        """The trial's built case, its step, and what that takes for granted. Raises as `trace_case` does."""
+        """Return the trial's assembled case, its trace, and what the trace assumes. Raises as `trace_case` does."""
         if trial.case == trial.case.baseline and self._begin(trial, on_pass):
             assert self._baseline is not None
             built, trace = self._baseline.built, self._baseline.trace
@@ -67,7 +67,7 @@ class SharedTraces:
         return trace_case(trial.case, calibration=trial.calibration, on_pass=on_pass)
 
     def _begin(self, trial: Trial, on_pass: Callable[[str], None]) -> bool:
-        """Trace the baseline with its saves; returns whether other rows may be composed of it."""
+        """Trace the baseline with its saves; return whether other strategies may be composed from it."""
         case = trial.case
         if case.parallel or case.repair_batchnorm:
             return False
@@ -75,7 +75,7 @@ class SharedTraces:
             self._looking = ForkedTask(partial(observe_case, case))
         try:
             built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, with_saves=True)
-        except Unsupported:  # perhaps of the saves alone
+        except Unsupported:  # perhaps only because saves are recorded
             return False
         calls = Counter(call.module for call in trace.calls)
         once = all(calls[name] == case.accumulate for name in built.workload.blocks)
@@ -85,7 +85,7 @@ class SharedTraces:
         return True
 
     def _composed(self, trial: Trial) -> Traced | None:
-        """None where the step has to be traced."""
+        """Return the trial composed from the baseline; None if its step has to be traced."""
         baseline = self._baseline
         if baseline is None or not _has_setting(trial, baseline.trial) or trial.case.strategy.name not in COMPOSED:
             return None
@@ -121,7 +121,7 @@ def _has_setting(trial: Trial, baseline: Trial) -> bool:
 
 
 def _chosen(built: Assembled, case: Case) -> tuple[Applied, list[Sequence[int]]] | None:
-    """What the strategy says of itself and which blocks it checkpoints; None where that is not all that it does."""
+    """Return the strategy's report and the segments it checkpoints; None if it does anything besides."""
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     if options.get("split", "torch") != "torch":
         return None
@@ -135,7 +135,7 @@ def _chosen(built: Assembled, case: Case) -> tuple[Applied, list[Sequence[int]]]
 
 
 def _runs(choice: SegmentChoice) -> list[Sequence[int]] | None:
-    """The chosen runs of blocks; None where one is not under PyTorch's own checkpoint, or holds others."""
+    """Return the chosen segments; None if one is nested or uses another checkpoint than PyTorch's own."""
     runs: list[Sequence[int]] = []
     for segment in choice.segments or ():
         indices = [] if isinstance(segment, OwnCheckpoint) else [index for index in segment if isinstance(index, int)]
@@ -146,9 +146,9 @@ def _runs(choice: SegmentChoice) -> list[Sequence[int]] | None:
 
 
 def _without_views(trace: Trace) -> Trace:
-    """The trace with its storages in the order of their birth, and without the views that no step of its own has."""
+    """Return the trace without the views that are made to pack saved tensors, and with storages in order of birth."""
     views = [operator.name == VIEW for operator in trace.operators]
-    numbers = list(accumulate((not is_view for is_view in views), initial=0))  # of the last one kept, by the old number
+    numbers = list(accumulate((not is_view for is_view in views), initial=0))  # by old number: the last one kept
     first = [number + is_view for number, is_view in zip(numbers, [False, *views], strict=True)]
     return replace(
         trace,

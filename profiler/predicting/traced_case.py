@@ -1,4 +1,4 @@
-"""One step of a case traced under fake tensors, as its device would run it."""
+"""Traces one step of a case under fake tensors, as its device would run it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 
 class Assumed(NamedTuple):
-    """What a trace takes for granted that the data would decide."""
+    """What a trace assumes because only real data would decide it."""
 
-    num_guesses: int = 0  # tests without values taken as passed, numbers taken as 0
-    routing: str | None = None  # where tokens go, where the step has sizes that hang on it
+    num_guesses: int = 0  # values that were guessed: `all()` as true, other tests as false, floats as 0
+    routing: str | None = None  # the assumed routing of tokens, if sizes in the step depend on it
     is_unfused: bool = False  # whether compiled code ran operator by operator, without the kernels that fuse them
 
 
 class _DependsOnData(Unsupported):
-    """What the step does depends on its data."""
+    """Raised if the step depends on its data."""
 
 
 def trace_case(
@@ -61,10 +61,10 @@ def trace_case(
     build: Build | None = None,
     in_calls: bool = False,
 ) -> tuple[Assembled, Trace, Assumed]:
-    """Returns the case's fake model with its strategy, one traced step of it, and what that takes for granted.
+    """Return the case's fake model with its strategy, the trace of one step, and what the trace assumes.
 
-    A step whose sizes depend on its data is traced once more, with the case's routing. `with_saves`, `with_calls` and
-    `with_growth` are as of `follow`, `build` and `in_calls` as of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced again with the case's routing. `with_saves`, `with_calls` and
+    `with_growth` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), matmul_workspaces.keeps_workspaces()
     workspace = workspace_bytes(case)
@@ -102,7 +102,10 @@ def trace_case(
 
 
 def _followed(make: Callable[[], Assembled], kind: str, hidden: Hidden) -> tuple[Assembled, Builder]:
-    """What is made, and how; without a forward that only looked at it: a trial's first pass does, before the others."""
+    """Return the assembled case and the trace of its building, without forwards that only observe the model.
+
+    In a trial, the first pass has run those already. So the case is assembled until nothing new is observed.
+    """
     seen: Seen = {}
     with remembering(seen):
         while True:
@@ -114,7 +117,7 @@ def _followed(make: Callable[[], Assembled], kind: str, hidden: Hidden) -> tuple
 
 
 def _as_data_allow(case: Case, work: Callable[[str | None], T]) -> T:
-    """What `work` gives without a routing; with the case's where the data would decide."""
+    """Return what `work` returns without a routing or, if that depends on data, with the case's routing."""
     try:
         return work(None)
     except _DependsOnData:
@@ -122,9 +125,9 @@ def _as_data_allow(case: Case, work: Callable[[str | None], T]) -> T:
 
 
 def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
-    """Returns what operators take besides their results: as measured, else by PyTorch's rules for the device.
+    """Return the function for operators' hidden bytes: as measured, else by PyTorch's rules for the device.
 
-    `workspace_bytes` are cuBLAS's where a product takes them while it runs, else 0.
+    `workspace_bytes` is the size of cuBLAS's workspace if each product allocates it, else 0.
     """
     if kind_of(case) == "cpu":
         return _measured_or(temporary_bytes, calibration)
@@ -132,7 +135,7 @@ def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -
 
 
 def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
-    """The optimizer and the step of an assembled case, as they are on this kind of device."""
+    """Return the optimizer and the step of an assembled case, as they are on this kind of device."""
     with HostMarking() if kind == "cuda" else nullcontext():
         optimizer, step = built.trainer()
     if kind == "cuda":
@@ -141,7 +144,7 @@ def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
 
 
 def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = False) -> Observation:
-    """How the blocks of the case's model work together. Raises as `predict` does."""
+    """Observe in one forward how the blocks of the case's model feed each other. Raises as `predict` does."""
 
     def observed(routing: str | None) -> Observation:
         with unfused(), _fakes(case, routing) as fakes:
@@ -153,7 +156,7 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
 
 
 def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
-    """What operators take besides their results by PyTorch's rules for this GPU; None is one that is not known."""
+    """Return the function for operators' hidden bytes by PyTorch's rules for this GPU; None is an unknown GPU."""
     copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(gpu, workspace_bytes))
     return matmul_workspaces.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
 
@@ -181,11 +184,11 @@ def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
 
 @contextmanager
 def _rank(case: Case) -> Iterator[Any]:
-    """Acts as the first of the case's ranks; None where there is only one."""
+    """Act as the first of the case's ranks; yields None if the case is not parallel."""
     if not case.parallel:
         yield None
         return
-    from profiler.predicting.trace.fake_process_group import fake_rank  # noqa: PLC0415  a third of what it takes to import torch itself
+    from profiler.predicting.trace.fake_process_group import fake_rank  # noqa: PLC0415  takes a third of the time of importing torch
 
     with fake_rank(case.num_ranks) as rank:
         yield rank
@@ -196,7 +199,7 @@ def kind_of(case: Case) -> str:
 
 
 def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
-    """Returns the rates of the device; where only its kind is given, of the GPU that was measured."""
+    """Return the rates of the device or, if only its kind is given, of the calibration's GPU; None if unknown."""
     word = device.removeprefix(FAKE)
     if word not in ("cpu", "cuda") and not gpu_kinds.of(word):
         return gpu_specs.find(word)
@@ -204,7 +207,7 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
 
 
 def workspace_bytes(case: Case) -> int:
-    """Returns the bytes that cuBLAS takes; those of GPUs before Hopper where only the kind of device is given."""
+    """Return the bytes of cuBLAS's workspace; a device without known rates counts as a GPU before Hopper."""
     if kind_of(case) == "cpu":
         return 0
     rates = known_rates(case.device)
@@ -212,7 +215,7 @@ def workspace_bytes(case: Case) -> int:
 
 
 def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
-    """Returns what was measured of a call in the calibration, else `foreseen`."""
+    """Return a function for a call's hidden bytes: those measured in the calibration, else those of `foreseen`."""
     measured_bytes = calibration.hidden_bytes if calibration else {}
     names = {call.partition("(")[0] for call in measured_bytes}
 

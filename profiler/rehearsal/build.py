@@ -24,7 +24,7 @@ SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a tool says where the disk is full, or a limit of it is reached
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a tool's errors if a disk, quota or size limit is full
 NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
 ASK_ARCHS = """
 import torch
@@ -33,11 +33,11 @@ print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_g
 
 
 def libraries() -> Path:
-    """Returns the folder of the libraries for the installed torch, which are built if they are not there, whole.
+    """Return the folder of the libraries for the installed torch; build them if they are missing or damaged.
 
     They are kept in the user's cache folder under a digest of torch's version and of the sources. Raises UserError with
-    exit code 3 where the system is another, where torch is absent or has no CUDA, a tool is missing, a source does not
-    compile or others can write where the libraries are kept, and with 74 where the folder cannot be written.
+    exit code 3 if the system is not Linux x86-64, torch is missing or has no CUDA, a tool is missing, a source does not
+    compile, or others can write to the folder; and with 74 if the folder cannot be written.
     """
     kept = place()
     try:
@@ -54,7 +54,7 @@ def libraries() -> Path:
 
 
 def place() -> Path:
-    """Returns the folder for the installed torch's libraries, built or not. Raises UserError where none can be."""
+    """Return the folder for the installed torch's libraries, built or not. Raises UserError if none can be built."""
     _refuse_other_systems()
     return cache.folder().resolve() / _digest(_torch())
 
@@ -70,7 +70,7 @@ def _refuse_other_systems() -> None:
 
 
 def _torch() -> Path:
-    """Returns the folder of the installed torch without importing it. Raises UserError where it has no CUDA."""
+    """Return the folder of the installed torch without importing it. Raises UserError where it has no CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("rehearsing needs torch, which is not installed", hint="pip install torch", exit_code=3)
@@ -85,7 +85,7 @@ def _torch() -> Path:
 
 
 def _digest(torch: Path) -> str:
-    """Returns a digest of torch's version and of all sources, those in Python too."""
+    """Return a digest of torch's version and of all sources, those in Python too."""
     digest = hashlib.sha256((torch / "version.py").read_bytes())
     room = Path(__file__).parent
     for source in sorted([*room.glob("*.py"), *(path for path in SOURCES.rglob("*") if path.is_file())]):
@@ -94,9 +94,9 @@ def _digest(torch: Path) -> str:
 
 
 def compiler() -> tuple[str, ...]:
-    """Returns the words that start the C compiler: those of $CC, or the first of COMPILERS that is installed.
+    """Return the words of the C compiler's command: those of $CC, or the first of COMPILERS that is installed.
 
-    Raises UserError where it, or a tool that is needed beside it, is not.
+    Raises UserError if the compiler, or a tool that is needed besides, is not installed.
     """
     asked = os.environ.get("CC", "").strip()
     here = ((name,) for name in COMPILERS if shutil.which(name))
@@ -119,7 +119,7 @@ def compiler() -> tuple[str, ...]:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Returns the words of a command; where its quotes are not closed, the text as one word."""
+    """Return the words of a command; where its quotes are not closed, the text as one word."""
     try:
         return tuple(shlex.split(text))
     except ValueError:
@@ -127,7 +127,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _build_into(kept: Path, torch: Path) -> None:
-    """Build in a temporary folder and rename it, so that `kept` is whole or absent; what is broken there is removed."""
+    """Build in a temporary folder and rename it, so that `kept` is whole or absent; a broken `kept` is replaced."""
     words = compiler()
     with cache.locked(kept.parent):
         if cache.is_whole(kept):  # another process has built it meanwhile
@@ -152,7 +152,7 @@ class _Build:
         self._out = out
 
     def run(self) -> None:
-        nvml = "libnvidia-ml.so.1"  # first: a compiler that does not work is found out at once
+        nvml = "libnvidia-ml.so.1"  # first, since a compiler that does not work fails here at once
         self._compile("-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{self._out}/{nvml}")
         needed = self._needed()
         runtime = next((name for name in needed if name.startswith("libcudart.so.")), None)
@@ -171,7 +171,7 @@ class _Build:
         self._driver(runtime)
 
     def _headers(self) -> list[str]:
-        """Returns the compiler's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
+        """Return the compiler's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
 
         Triton's may be of another CUDA version, so it is searched last.
         """
@@ -180,7 +180,7 @@ class _Build:
         return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", triton]
 
     def _needed(self) -> list[str]:
-        """Returns the SONAMEs that torch's libraries depend on."""
+        """Return the SONAMEs that torch's libraries depend on."""
         names = ("libtorch_*.so", "libc10_cuda.so", "libcaffe2_nvrtc.so")
         callers = [path for name in names for path in (self._torch / "lib").glob(name)]
         return sorted({name for path in callers for name in NEEDED.findall(self._run("readelf", "-d", str(path)))})
@@ -208,7 +208,7 @@ class _Build:
         yield from self._site.glob("nvidia/*/lib/libcusolver.so.*")
 
     def _wanted(self, library: Library, soname: str) -> tuple[set[str], bool]:
-        """Returns the functions of a library that the callers use, and whether they ask for versioned symbols."""
+        """Return the functions of a library that the callers use, and whether they ask for versioned symbols."""
         wanted: set[str] = set()
         is_versioned = False
         for path in self._callers():
@@ -220,9 +220,9 @@ class _Build:
         return wanted, is_versioned
 
     def _driver(self, runtime: str) -> None:
-        """Link libcuda.so.1, which is empty but for its dependency on the runtime: that has the driver's functions.
+        """Link libcuda.so.1: an empty library that depends on the runtime library, which has the driver's functions.
 
-        Triton before 3.9 links `libcuda.so`.
+        The link `libcuda.so` is for Triton before 3.9.
         """
         empty = self._work / "empty.c"
         empty.touch()
@@ -238,9 +238,9 @@ class _Build:
         self._run(*self._compiler, *FLAGS, *words)
 
     def _run(self, *given: str, **more: str) -> str:
-        """Returns what a tool prints; its own files are in the folder that is removed at last.
+        """Run a tool and return what it prints; its temporary files are in the working folder, which is removed.
 
-        Raises OSError where it finds no room, and UserError (exit code 3) with its message where it fails otherwise.
+        Raises OSError if the disk is full, and UserError (exit code 3) with the tool's message if it fails otherwise.
         """
         words = list(given)
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(self._work), **more}

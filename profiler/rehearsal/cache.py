@@ -20,15 +20,15 @@ from profiler.core.errors import UserError
 
 BUILDING = ".building-"  # prefix of the folder in which a build works
 LOCK = ".lock"
-DIGESTS = "digests.json"  # of the libraries beside it
+DIGESTS = "digests.json"  # of the libraries in the same folder
 ELSEWHERE = "XDG_CACHE_HOME chooses another folder"
 PRIVATE = 0o700
 
 
 def folder() -> Path:
-    """Returns the folder that keeps the built libraries of every torch: below XDG_CACHE_HOME, or ~/.cache.
+    """Return the folder that keeps the built libraries of every torch: below XDG_CACHE_HOME, or ~/.cache.
 
-    Raises UserError where there is no home.
+    Raises UserError if there is no home folder.
     """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if root.startswith("~"):
@@ -46,28 +46,28 @@ def is_whole(kept: Path) -> bool:
 
 
 def publish(out: Path, kept: Path) -> None:
-    """Rename a finished folder to `kept`; what is there is removed. The caller holds the lock."""
+    """Rename a finished folder to `kept`, and remove what was there. The caller holds the lock."""
     (out / DIGESTS).write_bytes(msgspec.json.encode(_digests(out)))
     if kept.is_dir() and not kept.is_symlink():
-        kept.rename(out.with_name("broken"))  # removed with the folder that the build worked in
+        kept.rename(out.with_name("broken"))  # removed with the build's working folder
     else:
         kept.unlink(missing_ok=True)
     out.rename(kept)
 
 
 def _digests(kept: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each library in a folder."""
+    """Return the SHA-256 of each library in a folder."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(kept.glob("lib*.so*"))}
 
 
 @contextmanager
 def locked(kept: Path) -> Iterator[None]:
-    """Makes a folder that only its user can enter, and lets one process at a time work in it.
+    """Create a folder that only its user can enter, and lock it, so that one process at a time works in it.
 
-    Raises UserError (exit code 3) where others can write there, or above it.
+    Raises UserError (exit code 3) if others can write to it or to a folder above it.
     """
     for path in reversed([kept, *kept.parents]):
-        with suppress(FileExistsError):  # a file in its place is found by what comes next
+        with suppress(FileExistsError):  # if it is a file, what follows raises
             path.mkdir(mode=PRIVATE)
     refuse_if_others_write(kept)
     with os.fdopen(os.open(kept / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
@@ -77,9 +77,9 @@ def locked(kept: Path) -> Iterator[None]:
 
 @contextmanager
 def working_folder(kept: Path) -> Iterator[Path]:
-    """A folder for one build, which is removed at its end, with those of builds that were killed.
+    """Yield a folder for one build and remove it at the end; those of killed builds are removed first.
 
-    The caller holds the lock, so that no other build is at work.
+    The caller holds the lock, so that no other build is running.
     """
     for leftover in kept.glob(f"{BUILDING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -91,10 +91,10 @@ def working_folder(kept: Path) -> Iterator[Path]:
 
 
 def refuse_if_others_write(kept: Path) -> None:
-    """Raises UserError (exit code 3) where another user could put other libraries into a folder, or in its place.
+    """Raise UserError (exit code 3) if another user could replace a folder, or libraries in it.
 
-    A folder and all above it must be its user's or root's, and writable by nobody else; above, by others where the
-    sticky bit keeps them from what is not theirs, as in /tmp.
+    The folder and all above it must belong to this user or root, and be writable by nobody else. Those above may be
+    writable by others if the sticky bit is set, as for /tmp.
     """
     for path in (kept, *kept.parents):
         status = path.stat()
@@ -112,7 +112,7 @@ def refuse_if_others_write(kept: Path) -> None:
 
 
 def _is_written_by_others(status: os.stat_result) -> bool:
-    """Whether a folder can be written by users that are not its owner; a group of the user alone is none."""
+    """Whether users other than the owner can write to a folder; the user's private group does not count."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(status.st_gid)

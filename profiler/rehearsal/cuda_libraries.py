@@ -1,4 +1,4 @@
-"""The libraries of CUDA that torch loads, and what stands in for each: its sources, and what its other functions do."""
+"""The CUDA libraries that torch loads, and how each is replaced: by its sources, and by stubs of other functions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Library(NamedTuple):
     """A library that torch loads, and how its stand-in is built."""
 
     name: str
-    symbols: str  # a pattern of its functions' names, for callers that ask for no version of them
-    not_supported: int  # what its functions return that are neither in the sources nor known
+    symbols: str  # a pattern of its functions' names, for callers that link them without a symbol version
+    not_supported: int  # returned by functions that are neither in the sources nor `known`
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    known: str = ""  # a pattern of functions that give nothing back but what they compute: they succeed, and do nothing
+    known: str = ""  # a pattern of functions that only compute values on the device: stubs that return success
 
 
 CUDA_NOT_SUPPORTED = 801  # cudaErrorNotSupported
 CUBLAS_NOT_SUPPORTED = 15
 CUDNN_NOT_SUPPORTED = 3000  # since cuDNN 9, which torch has since 2.4
-NCCL_INTERNAL_ERROR = 3  # it has no other word for it
+NCCL_INTERNAL_ERROR = 3  # NCCL has no code for "not supported"
 CUFFT_NOT_SUPPORTED = 16
 NVRTC_INTERNAL_ERROR = 11
 RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
@@ -51,7 +51,7 @@ NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
 
 
 def table(archs: str, major: str) -> tuple[Library, ...]:
-    """Returns every library, for the architectures that torch is built for, `70,90`, and the major version of CUDA."""
+    """Return every library; `archs` are those that torch is built for (`70,90`), `major` is CUDA's major version."""
     return (
         Library("libcudart", r"(__)?cuda[A-Z]", CUDA_NOT_SUPPORTED, RUNTIME, (f"-DARCHS={archs}",)),
         Library("libcublas", r"cublas[A-KM-Z]", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),

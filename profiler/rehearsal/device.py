@@ -17,7 +17,7 @@ from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
 from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
-ORDER = (  # in which they are loaded: each after those that it depends on
+ORDER = (  # of loading: each after those that it depends on
     "libcudart",
     "libcublasLt",
     "libcublas",
@@ -37,7 +37,7 @@ LIMITS = {
 
 
 def parse(text: str) -> RehearsedGpu:
-    """Returns the devices that `t4,count=2,bytes=4294967296` names. Raises UserError for any other form."""
+    """Return the devices that `t4,count=2,bytes=4294967296` names. Raises UserError for any other form."""
     gpu, *settings = text.split(",")
     pairs = dict(setting.partition("=")[::2] for setting in settings)
     try:
@@ -73,13 +73,13 @@ def open_if_asked() -> None:
 def load(folder: Path | None = None) -> None:
     """Load the libraries of the hollow device into this process, whose children `choose` a GPU each.
 
-    They are those in `folder`, or else those that are built for the installed torch and proven. Raises UserError where
-    there are none, or where torch is imported already.
+    They are those in `folder`, or else those that are built for the installed torch and tested. Raises UserError if
+    these cannot be built or fail the test, or if torch is imported already.
     """
     if "torch" in sys.modules and not is_open():
         raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
     folder = folder or proven_libraries()
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN's attention has no plan here
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
         for path in sorted(folder.glob(f"{name}.so.*")):
@@ -88,7 +88,7 @@ def load(folder: Path | None = None) -> None:
 
 def choose(device: str) -> None:
     """Make the GPU of a rehearsed case the one that torch sees in this process, which has not used CUDA yet."""
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it names real ones
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it names real GPUs
     choose_devices(of_device(device))
 
 
@@ -118,7 +118,7 @@ def choose_devices(devices: RehearsedGpu) -> None:
 
 
 def _kind(gpu: Rates) -> str:
-    """Returns HOLLOW_KIND as device.c parses it. Raises UserError for a GPU without a [chip]."""
+    """Return HOLLOW_KIND as device.c parses it. Raises UserError for a GPU without a [chip]."""
     if gpu.chip is None or gpu.compute_capability not in LIMITS:
         raise UserError(f"the chip of {gpu.name} is not known", hint="its file needs a [chip], as in configs/devices/")
     blocks, block_kib = LIMITS[gpu.compute_capability]

@@ -1,6 +1,6 @@
-"""Tries the hollow device once for each torch, before anything is rehearsed on it: its bytes against arithmetic.
+"""Smoke test of the hollow device, once for each torch before anything is rehearsed: its bytes against arithmetic.
 
-`python -m profiler.rehearsal.smoke` tries it again and tells all figures.
+`python -m profiler.rehearsal.smoke` repeats the test and prints all figures.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 from profiler.core.errors import UserError
 from profiler.rehearsal import build, cache
 
-VERDICT = "smoke.json"  # beside the libraries
+VERDICT = "smoke.json"  # in the folder of the libraries
 DEVICE = "h100,bytes=1073741824"
-SETTINGS = {  # which the arithmetic of smoke_step.py counts on
+SETTINGS = {  # that the arithmetic of smoke_step.py relies on
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "CUBLASLT_WORKSPACE_SIZE": "128",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1",
@@ -28,7 +28,7 @@ SETTINGS = {  # which the arithmetic of smoke_step.py counts on
 }
 CHANGE_FIGURES = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDA_", "CUDNN", "HOLLOW_", "GCPROF_HOLLOW")
 LIMIT_SECONDS = 600
-UNSUPPORTED = "hollow: not supported: "  # what STUBS of build.py and driver.c say
+UNSUPPORTED = "hollow: not supported: "  # printed by STUBS of cuda_libraries.py and by driver.c
 BOOT = (
     "import json, os, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1]); "
     "from profiler.rehearsal import device; device.load(Path(sys.argv[2])); "
@@ -38,7 +38,7 @@ BOOT = (
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True):
-    """One figure of the allocator."""
+    """One figure of the allocator: as expected by arithmetic, and as read."""
 
     phase: str
     expected: int  # bytes
@@ -46,21 +46,21 @@ class Check(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a smoke run found."""
+    """The result of a smoke test."""
 
     torch: str
     checks: tuple[Check, ...]
     not_supported: tuple[str, ...] = ()  # functions that were called, and that the hollow libraries do not have
 
     def wrong(self) -> list[Check]:
-        """The figures that are not as expected."""
+        """Return the figures that are not as expected."""
         return [check for check in self.checks if check.got != check.expected]
 
 
 def proven_libraries() -> Path:
-    """Returns the folder of the libraries for the installed torch, built and tried where that was not done yet.
+    """Return the folder of the libraries for the installed torch; build and test them if that is not done yet.
 
-    Raises UserError as `build.libraries` does, and with exit code 3 where a figure was not as expected.
+    Raises UserError as `build.libraries` does, and with exit code 3 if a figure is not as expected.
     """
     folder = build.libraries()
     verdict = _read(folder) or _keep(folder, run(folder))
@@ -72,9 +72,9 @@ def proven_libraries() -> Path:
 
 
 def readiness() -> str:
-    """Returns whether the libraries for the installed torch are built and tried, or what will compile them.
+    """Return in words whether the libraries for the installed torch are built and tested, or what will compile them.
 
-    Raises UserError where nothing can be rehearsed.
+    Raises UserError if nothing can be rehearsed.
     """
     kept = build.place()
     verdict = _read(kept)
@@ -87,9 +87,9 @@ def readiness() -> str:
 
 
 def run(folder: Path) -> Verdict:
-    """Returns what a training step holds on the hollow device of these libraries, in a process of its own.
+    """Run a training step on the hollow device of these libraries, in a new process; return its figures.
 
-    Raises UserError (exit code 3) where it does not come to its end.
+    Raises UserError (exit code 3) if the step does not finish.
     """
     words = [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(folder), DEVICE]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(CHANGE_FIGURES)}
@@ -109,7 +109,7 @@ def run(folder: Path) -> Verdict:
 
 
 def refusal(verdict: Verdict) -> str:
-    """Returns why nothing is rehearsed, in one line: the first figure that is wrong, and what was not supported."""
+    """Return why nothing is rehearsed, in one line: the first figure that is wrong, and what was not supported."""
     first, *others = verdict.wrong()
     more = f", and {len(others)} more" if others else ""
     return (
@@ -129,7 +129,7 @@ def _named(unsupported: tuple[str, ...]) -> str:
 
 
 def _read(folder: Path) -> Verdict | None:
-    """Returns the verdict that is kept in a folder; None where there is none that can be read."""
+    """Return the verdict that is kept in a folder; None if there is none that can be read."""
     try:
         return msgspec.json.decode((folder / VERDICT).read_bytes(), type=Verdict)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -149,7 +149,7 @@ def _keep(folder: Path, verdict: Verdict) -> Verdict:
 
 
 def main() -> int:
-    """Try the hollow device anew and print every figure; 3 where one is wrong."""
+    """Test the hollow device again and print every figure; return the exit code, 3 if a figure is wrong."""
     try:
         folder = build.libraries()
         verdict = _keep(folder, run(folder))

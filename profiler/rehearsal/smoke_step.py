@@ -1,6 +1,6 @@
-"""A small training step on the hollow device: what each of its phases should hold, by arithmetic, and what it holds.
+"""A small training step on the hollow device: the bytes of each phase as expected by arithmetic, and as read.
 
-Runs in a process of its own, which has loaded the libraries before torch.
+Runs in its own process, which has loaded the libraries before torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.nn import functional
 
 GRANULE = 512  # bytes: what the CUDA caching allocator rounds every request up to
 MIB = 1 << 20
-SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB  # what it takes from CUDA for requests up to 1 MiB, up to 10 MiB
+SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB  # allocated from CUDA for requests up to 1 and 10 MiB
 FLOAT, INTEGER = 4, 8  # bytes of an element
 BATCH, CHANNELS, SIDE, PATCH = 8, 3, 32, 4
 WIDTH, HEADS, CLASSES = 64, 4, 10
 TOKENS = (SIDE // PATCH) ** 2
 CUBLAS_WORKSPACE = 8 * (16 << 10)  # bytes, as smoke.py asks for them
 
-Check = tuple[str, int, int]  # the phase, and its bytes: as expected, as they are
+Check = tuple[str, int, int]  # the phase, its bytes as expected, its bytes as read
 
 PARAMETERS = (  # numbers of elements
     WIDTH * CHANNELS * PATCH**2, WIDTH,  # convolution
@@ -34,7 +34,7 @@ PARAMETERS = (  # numbers of elements
 
 
 class Step(nn.Module):
-    """A transformer's layer on patches of images; tells after each of its parts what is allocated."""
+    """A transformer layer on patches of images, which records the allocated bytes after each of its parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Step(nn.Module):
         self.allocated: list[int] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns the logits: (batch, classes)."""
+        """Return the logits: (batch, classes)."""
         x = self.patches(images).flatten(2).transpose(1, 2).contiguous()  # (batch, token, width)
         self._tell()
         x = self.norm(x)
@@ -69,18 +69,18 @@ class Step(nn.Module):
 
 
 def allocated() -> int:
-    """Returns the bytes of all tensors: without cuBLAS's workspaces, which torch keeps before 2.15."""
+    """Return the bytes of all tensors, without cuBLAS's workspaces, which torch before 2.15 keeps."""
     torch._C._cuda_clearCublasWorkspaces()
     return torch.cuda.memory_allocated()
 
 
 def granules(*sizes: int) -> int:
-    """Returns what the allocator counts for tensors of these bytes."""
+    """Return what the allocator counts for tensors of these bytes."""
     return sum(-(-size // GRANULE) * GRANULE for size in sizes)
 
 
 def checks() -> Iterator[Check]:
-    """Yields what each phase should hold and holds; nothing is left when it ends."""
+    """Yield the bytes of each phase, as expected and as read; nothing is left allocated at the end."""
     yield from _segments()
     yield from _product()
     yield from _fused_attention()
@@ -91,7 +91,7 @@ def checks() -> Iterator[Check]:
 
 
 def _segments() -> Iterator[Check]:
-    """A small, a middling and a large request; then nothing."""
+    """Check a small, a medium and a large request, and that nothing is left after them."""
     kept = [torch.empty(1, device="cuda")]
     yield "a small tensor", GRANULE, torch.cuda.memory_allocated()
     yield "a small tensor's segment", SMALL_SEGMENT, torch.cuda.memory_reserved()
@@ -107,7 +107,7 @@ def _segments() -> Iterator[Check]:
 
 
 def _product() -> Iterator[Check]:
-    """A matrix product's result, and its peak, which cuBLAS's workspace is in."""
+    """Check the peak of a matrix product, which includes cuBLAS's workspace, and its result."""
     factor = torch.zeros(SIDE, SIDE, device="cuda")
     torch.cuda.reset_peak_memory_stats()
     result = factor @ factor
@@ -116,7 +116,7 @@ def _product() -> Iterator[Check]:
 
 
 def _fused_attention() -> Iterator[Check]:
-    """Attention by one kernel, in both precisions that have one: its result alone."""
+    """Check that fused attention, in both precisions that have such a kernel, leaves only its result."""
     for dtype in (torch.float32, torch.bfloat16):
         q = torch.zeros(BATCH, HEADS, TOKENS, WIDTH // HEADS, dtype=dtype, device="cuda")
         with torch.no_grad():
@@ -126,7 +126,7 @@ def _fused_attention() -> Iterator[Check]:
 
 
 def _training(*, is_fused: bool) -> Iterator[Check]:
-    """One step of training, from the model to the last `del`."""
+    """Check one training step, from building the model to the last `del`."""
     name = "fused" if is_fused else "foreach"
     weights = granules(*(FLOAT * number for number in PARAMETERS))
     model = Step().cuda()
@@ -155,11 +155,11 @@ def _training(*, is_fused: bool) -> Iterator[Check]:
 
 
 TOKEN_BYTES = FLOAT * BATCH * TOKENS * WIDTH  # of one tensor (batch, token, width)
-ROW_BYTES = FLOAT * BATCH * TOKENS  # of one number a token
+ROW_BYTES = FLOAT * BATCH * TOKENS  # of one tensor (batch, token)
 
 
 def _forward() -> Iterator[tuple[str, int]]:
-    """Yields what is live after each part of the forward: its result, and what the parts before it saved."""
+    """Yield what is live after each part of the forward: its result, and what the parts before it saved."""
     live = granules(TOKEN_BYTES)
     yield "convolution", live
     live += granules(TOKEN_BYTES, ROW_BYTES, ROW_BYTES)  # it saves its input, its mean and its deviation
@@ -174,13 +174,13 @@ def _forward() -> Iterator[tuple[str, int]]:
 
 
 def _saved() -> int:
-    """Returns what the backward needs: what is live at last, its logits as logarithms; and the sum of the weights."""
+    """Return what the backward needs: the last part's bytes, logits being log-probabilities, and the sum of weights."""
     *_, (_, live) = _forward()
     return live + granules(FLOAT)
 
 
 def _capacity() -> Iterator[Check]:
-    """The card's whole memory fits once it is free, and no byte more."""
+    """Check that the whole memory can be allocated once it is free, and no byte more."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     kept = [torch.empty(total, dtype=torch.uint8, device="cuda")]

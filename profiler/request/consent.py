@@ -1,7 +1,7 @@
-"""Consent: what a file says counts only as a word of gcprof's own tables, or where the user typed the same word.
+"""Consent: a word from a file counts only if it is in gcprof's own tables, or if the user typed the same word.
 
-Run folders and sweep files may come from anyone. To decide this nothing is imported or opened, and outside of the run
-folder nothing is looked for. No name of theirs is resolved before it is decided.
+Run folders and sweep files may come from anyone. To decide this, nothing is imported or opened, nothing outside of the
+run folder is looked at, and no name in these files is resolved.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from profiler.core.stats import Sampling
 from profiler.request.device_choice import any_device
 from profiler.request.spec import PRECISIONS, TABLES, Request
 
-MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # of a family: resnet18, vit_base_patch16_224.augreg
-WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # of an option of our own: own, 224, matmul+gelu, 16+32
-PATTERN = re.compile(r"[\w.*?\[\]!,-]{1,200}", re.ASCII)  # of names of modules: model.layers.*
-LOADS = re.compile(  # options of other libraries that make them load what they were not given, by a number or `true`
+MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
+WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32
+PATTERN = re.compile(r"[\w.*?\[\]!,-]{1,200}", re.ASCII)  # a pattern of module names: model.layers.*
+LOADS = re.compile(  # options that make other libraries load weights or code, by a number or `true`
     r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
 )
-FILES = {"plan": "file"}  # the option of a strategy that names a file; of a run folder, one of its own plans
-Check = Callable[[Any, Path | None], bool]  # whether a value is plain, in a file of this run folder
+FILES = {"plan": "file"}  # the option that names a strategy's file; it may be one of the run folder's own plans
+Check = Callable[[Any, Path | None], bool]  # whether a value is plain, given the run folder that it is from
 
 
 def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = None) -> bool:
-    """Whether a choice names only what is in gcprof's tables, with options that no library takes for code or a place.
+    """Whether a choice is in gcprof's tables, with options that no library takes for code or a place.
 
     Raises UserError for options that cannot be read.
     """
@@ -42,13 +42,13 @@ def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = Non
     if entry is None or (member and not MEMBER.fullmatch(member)):
         return False
     if entry.name in FILES and FILES[entry.name] not in choice.options:
-        return False  # its default is a file of the folder at hand
+        return False  # its default is a file in the current folder
     declared = {option.name: option for option in entry.options}
     return all(_is_plain_option(entry, key, text, declared.get(key), folder) for key, text in choice.options.items())
 
 
 def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, folder: Path | None) -> bool:
-    """Whether the value of an option is of a kind that holds no name but our own."""
+    """Whether the value of an option cannot be a name, except one of gcprof's own."""
     if option is None:
         return entry.open and not LOADS.fullmatch(key) and _is_number(text)
     if FILES.get(entry.name) == key:
@@ -66,7 +66,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_plan_of(folder: Path, file: Path) -> bool:
-    """Whether a file is named as one directly in the folder of plans of a run folder, and neither is a link."""
+    """Whether a path is a regular file directly in the plans folder of a run folder, and neither is a link."""
     plans = folder.absolute() / plan_file.FOLDER
     is_below = ".." not in file.parts and file.absolute().parent == plans
     return is_below and safe_files.is_regular(file)
@@ -95,11 +95,11 @@ def _has_no_word(value: Any, _: Path | None) -> bool:
     return value is None or value is UNSET or isinstance(value, bool | int | float | Sampling)
 
 
-FIELDS: dict[str, Check] = {  # of a case, that may hold a word; all others hold none
+FIELDS: dict[str, Check] = {  # of a case, that may hold a word; the others hold none
     **{name: partial(_is_choice, table=table) for name, table in TABLES.items()},
     "blocks": _is_pattern,
     "device": _is_device,
-    "data": partial(_is_one_of, words=("synthetic", "files")),  # whose folder is always typed
+    "data": partial(_is_one_of, words=("synthetic", "files")),  # the folder of files must always be typed
     "precision": partial(_is_one_of, words=PRECISIONS),
     **{name: partial(_is_one_of, words=setting.choices) for name, setting in SETTINGS.items() if setting.choices},
 }
@@ -113,9 +113,10 @@ FLAGS = {
 
 
 def unnamed(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """The words of a folder's cases that need to be typed and were not, each once, by the field of the case.
+    """Return the words of these cases that must be typed and were not, each once, by the field of the case.
 
-    `named` are the words that were typed, by field. Raises UserError for options that cannot be read.
+    `folder` is the run folder that they are from, `named` the words that were typed, by field. Raises UserError for
+    options that cannot be read.
     """
     words = {}
     for name in Case.__struct_fields__:
@@ -128,7 +129,7 @@ def unnamed(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, I
 
 
 def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
-    """Raises UserError for a word of a sweep file that names code, a file or a folder, where it was not typed."""
+    """Raise UserError if a word of a sweep file names code, a file or a folder, and the user did not type it."""
     words = {
         key: str(getattr(asked, key)) for key in (*FLAGS, "data") if getattr(asked, key) and not getattr(typed, key)
     }

@@ -1,4 +1,4 @@
-"""A device's word -> its name: which devices can be asked for, there or not. Knows nothing of torch."""
+"""A device's word -> its name, whether the device is here or not. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def to_predict(text: str) -> str:
 
 
 def planned(word: str | None) -> str | None:
-    """`t4` -> `fake:t4`: the device of a command that measures on one that is here, and predicts for a GPU."""
+    """`t4` -> `fake:t4`: for a command that predicts for a GPU by its name, and measures on any other device."""
     return FAKE + word if word is not None and _is_gpu(word) else word
 
 
@@ -38,7 +38,7 @@ def _is_gpu(word: str) -> bool:
 
 
 def _refuse_bare(word: str) -> None:
-    """Raises UserError for a GPU by its name where a step is to be measured, with what would be done there instead."""
+    """Raise UserError for a GPU by its name if a step is to be measured; the hint names what works."""
     if _is_gpu(word):
         hint = f"--device {FAKE}{word} predicts for it, --device {REHEARSE}{word} rehearses it; cuda measures here"
         raise UserError(f"--device: '{word}' is not a device here", hint=hint)
@@ -55,16 +55,16 @@ def to_rehearse(text: str, **sizes: str | None) -> str:
 
 
 def words(device: str | None, gpus: str | None) -> list[str]:
-    """The words of --device, `auto` where there are none, or the names of the kinds of --gpus. Raises UserError.
+    """Return the words of --device (default `auto`), or a device name for each kind of --gpus. Raises UserError.
 
-    A list is of GPUs to predict for, or of GPUs to rehearse; a run measures on one device.
+    Only predictions and rehearsals take a list of GPUs; a run measures on one device.
     """
     if gpus is not None and device is not None:
         raise UserError("--gpus has no effect with --device", hint="leave one of them out")
     if gpus is not None:
         return _kinds_of(gpus)
     given = ["auto"] if device is None else [device]
-    if device is not None and all(map(str.strip, device.split(","))):  # what has an empty item is one word, and none
+    if device is not None and all(map(str.strip, device.split(","))):  # an empty item keeps it one word, refused later
         given = list(map(str, split_choices(device)))
     kinds = [word for word in given if gpu_kinds.of(word)]
     if kinds:
@@ -78,7 +78,7 @@ def words(device: str | None, gpus: str | None) -> list[str]:
 
 
 def any_device(word: str) -> str:
-    """A stand-in where nobody has looked yet which devices there are. Raises UserError for what is none anywhere."""
+    """Return a stand-in for a device before devices are known. Raises UserError for what is no device anywhere."""
     if word.startswith((FAKE, REHEARSE)):
         return _absent(word)
     if gpu_kinds.of(word):
@@ -91,7 +91,7 @@ def any_device(word: str) -> str:
 
 
 def _kinds_of(text: str) -> list[str]:
-    """`a100,h100` -> the names of one device of each kind. Raises UserError for what can be none."""
+    """`a100,h100` -> the names of one device of each kind. Raises UserError for what cannot be a kind."""
     kinds = [word.strip().lower() for word in text.split(",")]
     for kind in kinds:
         if not gpu_kinds.KIND.fullmatch(kind):
@@ -101,9 +101,9 @@ def _kinds_of(text: str) -> list[str]:
 
 
 def choose_device(word: str, devices: list[str]) -> str:
-    """The device's name for its word: `auto` and `cuda` are the first CUDA device, `auto` the CPU where there is none.
+    """Return a device's name: `auto` and `cuda` are the first CUDA device, `auto` the CPU if there is none.
 
-    Raises UserError: exit code 3 where there is no CUDA device at all, 2 where there is not this one.
+    Raises UserError: exit code 3 if there is no CUDA device, or none of this kind; 2 if this one is not there.
     """
     if word.startswith((FAKE, REHEARSE)):
         return _absent(word)
@@ -126,10 +126,10 @@ def choose_device(word: str, devices: list[str]) -> str:
 def several(
     text: str, devices: Mapping[str, Environment], *, twice: bool = False
 ) -> tuple[tuple[str, ...], dict[str, Environment]]:
-    """Which GPUs `all`, `0,1` or their UUIDs are, by UUID; and the devices as the cases name them that run on any.
+    """Return the UUIDs of the GPUs `all`, `0,1` or UUIDs; and the devices, with these GPUs as the one SEVERAL.
 
-    Raises UserError: for what is no such GPU, for one that is named twice unless that is meant, and for GPUs that are
-    not of one kind; with exit code 3 where there is none at all.
+    Raises UserError for a word that is no such GPU, for a GPU that is named twice (unless `twice`), and for GPUs of
+    several kinds; with exit code 3 if there is no GPU.
     """
     cuda = {name: device for name, device in devices.items() if name.startswith("cuda")}
     if not cuda:
@@ -149,7 +149,7 @@ def several(
 
 
 def visible(uuid: str) -> str:
-    """A UUID as torch tells it, as CUDA_VISIBLE_DEVICES takes it."""
+    """Convert a UUID as torch reports it to what CUDA_VISIBLE_DEVICES takes."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
@@ -165,12 +165,12 @@ def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
 
 
 def _absent(word: str) -> str:
-    """A device that need not be there. Raises UserError for what is none."""
+    """Return the name of a device to rehearse or to predict for. Raises UserError if it is unknown."""
     return rehearsed_gpu.resolve(word) if word.startswith(REHEARSE) else _fake(word)
 
 
 def _fake(word: str) -> str:
-    """A device to predict for: any CPU or CUDA device, or one whose rates are known."""
+    """Return the name of a device to predict for: any CPU or CUDA device, or a GPU whose rates are known."""
     names = ("cpu", "cuda", *gpu_specs.names())
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
@@ -181,7 +181,7 @@ def _fake(word: str) -> str:
 
 
 def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
-    """That of a device that is here, or what is known of one that is predicted for or rehearsed."""
+    """Return the environment of a device that is here, or what is known of one that is predicted for or rehearsed."""
     if name in devices:
         return devices[name]
     versions = msgspec.structs.replace(devices["cpu"], device_uuid=None, driver=None)
@@ -200,19 +200,19 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
 
 
 def is_hollow(name: str, devices: Mapping[str, Environment]) -> bool:
-    """Whether a device has memory and computes nothing: a rehearsed one, or one that is here and says so."""
+    """Whether a device has memory and does no arithmetic: a rehearsed one, or one here whose name says so."""
     return name.startswith(REHEARSE) or name in hollow(devices)
 
 
 def hollow(devices: Mapping[str, Environment]) -> set[str]:
-    """Those that have memory and compute nothing."""
+    """Return the devices here that have memory and do no arithmetic."""
     return {name for name, device in devices.items() if gpu_kinds.is_hollow(device.device_name)}
 
 
 def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
-    """Raises UserError (exit code 3) where there are fewer CUDA devices, from the case's on, than its ranks.
+    """Raise UserError (exit code 3) if a case has more ranks than CUDA devices, counted from its own on.
 
-    On the CPU ranks are processes of this machine, and there may be so many for each core.
+    On the CPU, ranks are processes of this machine: at most RANKS_PER_CORE for each core.
     """
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
     for case in cases:
@@ -236,13 +236,13 @@ def _is_cuda(device: str) -> bool:
 
 
 def _number(device: str) -> int | None:
-    """That of one GPU of this machine; None where a device is any of several."""
+    """Return the index of a CUDA device; None for a device without one."""
     _, _, word = device.partition(":")
     return int(word) if word.isdecimal() else None
 
 
 def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:
-    """Raises UserError (exit code 3) for a device that is to be measured and is not here."""
+    """Raise UserError (exit code 3) for a device that is to be measured and is not here."""
     for name in names:
         if name not in devices and not name.startswith((FAKE, REHEARSE)):
             message = f"--calibrate measures '{name}' first, and torch sees none here"

@@ -1,4 +1,4 @@
-"""Words -> whole numbers, each within what it may be: knows nothing of what is counted by them."""
+"""Words -> whole numbers within limits: knows nothing of what is counted by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGEST = 1_000_000  # segments; more than any chain has modules
 
 
 class Numbers(NamedTuple):
-    """What the numbers of an axis are, for those who write something else."""
+    """What the numbers of an axis are, for messages about a wrong word, and their largest value."""
 
     noun: str
     example: str

@@ -1,4 +1,4 @@
-"""What a chosen model takes: a batch size, a folder of data, and smaller options on a CPU. Knows nothing of torch."""
+"""Checks what a model takes: a batch size, a folder of data, smaller options on a CPU. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profiler.training import models
 
 
 def batch_size(model: Choice) -> int | None:
-    """The model's own; None where it makes its batch without asking."""
+    """Return the model's default batch size; None if it has none."""
     default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
     return int(default) if default is not None and default.isdecimal() else None
 
@@ -25,12 +25,12 @@ def check_batch_size(text: str | None, chosen: list[Choice]) -> None:
 
 
 def optimizer_text(case: Case) -> str:
-    """The optimizer, in a title that is written before the model is made: a user's model may bring another."""
+    """Return the optimizer for a title that is written before the model is built: a user's model may bring its own."""
     return f"{case.optimizer}{'' if catalogue.listed(case.model.name, models.TABLE) else ' or its own'}"
 
 
 def smaller(model: Choice, remarks: list[str]) -> Choice:
-    """On a CPU, a model's smaller defaults for the options that were not asked for."""
+    """Return the model with its smaller defaults for a CPU, for options that were not given."""
     without_gpu = models.WITHOUT_GPU.get(model.name, {})
     options = {key: value for key, value in without_gpu.items() if key not in model.options}
     chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)

@@ -1,4 +1,4 @@
-"""Words -> until when the time is sampled."""
+"""Words -> when to stop sampling the time of a step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from profiler.core.stats import Sampling
 from profiler.core.units import parse_percent
 
 UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
-LEAST_STEPS = 4  # timed in a round in any case: two pairs; three rounds then have six, the least that have an interval
-FEWEST, MOST = 6, 10_000  # samples a round: with fewer than six no median is sure
-LONGEST = 100_000  # seconds of sampling a round
+LEAST_STEPS = 4  # timed in every round: two pairs, so that three rounds have six, the fewest with a confidence interval
+FEWEST, MOST = 6, 10_000  # samples per round: fewer than six give no confidence interval of the median
+LONGEST = 100_000  # seconds of sampling per round
 
 
 def of_words(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
-    """Until when the time is sampled; unset where a fixed number is asked for, or nothing is measured on the device.
+    """Return when to stop sampling; UNSET if a fixed number is asked for, or the device has no times.
 
     `words` are those of a Request. Raises UserError.
     """
@@ -37,7 +37,7 @@ def of_words(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
 def sampling(
     *, precision_target: str | None = None, max_samples: int | None = None, max_seconds: float | None = None
 ) -> Sampling:
-    """As the words say, and as usual where there are none. Raises UserError."""
+    """Return a Sampling with these values, and the defaults of the others. Raises UserError."""
     usual = Sampling()
     return Sampling(
         precision_target=_fraction(precision_target) or usual.precision_target,

@@ -20,8 +20,8 @@ from profiler.request import device_choice, integer_lists, model_choice, samplin
 from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
 from profiler.training import distributed, models, optimizers, strategies
 
-SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # besides `none`, of chains and of other models
-TABLES = {  # of the fields of a case that are Choices
+SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
+TABLES = {  # for the fields of a case that are Choices
     "model": models.TABLE,
     "strategy": strategies.TABLE,
     "optimizer": optimizers.TABLE,
@@ -31,9 +31,9 @@ PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for, as words; None where they said nothing. The keys of a sweep file are these names.
+    """What a user asks for, as words; None if not given. The keys of a sweep file are these names.
 
-    Its switches are those of a Case: `keep_grads`, `repair_batchnorm`, ...
+    The switches of a Case are fields too: `keep_grads`, `repair_batchnorm`, ...
     """
 
     model: str | None = None
@@ -61,12 +61,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     warmup: int | None = None
     seed: int | None = None
 
-    if TYPE_CHECKING:  # which sees no switches: any word may be one
+    if TYPE_CHECKING:  # type checkers do not know the switches: any word may be one
 
         def __init__(self, **words: Any) -> None: ...
 
 
-if not TYPE_CHECKING:  # the same with the switches as fields, which are only known where a Case is
+if not TYPE_CHECKING:  # add the switches as fields, whose names are known only at run time
     Request = msgspec.defstruct(
         "Request",
         [(switch.key or name, bool | None, None) for name, switch in SWITCHES.items()],
@@ -80,32 +80,32 @@ if not TYPE_CHECKING:  # the same with the switches as fields, which are only kn
 
 
 class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request comes to: the trials in order, and what the user should know first."""
+    """A checked request: its trials in order, and remarks for the user."""
 
     trials: tuple[Trial, ...]
     data_directory: str | None
     remarks: tuple[str, ...] = ()
-    shard: Shard | None = None  # which part of a sweep the trials are, where they are not all
+    shard: Shard | None = None  # which part of a sweep the trials are, if they are not all
 
 
 def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:
-    """The same request with that part of its trials."""
+    """Return the request with only the trials of a shard."""
     trials, placed = schedule.cut(checked.trials, shard)
     return msgspec.structs.replace(checked, trials=trials, shard=placed)
 
 
 def override(base: Request, words: Request) -> Request:
-    """The sweep file's request with the command line's words in place of its own."""
+    """Return the sweep file's request, overridden by the words of the command line."""
     given = {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
     lost = sampling.UNTIL if "samples" in given else ("samples",) if given.keys() & set(sampling.UNTIL) else ()
     return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **given})
 
 
 def check(request: Request, choose_device: Callable[[str], str]) -> CheckedRequest:
-    """All cases of a request, checked, and their trials in rounds.
+    """Check a request, and return the trials of all its cases in rounds.
 
-    Any list is an axis: there is a case for every combination. `choose_device` turns a device's word into its name; it
-    is asked last, since it may have to look. Raises UserError.
+    Every list is an axis: there is a case for every combination. `choose_device` maps a device's word to its name; it
+    is called last, since it may have to look for devices. Raises UserError.
     """
     _refuse_secrets(request)
     remarks: list[str] = []
@@ -113,7 +113,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     chosen_models = _resolved(model_words, "model", remarks)
     chosen = strategies_of(request, remarks)
     for choice in chosen:
-        if choice.name == "plan":  # a row that is skipped would be taken for a finding
+        if choice.name == "plan":  # checked now: a row skipped later would be taken for a result
             plan_file.read(Path(choice.options.get("file", plan_file.USUAL)))
     words = split_choices("sgd" if request.optimizer is None else request.optimizer)
     optimized = _resolved(words, "optimizer", remarks)
@@ -168,7 +168,7 @@ def _refuse_no_blocks(request: Request) -> None:
 
 
 def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
-    """Measurements, predictions, or both: whichever the device and the request say."""
+    """Return measurements, predictions, or both, as the device and the request say."""
     device = cases[0].device
     if request.routing is not None and not device.startswith(FAKE):
         raise UserError(f"--routing has no effect on '{device}', where the data decide", hint="leave it out")
@@ -186,7 +186,7 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
 
 
 def _fields(request: Request) -> dict[str, Any]:
-    """What all cases of a request share."""
+    """Return the fields that all cases of a request share."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
     settings = {name: _setting(name, setting, request, defaults[name]) for name, setting in SETTINGS.items()}
     return {**settings, "data": "synthetic" if request.data is None else "files"}
@@ -207,13 +207,13 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
 
 
 def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
-    """`1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
+    """Parse `1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
     unique = _without_duplicates(integer_lists.segments(text), "--segments", remarks)
     return [Choice.of("segments", {"k": count}) for count in unique]
 
 
 def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
-    """The baseline first, then what was asked for, each once. Raises UserError; duplicates become remarks."""
+    """Return the baseline, then the strategies asked for, each once. Raises UserError; duplicates become remarks."""
     words = [] if request.strategies is None else split_choices(request.strategies)
     named = _resolved(words, "strategy", remarks)
     segments = request.segments
@@ -225,7 +225,7 @@ def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
 
 
 def _defaults(request: Request) -> tuple[list[Choice], str | None]:
-    """What fits the models where nothing is named: segments of chains; of models of blocks what each block allows."""
+    """Return the default strategies and segments: SEGMENTS if all models are chains, else OF_BLOCKS."""
     if request.model is None or all(choice.name in models.CHAINS for choice in split_choices(request.model)):
         return [], SEGMENTS
     return split_choices(OF_BLOCKS), None
@@ -237,14 +237,14 @@ def _resolved(words: list[Choice], field: str, remarks: list[str]) -> list[Choic
 
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
-    """An axis of whole numbers; nothing where the user said nothing."""
+    """Parse an axis of whole numbers; [] if it is not given."""
     return _without_duplicates(
         [] if text is None else integer_lists.whole(text, option=option, kind=kind), option, remarks
     )
 
 
 def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
-    """How many ranks train together, and how: every combination."""
+    """Return every combination of how to train in parallel and how many ranks."""
     if request.ranks is None and request.parallel is None:
         return [(UNSET, UNSET)]
     if request.ranks is None:
@@ -260,7 +260,7 @@ def _precisions(text: str | None, remarks: list[str]) -> list[str]:
 
 
 def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
-    """One device to measure on, or one of each kind of GPU, or those to predict for."""
+    """Return one device to measure on, one of each kind of GPU, or those to predict for or to rehearse."""
     words = device_choice.words(request.device, request.gpus)
     option = "--device" if request.gpus is None else "--gpus"
     return _without_duplicates([choose_device(word) for word in words], option, remarks)

@@ -1,4 +1,4 @@
-"""A plan's own words, so that some of them can be changed: the way back from trials. Knows nothing of torch."""
+"""Trials -> the Request that makes them, so that some of its words can be changed. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from profiler.training import models
 
 AXES = {"model": "model", "optimizer": "optimizer", "precision": "precision", "accumulate": "accumulate",
         "parallel": "parallel", "ranks": "ranks", "strategies": "strategy"}  # fmt: skip
-TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis by two words: either replaces both
-OF_WORDS = {  # the fields of a case that a word changes, where they are not called as it is
-    "model": ("model", "batch_size"),  # whose default is the model's own
+TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis with two words: giving either replaces both
+OF_WORDS = {  # the fields of a case that a word changes, if they have other names than the word
+    "model": ("model", "batch_size"),  # the default batch size is the model's own
     "strategies": ("strategy",),
     "segments": ("strategy",),
     "gpus": ("device",),
@@ -29,25 +29,25 @@ OF_WORDS = {  # the fields of a case that a word changes, where they are not cal
     **dict.fromkeys(("samples", *sampling.UNTIL), ("samples", "sampling")),
     **{setting.key: (name,) for name, setting in SETTINGS.items() if setting.key},
 }
-OF_KIND = ("rounds", "samples", *sampling.UNTIL, "predict", "calibrate", "routing")  # not of every kind of device
+OF_KIND = ("rounds", "samples", *sampling.UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
 MORE_PASSES = ("rounds", "predict", "calibrate")  # words that change which passes a trial has
 
 
 def given(words: Request) -> tuple[str, ...]:
-    """The names of the words that were said."""
+    """Return the names of the words that were given."""
     return tuple(name for name, value in msgspec.structs.asdict(words).items() if value is not None)
 
 
 def fields_of(names: Iterable[str]) -> set[str]:
-    """The fields of a case that these words change."""
+    """Return the fields of a case that these words change."""
     return {field for name in names for field in OF_WORDS.get(name, (name,))}
 
 
 def changed(plan: Sequence[Trial], words: Request, *, as_it_was: str) -> Request:
-    """The words of a plan with `words` in place of its own; every other value stays.
+    """Return the words of a run's plan with `words` in place of its own; every other value stays.
 
-    But for those that another kind of device does not take. `as_it_was` is the command that measures the plan
-    unchanged. Raises UserError where no options make the plan, as those of `gcprof plan` and of merged runs.
+    Words that another kind of device does not take are dropped. `as_it_was` is the command that measures the plan
+    unchanged. Raises UserError if no options make the plan, as for `gcprof plan` and merged runs.
     """
     typed = given(words)
     own = _words(plan, is_model_kept="model" not in typed)
@@ -66,12 +66,12 @@ def changed(plan: Sequence[Trial], words: Request, *, as_it_was: str) -> Request
 
 
 def _kind(words: Request) -> str:
-    """Of the one device of these words, or of several, which are of one kind; the engine's own are measured on."""
+    """Return FAKE or REHEARSE as the words' device begins with it; "" for a device that is measured on."""
     return next((kind for kind in (FAKE, REHEARSE) if (words.device or "").startswith(kind)), "")
 
 
 def _rest(plan: Iterable[Trial], names: Collection[str]) -> set[tuple[Any, ...]]:
-    """What a plan is but for these words, and for the rows that code of the user's own gets besides."""
+    """Return what a plan has besides these words, without the rows added for a model's own checkpoints."""
     blank = dict.fromkeys(fields_of(names) & set(Case.__struct_fields__))
     trials = [trial for trial in plan if not trial.if_own]
     if "calibrate" in names:
@@ -123,7 +123,7 @@ def _settings(case: Case) -> dict[str, Any]:
 
 
 def _samples(case: Case) -> dict[str, Any]:
-    """A fixed number of samples, or until when there are more, as far as it is not as usual."""
+    """Return the words of a fixed number of samples, or those of when to stop that are not the defaults."""
     if not case.sampling:
         return {"samples": case.samples}
     usual = Sampling()
@@ -134,7 +134,7 @@ def _samples(case: Case) -> dict[str, Any]:
 
 
 def _batch_sizes(cases: Iterable[Case], *, is_model_kept: bool) -> str | None:
-    """The batch sizes, or None where each is its model's own; code that is not kept is not looked at."""
+    """Return the batch sizes, or None if each is its model's default; code of a model that is replaced is not read."""
     if all(
         (is_model_kept or consent.is_plain(case.model, models.TABLE))
         and case.batch_size == model_choice.batch_size(case.model)

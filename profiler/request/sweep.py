@@ -1,4 +1,4 @@
-"""Sweep files: TOML with the keys of a Request, strictly. Knows nothing of what the words mean."""
+"""Sweep files: TOML with exactly the keys of a Request. Knows nothing of what the words mean."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be
 
 
 def read(path: Path) -> Request:
-    """Raises UserError with file, line and key for what cannot be read: not TOML, an unknown key, a wrong type."""
+    """Read a sweep file. Raises UserError with file, line and key if it is not TOML, or a key or type is wrong."""
     text, table = strict_files.load_toml(path, hint="examples are in configs/")
     return as_request(table, path=path, text=text)
 
 
 def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
-    """The keys of a table of TOML as a Request; file and text are for what an error says."""
+    """Convert a table of TOML to a Request; file and text are for error messages."""
     allowed = list(Request.__struct_fields__)
     for key in table:
         if key not in allowed:
@@ -40,7 +40,7 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
 
 
 def _fault(value: object) -> str | None:
-    """Why a list cannot be one of words or whole numbers; None where it can, or is none."""
+    """Return why a list is not one of words and whole numbers; None if it is, or if the value is no list."""
     if not isinstance(value, list):
         return None
     wrong = [item for item in value if type(item) not in (str, int)]
@@ -50,7 +50,7 @@ def _fault(value: object) -> str | None:
 
 
 def _as_words(key: str, value: object) -> object:
-    """As on the command line: the list [1, 2] is `1,2`, and the number 64 is `64` where words are expected."""
+    """Convert a value to its command-line form: [1, 2] to `1,2`, and 64 to `64` if a word is expected."""
     if isinstance(value, list):
         return ",".join(str(item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:

@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-RESULTS = Path("results")  # where run folders are made, unless told otherwise
+RESULTS = Path("results")  # where run folders are made by default

@@ -1,4 +1,4 @@
-"""Run folders by name and by tag, and the reference runs that come with gcprof (results/reference/DEVICE/MODEL)."""
+"""Finds run folders by name and by tag, and the reference runs of gcprof (results/reference/DEVICE/MODEL)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.core.errors import UserError, nearest
 from profiler.core.user_code import shipped
 from profiler.runs import RESULTS
 
-TAGS = "tags.json"  # in a run folder, beside what was measured and never part of it
+TAGS = "tags.json"  # in a run folder, but not part of what was measured
 TAG = re.compile(r"\w[\w.+-]{0,39}")
 TAGS_BYTES = 64 << 10  # of the file, at most
 LISTED = "`gcprof list` shows the runs"
@@ -22,13 +22,13 @@ REFERENCE = "ref:"
 
 
 def run_folder(word: str) -> Path:
-    """The run folder that is meant by a path, a name below the results, `last` or `ref:NAME`. Raises UserError.
+    """Return the run folder of a path, a name below the results, `last` or `ref:NAME`. Raises UserError.
 
-    Of a name any part will do that no other has; so does a tag that one run has.
+    Part of a name is enough if no other run has it, and so is a tag that only one run has.
     """
     if word.startswith(REFERENCE):
         return reference(word)
-    if os.path.isfile(Path(word) / "manifest.json"):  # a name may be too long to ask for otherwise
+    if os.path.isfile(Path(word) / "manifest.json"):  # Path.is_file raises for a name that is too long
         return Path(word)
     if word != "last" and os.path.exists(word):
         raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
@@ -52,14 +52,14 @@ def run_folder(word: str) -> Path:
 
 
 def own_folder(word: str) -> Path:
-    """The same of a run of the user's own. Raises UserError for a reference run."""
+    """Return the same for a run of the user's own. Raises UserError for a reference run."""
     if word.startswith(REFERENCE):
         raise UserError(f"'{word}' comes with gcprof and stays as it is", hint=LISTED)
     return run_folder(word)
 
 
 def runs(folder: Path) -> list[Path]:
-    """The run folders below a folder, oldest first."""
+    """Return the run folders below a folder, oldest first."""
     folders = [path.parent for path in folder.glob("*/manifest.json") if not path.parent.name.startswith(".")]
     return sorted(folders, key=lambda path: path.name)
 
@@ -70,13 +70,13 @@ def reference_folder() -> Path:
 
 
 def reference_names() -> tuple[str, ...]:
-    """Every reference run as `DEVICE/MODEL`."""
+    """Return every reference run as `DEVICE/MODEL`."""
     folder = reference_folder()
     return tuple(sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob("*/*/manifest.json")))
 
 
 def reference(word: str) -> Path:
-    """The run folder of `ref:DEVICE/MODEL`. Raises UserError (exit code 4), naming the nearest, where there is none."""
+    """Return the run folder of `ref:DEVICE/MODEL`. Raises UserError (exit code 4) if there is none."""
     name = word.removeprefix(REFERENCE)
     if name not in reference_names():
         hint = nearest(name, reference_names(), before=REFERENCE) or "`gcprof list --ref` shows them"
@@ -85,7 +85,7 @@ def reference(word: str) -> Path:
 
 
 def read_tags(folder: Path) -> tuple[str, ...]:
-    """The tags of a run, in the order they were given; none where the file holds something else."""
+    """Return the tags of a run, in the order they were given; none if the file holds something else."""
     try:
         with safe_files.opened(folder / TAGS, most_bytes=TAGS_BYTES) as file:
             words = msgspec.json.decode(file.read(), type=list[str])
@@ -95,7 +95,7 @@ def read_tags(folder: Path) -> tuple[str, ...]:
 
 
 def change_tags(folder: Path, words: Iterable[str], *, remove: bool = False) -> tuple[str, ...]:
-    """The tags of a run after words were added, or removed. Raises UserError for what is no tag, or not one of it."""
+    """Add or remove tags; return those that the run has then. Raises UserError for what is no tag, or not one of it."""
     before, words = read_tags(folder), list(words)
     for word in words:
         if not TAG.fullmatch(word):

@@ -1,4 +1,4 @@
-"""Several run folders -> one, the same for any order of them."""
+"""Merges several run folders into one, which does not depend on their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Key = tuple[Case, int]
 
 
 class Offer(NamedTuple):
-    """What one run has of a trial; the text is the line as it is."""
+    """A run's last record of a trial; the text is its line, in the present schema."""
 
     run: Run
     record: Record
@@ -32,7 +32,7 @@ class Offer(NamedTuple):
 
 
 class Conflict(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial of which two runs hold different records."""
+    """A trial for which two runs hold different records."""
 
     case: Case
     round: int
@@ -40,25 +40,25 @@ class Conflict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """What several runs are together, before it is written."""
+    """The run that several runs make together, before it is written."""
 
     manifest: Manifest
     records: tuple[Record, ...]
-    texts: tuple[bytes, ...]  # of the manifest and of the records, with what later versions wrote into them
+    texts: tuple[bytes, ...]  # of the manifest and of the records, with unknown fields of later versions
     logs: tuple[Path, ...]  # of the records that were kept
     conflicts: tuple[Conflict, ...]
     num_same: int  # records that more than one run holds
-    num_needless: int = 0  # of later rounds, which one run would not have measured
+    num_needless: int = 0  # of later rounds, which a single run would not have measured
     warnings: tuple[str, ...] = ()  # what could not be read
 
 
 def merge(folders: Sequence[Path]) -> Merged:
-    """The trials of all plans and the records of all runs, each once.
+    """Merge the trials of all plans and the records of all runs, each once.
 
-    Where the runs are parts of one sweep, its order is that of the sweep. A later round whose first is not ok is left
-    out, as one run would never have measured it. Where two runs hold different records of a trial, the one that began
-    later is kept; of two that began in the same second, the one whose text is the greater. What is of an old schema is
-    brought to the present one. Raises UserError (exit code 4) for runs whose numbers cannot stand beside each other.
+    If the runs are shards of one sweep, the order is that of the sweep. A later round of a case is left out if its
+    first round is not ok, since a single run would not have measured it. If two runs hold different records of a trial,
+    the one that began later is kept; of two that began in the same second, the one whose text sorts last. An old schema
+    is converted to the present one. Raises UserError (exit code 4) for runs whose numbers cannot be compared.
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
@@ -88,7 +88,7 @@ def merge(folders: Sequence[Path]) -> Merged:
 
 
 def write(merged: Merged, folder: Path) -> None:
-    """Make the new run folder. Raises UserError where it is there already, or cannot be written."""
+    """Create the new run folder. Raises UserError if it exists already, or cannot be written."""
     manifest, *lines = merged.texts
     store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines), logs=merged.logs)
 
@@ -105,7 +105,7 @@ def _refuse_incomparable(runs: Sequence[Run]) -> None:
 
 
 def _circumstances(run: Run) -> Iterator[tuple[str, object]]:
-    """What all runs must agree in: software and files; and the device of records that name it alike."""
+    """Yield what all runs must agree in: software and files; and the hardware of each device by its name."""
     yield from run.manifest.sources.items()
     yield from _named(run.manifest.environment, SOFTWARE)
     for record in run.records:
@@ -119,7 +119,7 @@ def _named(environment: Environment, names: Sequence[str], *, where: str = "") -
 
 
 def _plan(runs: Sequence[Run]) -> dict[Key, Trial]:
-    """Every trial once, in the order of the sweep that the runs are parts of, else of the runs and of their plans."""
+    """Return every trial once, in the order of the sweep if all runs are its shards, else run by run."""
     parts = [(run.manifest.shard, run.manifest.plan) for run in runs if run.manifest.shard]
     trials = (
         schedule.joined_shards(parts)
@@ -133,13 +133,16 @@ def _plan(runs: Sequence[Run]) -> dict[Key, Trial]:
 
 
 def _is_needless(key: Key, latest_of: Mapping[Key, Offer]) -> bool:
-    """Whether one run would not have measured it. What was ended from outside may be ok when it is measured again."""
+    """Whether a single run would not have measured this trial: a later round, and the first one failed.
+
+    A first round that was ended from outside does not count, since it may be ok when it is measured again.
+    """
     first = latest_of.get((key[0], 1))
     return key[1] > 1 and first is not None and first.record.outcome not in ("ok", *progress.LOST)
 
 
 def _offers(runs: Sequence[Run]) -> dict[Key, list[Offer]]:
-    """The last word of each run on each trial."""
+    """Return each run's last record of each trial."""
     offers: dict[Key, list[Offer]] = {}
     for run in runs:
         _, *lines = (_lifted(text, "record") for _, text in store.documents(run.folder))
@@ -167,14 +170,14 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
 
 
 def _completed(manifest: Manifest, first: Run) -> bytes:
-    """The manifest's text, with what a later version wrote into that of the first run."""
+    """Return the manifest's text, with unknown fields that a later version wrote into that of the first run."""
     before = msgspec.json.decode(_lifted(reading.whole(first.folder / "manifest.json"), "manifest"))
-    before.pop("shard", None)  # what it was a part of, this is more of
+    before.pop("shard", None)  # the merged run is more than that shard
     return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
 
 
 def _lifted(text: bytes, kind: Kind) -> bytes:
-    """A document in the present schema; one that no step concerns stays as it is, to the byte."""
+    """Return a document in the present schema; the same bytes if no step applies to it."""
     before = msgspec.json.decode(text)
     after = lifted(before, kind)
     return text if after is before else msgspec.json.encode(after)

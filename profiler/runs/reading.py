@@ -1,4 +1,4 @@
-"""The files of a run as text, line by line, and decoded: strictly, of any schema, never more than one line at once."""
+"""Reads the files of a run, as text and decoded: strictly, of any schema, never more than one line at once."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Kind = Literal["manifest", "record"]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """From one schema to the next one: what becomes of a manifest, and of a record. The number is raised elsewhere."""
+    """Converts a manifest and a record from one schema to the next one; `lifted` raises the number."""
 
     manifest: Callable[[Document], Document]
     record: Callable[[Document], Document]
 
 
-STEPS: dict[int, Step] = {}  # by the schema that a step begins at; schema 1 is the first and the present one
+STEPS: dict[int, Step] = {}  # by the schema that a step converts; schema 1 is the first and the present one
 
 
 def lifted(document: Document, kind: Kind) -> Document:
-    """The document in the newest schema that the steps lead to; one that no step begins at is as it was."""
+    """Convert a document to the newest schema that the steps lead to; return the same object if none applies."""
     while (step := STEPS.get(document["schema"])) is not None:
         document = {**getattr(step, kind)(document), "schema": document["schema"] + 1}
     return document
 
 
 def whole(path: Path) -> bytes:
-    """The text of a document. Raises UserError (exit code 4) where it cannot be read, or is too large."""
+    """Return the text of a document. Raises UserError (exit code 4) if it cannot be read, or is too large."""
     try:
         return strict_files.read_json(path)
     except OSError as error:
@@ -47,7 +47,7 @@ def whole(path: Path) -> bytes:
 
 
 def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file, which may be missing, by where they are: `FOLDER/trials.jsonl:3`. Raises as `whole` does."""
+    """Yield location (`FOLDER/trials.jsonl:3`) and text of each line, none if there is no file. Raises as `whole`."""
     if not os.path.lexists(path):
         return
     name = str(path)
@@ -59,14 +59,14 @@ def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def is_torn(line: bytes) -> bool:
-    """Whether it is the beginning of a record, or what some file systems leave of it: zeros. Other ends are damage."""
+    """Whether a line is the beginning of a record, or zeros, which some file systems leave. Other ends are damage."""
     if line.endswith(b"\n") or len(line) > strict_files.LINE_BYTES:
         return False
     return line.startswith(b"{") or not line.strip(b"\0")
 
 
 def unended(path: Path) -> bytes:
-    """The end of a file that has no newline behind it; of one too long for a line only the last LINE_BYTES and more."""
+    """Return the end of a file after its last newline; of one too long for a line, only LINE_BYTES or a little more."""
     line = b""
     with safe_files.opened(path) as file:
         at = file.seek(0, os.SEEK_END)
@@ -81,7 +81,7 @@ def unended(path: Path) -> bytes:
 
 
 def decoded(text: bytes, kind: type[Any], where: object) -> Any:
-    """A line or a document of any schema as the present kind. Raises UserError (exit code 4), `where` first."""
+    """Decode a line or a document of any schema. Raises UserError (exit code 4) that begins with `where`."""
     try:
         if kind is Record:
             strict_files.check_line(text)
@@ -91,18 +91,18 @@ def decoded(text: bytes, kind: type[Any], where: object) -> Any:
         raise _damaged(where, error) from error
 
 
-_WORDS = {  # what new parts of a record mostly say as earlier ones do
+_WORDS = {  # fields that are mostly the same from record to record
     "case": ("model", "optimizer", "device", "precision", "data", "verify"),
     "environment": ("gcprof", "python", "system", "torch", "cuda", "driver", "device_name", "device_uuid"),
 }
 
 
 class Shared:
-    """Reads the records of a run; parts that are equal become one object, which halves what a large run takes."""
+    """Reads the records of a run; equal parts become one object, which halves the memory of a large run."""
 
     def __init__(self, plan: Iterable[Trial], *, without: Collection[str] = ()) -> None:
         self._without = without  # readings that are not kept
-        self._known: dict[Hashable, Any] = {}  # the first part of each value, by field and value
+        self._known: dict[Hashable, Any] = {}  # the first object of each value, by field and value
         for trial in plan:
             self._share(trial, "case", "passes")
 
@@ -116,7 +116,7 @@ class Shared:
         return record
 
     def _share(self, struct: msgspec.Struct, *names: str) -> None:
-        """Puts the first part that is equal in the place of each of these."""
+        """Replace each of these fields by the first object that is equal to it."""
         for name in names:
             part = getattr(struct, name)
             key: Hashable = part
@@ -134,7 +134,7 @@ class Shared:
 
 
 def _own(text: bytes, kind: type[Any]) -> Any | None:
-    """A document of this schema that gcprof itself would write so; nothing is in it twice or hidden. Else None."""
+    """Decode a document exactly as gcprof would write it, so that no key is double or hidden in it; None for others."""
     try:
         document = decode(text, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -143,7 +143,7 @@ def _own(text: bytes, kind: type[Any]) -> Any | None:
 
 
 def _foreign(text: bytes, kind: type[Any], where: object) -> Any:
-    """A document of any schema that others may have written, looked through. Raises as msgspec does, and UserError."""
+    """Decode and check a document of any schema that others may have written. Raises as msgspec does, and UserError."""
     schema = strict_files.written_schema(text)
     if schema > SCHEMA:
         message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
@@ -154,7 +154,7 @@ def _foreign(text: bytes, kind: type[Any], where: object) -> Any:
 
 
 def _is_own(document: Any, text: bytes) -> bool:
-    """Whether gcprof would write the same: then nothing is in it twice or hidden, and there is no need to look."""
+    """Whether gcprof would write the same text: then no key is double or hidden in it, and no check is needed."""
     own = encode(document)
     if own == text or isinstance(document, Record) or len(own) > len(text):
         return own == text
@@ -162,7 +162,7 @@ def _is_own(document: Any, text: bytes) -> bool:
 
 
 def _lifted(text: bytes, kind: type[Any]) -> bytes:
-    """An old document in the present schema: old files always open."""
+    """Convert an old document to the present schema: old files always open."""
     return msgspec.json.encode(lifted(msgspec.json.decode(text), "record" if kind is Record else "manifest"))
 
 

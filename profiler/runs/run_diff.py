@@ -1,4 +1,4 @@
-"""What is no longer as it was when a run began: its words, the user's files, versions and device."""
+"""Differences from when a run began: in its settings, the user's files, versions and device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment
 from profiler.runs.store import Manifest
 
-DIGITS = 16  # of a SHA-256: enough to see that a file is another one
+DIGITS = 16  # of a SHA-256: enough to notice a changed file
 
 
 def changes(
@@ -27,7 +27,7 @@ def changes(
     plan: tuple[Trial, ...] | None = None,
     names: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Every difference as `name before -> now`; of the plan only where one was asked for, and of what these name."""
+    """Return every difference as `name before -> now`; of plans only if one is given, in the fields `names`."""
     return (
         *_of_plans(before.plan, plan if plan is not None else before.plan, names),
         *_of_files(before.sources, sources),
@@ -55,7 +55,7 @@ def _of_fields(first: list[Trial], second: list[Trial], names: Collection[str]) 
 
 
 def _of_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """Differences without a digest: the names are those of a folder, which may be anyone's."""
+    """Yield which files differ, without digests: their names are those of a folder that may come from anyone."""
     for name, digest in before.items():
         if digest != now.get(name):
             yield f"{name} was another file" if name in now else f"{name} is not there"
@@ -81,21 +81,21 @@ def _word(value: Any) -> str:
 
 
 def code_digests(cases: Iterable[Case]) -> dict[str, str]:
-    """The digest of every file of the user's own that the cases name, models' code and plans, by its name there.
+    """Return the digest of each file of the user's own that the cases name (models' code, plans), by that name.
 
-    They are cases of words that the user typed. A file that cannot be read is left out. What these files import in turn
-    is not looked at.
+    The cases must be of words that the user typed. Missing files are left out. What these files import is not looked
+    at.
     """
     return {name: digest(path.read_bytes()) for name, path in _code_files(cases).items() if path and path.is_file()}
 
 
 def missing_code(cases: Iterable[Case]) -> tuple[str, ...]:
-    """The names of such files that are not there."""
+    """Return the names of the user's files that the cases name and that are missing."""
     return tuple(name for name, path in _code_files(cases).items() if not (path and path.is_file()))
 
 
 def digest(text: bytes) -> str:
-    """The digest of a file with this text, also of one that is still to be written."""
+    """Return the digest of a file with this text, also of one that is still to be written."""
     return hashlib.sha256(text).hexdigest()[:DIGITS]
 
 

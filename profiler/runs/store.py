@@ -1,4 +1,4 @@
-"""A run folder: manifest.json and the append-only trials.jsonl; made, read, and its files written anew."""
+"""A run folder: manifest.json and the append-only trials.jsonl; created, read, and its files replaced."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from profiler.runs.reading import Shared
 
 
 def log_name(case: Case, round: int) -> str:
-    """What the log of a trial is called, in the folder `logs` and without its ending."""
+    """Return the name of a trial's log in the folder `logs`, without its extension."""
     return f"{case.id}-{round}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run set out to do: the whole plan, in order, and where it began."""
+    """What a run is to do: the whole plan, in order, and where it began."""
 
     schema: int = SCHEMA
     created: str  # UTC, ISO 8601
@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[Trial, ...]
     environment: Environment
     sources: dict[str, str] = {}  # digests of the user's own files that the plan names
-    shard: Shard | UnsetType = UNSET  # which part of a sweep the plan is, where it is not the whole
+    shard: Shard | UnsetType = UNSET  # which part of a sweep the plan is, if it is not the whole
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_folder(root: Path, models: Sequence[str]) -> Path:
-    """A name that no other run has: time (UTC), models, and three random bytes. Makes nothing yet."""
+    """Return a path that no other run has: time (UTC), models, and three random bytes. Creates nothing."""
     words = "-".join(dict.fromkeys(model.partition(":")[0] for model in models))
     slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
     return root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
@@ -66,9 +66,9 @@ def create(
     sources: Mapping[str, str],
     shard: Shard | UnsetType = UNSET,
 ) -> None:
-    """Make a new run folder with its manifest, at once or not at all.
+    """Create a new run folder with its manifest, atomically.
 
-    Raises UserError where there is one already, or (exit code 74) where it cannot be made.
+    Raises UserError if there is one already, or (exit code 74) if it cannot be created.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(
@@ -78,9 +78,9 @@ def create(
 
 
 def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] = ()) -> None:
-    """Make a new run folder of these two files' texts, at once or not at all. Raises UserError as `create` does.
+    """Create a new run folder of these two files' texts, atomically. Raises UserError as `create` does.
 
-    Of the logs regular files are copied, where they are there: links may lead to anything of the user's.
+    Only logs that are regular files are copied: links may lead to anything of the user's.
     """
     refuse_existing(folder)
     new = safe_files.beside(folder)
@@ -104,7 +104,7 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raises UserError where a run folder of this name cannot be new: it is there, or a file is in its way (74)."""
+    """Raise UserError if a new run folder cannot have this name: it exists (2), or cannot be created there (74)."""
     try:
         if folder.exists():
             hint = "name a new folder with -o, or go on with --resume"
@@ -117,14 +117,14 @@ def refuse_existing(folder: Path) -> None:
 
 
 def refuse_link(folder: Path) -> None:
-    """Raises UserError (exit code 74) for a folder of a run that leads out of it."""
+    """Raise UserError (exit code 74) if a folder of a run is a link, which may lead out of it."""
     if folder.is_symlink():
         hint = "a run folder that was made elsewhere may lead anywhere: remove the link"
         raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
 
 
 def replace(path: Path, text: bytes) -> None:
-    """Write a file of a run folder anew, at once or not at all. Raises UserError (exit code 74) where that fails."""
+    """Replace a file of a run folder, atomically. Raises UserError (exit code 74) if that fails."""
     new = safe_files.beside(path)
     try:
         _write_safely(new, text)
@@ -136,9 +136,9 @@ def replace(path: Path, text: bytes) -> None:
 
 
 def load(folder: Path, *, without: Collection[str] = ()) -> Run:
-    """Read a run folder, complete or not. Raises UserError (exit code 4) where it is none or cannot be read.
+    """Read a run folder, complete or not. Raises UserError (exit code 4) if it is none or cannot be read.
 
-    Readings of the names in `without` are read and checked like all, and not kept.
+    Readings named in `without` are checked, but not kept.
     """
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
@@ -158,22 +158,22 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises UserError (exit code 4) where it cannot be read."""
+    """Read the manifest of a run folder. Raises UserError (exit code 4) if it cannot be read."""
     path = folder / "manifest.json"
     manifest: Manifest = reading.decoded(reading.whole(path), Manifest, path)
     return manifest
 
 
 def read_record(line: bytes, where: str) -> Record:
-    """One line of trials.jsonl. Raises UserError (exit code 4) that begins with where it is."""
+    """Decode one line of trials.jsonl. Raises UserError (exit code 4) that begins with `where`."""
     record: Record = reading.decoded(line, Record, where)
     return record
 
 
 def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """The whole lines of a run folder by where they are, `FOLDER/trials.jsonl:3`, the manifest first; not decoded.
+    """Yield where each document is, `FOLDER/trials.jsonl:3`, and its text: the manifest, then all whole lines.
 
-    Raises UserError (exit code 4) where a file cannot be read.
+    Raises UserError (exit code 4) if a file cannot be read.
     """
     yield str(folder / "manifest.json"), reading.whole(folder / "manifest.json")
     for where, line in reading.numbered(folder / "trials.jsonl"):
@@ -182,12 +182,12 @@ def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def torn(folder: Path) -> str | None:
-    """Where the torn last line is; None where there is none. Raises UserError (exit code 4) as `documents` does."""
+    """Return where the torn last line is, or None. Raises UserError (exit code 4) as `documents` does."""
     return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
-    """What to say where a run folder cannot be written to."""
+    """Return the error for a run folder that cannot be written to."""
     message = f"cannot write to '{folder}': {error.strerror}"
     return UserError(message, hint="name a folder you may write to with -o", exit_code=74)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a run folder, and on which line."""
+"""Finds what is wrong with a run folder, and on which line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Key = tuple[Case, int]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Damage makes a reader stop or a number wrong; the others are worth knowing and harm nothing."""
+    """One finding. Damage stops a reader or makes a number wrong; other findings do no harm."""
 
     where: str  # `FOLDER/trials.jsonl:3`
     text: str
@@ -32,11 +32,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found in one run folder."""
+    """All findings of one run folder."""
 
     run: str
     num_records: int
-    evidence: dict[Evidence, int] = {}  # records by what they are evidence of
+    evidence: dict[Evidence, int] = {}  # the number of records by evidence
     findings: tuple[Finding, ...]
 
     @property
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate(folder: Path) -> Report:
-    """Look at every line of a run folder. Raises nothing for what is in it."""
+    """Check every line of a run folder. What is wrong in it becomes findings, never an exception."""
     findings: list[Finding] = []
     plan = _plan(folder, findings)
     records = list(_records(folder, findings))
@@ -68,7 +68,7 @@ def validate(folder: Path) -> Report:
 
 
 def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
-    """The trials of the plan; None where the manifest cannot be read, which is found."""
+    """Return the trials of the plan; None, with a finding, if the manifest cannot be read."""
     where = str(folder / "manifest.json")
     try:
         manifest = store.read_manifest(folder)
@@ -80,7 +80,7 @@ def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
 
 
 def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Record]]:
-    """Every record that can be read, and where it is; a line that cannot is found."""
+    """Yield every readable record and where it is; an unreadable line becomes a finding."""
     path = folder / "trials.jsonl"
     if not path.exists():
         findings.append(Finding(where=str(path), text="the file is missing"))
@@ -98,14 +98,14 @@ def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Recor
 
 
 def _old(where: str, schema: int, text: bytes) -> list[Finding]:
-    """Whether what was read in the present schema is in an older one on disk."""
+    """Return a finding if a document is in an older schema on disk."""
     written = written_schema(text)
     remark = f"schema {written}, and {SCHEMA} is the present one"
     return [Finding(where=where, text=remark, is_damage=False)] if written != schema or written < SCHEMA else []
 
 
 def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:
-    """Records of a trial that is there already: readers take the last one."""
+    """Yield a finding for every further record of a trial; readers take the last one."""
     seen: dict[Key, tuple[str, Record]] = {}
     for where, record in records:
         key = (record.case, record.round)
@@ -118,7 +118,7 @@ def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:
 
 
 def _looked_at(where: str, record: Record, plan: dict[Key, Trial] | None) -> Iterator[Finding]:
-    """What is wrong with one record."""
+    """Yield the findings of one record."""
     trial = plan.get((record.case, record.round)) if plan is not None else None
     if plan is not None and trial is None:
         text = f"not in the plan: {record.case.strategy}, round {record.round}"

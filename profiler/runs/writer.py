@@ -1,6 +1,6 @@
-"""The one writer of a run folder, who adds records to its trials.jsonl under a lock; and the removal of run folders.
+"""Adds records to the trials.jsonl of a run folder, as its only writer, under a lock; and removes run folders.
 
-Only runs below the results are removed, never one that is written to, and never through a link.
+Only runs below the results are removed, never one that is being written to, and never through a link.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from profiler.core.record import Record
 from profiler.runs import RESULTS, reading, store
 from profiler.runs.find import reference_folder
 
-SPOOL_BYTES = 8 << 20  # of a process's own lines in memory; more are in a nameless file of the run's folder
+SPOOL_BYTES = 8 << 20  # of this process's own lines, kept in memory; more go to an unnamed file in the run's folder
 
 
 class LostFileError(UserError):
-    """A file of a run is no longer what its writer made of it; `kept` is the run folder with its records, if any."""
+    """Others have changed a file of the run; `kept` is the run folder that its records were saved in, if any."""
 
     def __init__(self, message: str, *, hint: str, kept: Path | None = None) -> None:
         super().__init__(message, hint=hint, exit_code=74)
@@ -32,11 +32,11 @@ class LostFileError(UserError):
 
 
 class Writer:
-    """The one writer of a run folder: every record that `append` returned from is on disk, in the file of that name.
+    """The only writer of a run folder: when `append` returns, the record is on disk, in the file of that name.
 
-    `is_locked` is False where the file system knows no locks: then nobody is kept from writing besides. Raises
-    UserError where another process writes to the same folder. A torn last line, left by a crash, is cut off; another
-    end of the file is damage, and refused (exit code 4).
+    `is_locked` is False if the file system has no locks: then other writers are not kept out. Raises UserError if
+    another process writes to the same folder. A torn last line, left by a crash, is cut off; any other incomplete end
+    of the file is damage, and refused (exit code 4).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,9 +59,9 @@ class Writer:
         self._pending = b""  # a line that is not in the file yet
 
     def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk. Raises UserError (exit code 74) where that fails.
+        """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails.
 
-        Raises LostFileError where somebody removed, replaced or cut the file, before or meanwhile.
+        Raises LostFileError if others removed, replaced or cut the file, before or meanwhile.
         """
         self._pending = line = encode(record) + b"\n"
         self.check()
@@ -71,7 +71,7 @@ class Writer:
         self.check()
 
     def check(self) -> None:
-        """Raises LostFileError where a file is not the one that was written; all records are kept beside the folder."""
+        """Raise LostFileError if others have changed a file of the run; all records are saved in a new folder."""
         change = self._change()
         if change is None:
             return
@@ -89,14 +89,14 @@ class Writer:
         raise LostFileError(message, hint=hint, kept=kept)
 
     def close(self) -> None:
-        with suppress(OSError):  # a name that cannot be removed now the next writer signs anew
-            self._signature.unlink(missing_ok=True)  # while the lock is held: the next holder signs anew
-        with suppress(OSError):  # what a full disk does not take of the copy, the file has
+        with suppress(OSError):  # a file that cannot be removed is overwritten by the next writer
+            self._signature.unlink(missing_ok=True)  # while the lock is held, so that it is not the next writer's
+        with suppress(OSError):  # a full disk may refuse the copy, but the file has all of it
             self._own.close()
         os.close(self._file)
 
     def _change(self) -> str | None:
-        """What somebody did to the files of the run, in words; None where they are as they were written."""
+        """Return in words what others did to the files of the run; None if they are as they were written."""
         own, manifest = os.fstat(self._file), self._manifest_status
         for name, written, size in (
             ("trials.jsonl", own, self._size),
@@ -119,7 +119,7 @@ class Writer:
         return None
 
     def _records(self) -> bytes:
-        """All that the file held, which it still does where only its name is gone; else what this process wrote."""
+        """Return all records of the file, even if its name is gone; if its size changed, what this process wrote."""
         if os.fstat(self._file).st_size != self._size:
             self._own.seek(0)
             return self._own.read() + self._pending
@@ -140,14 +140,14 @@ class Writer:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a process left in a run folder that was killed while it wrote there; nothing where one still does."""
+    """Clean up what a killed writer left in a run folder; does nothing while another process writes there."""
     if os.path.lexists(folder / ".writer"):
         with suppress(UserError):
             Writer(folder).close()
 
 
 def refuse_removal(folder: Path) -> None:
-    """Raises UserError for what is no run of the user's below the results, or is reached through a link."""
+    """Raise UserError for what is no run of the user's below the results, or is reached through a link."""
     root, whole = Path(os.path.abspath(RESULTS)), Path(os.path.abspath(folder))
     if root not in whole.parents:
         message = f"'{folder}' is not below '{RESULTS}': only runs there are removed"
@@ -160,9 +160,9 @@ def refuse_removal(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a run folder with all that is in it; of a link in it, the link.
+    """Remove a run folder with its contents; links in it are removed, not followed.
 
-    Raises UserError where it is refused, or where a process writes to it or to one of its parts.
+    Raises UserError if it is refused, or if a process writes to it or to one of its shards.
     """
     refuse_removal(folder)
     with ExitStack() as stack:
@@ -176,14 +176,14 @@ def remove(folder: Path) -> None:
 
 
 def size_bytes(folder: Path) -> int:
-    """What its files take, links not followed."""
+    """Return the size of all files in a folder; links are not followed."""
     files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
     return sum(os.lstat(file).st_size for file in files)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep every writer out of a run folder meanwhile. Raises UserError where one is in it, or might be."""
+    """Keep every writer out of a run folder inside the context. Raises UserError if there is one, or may be."""
     file, is_locked = _locked(folder)
     try:
         if not is_locked and os.path.lexists(folder / ".writer"):
@@ -195,7 +195,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> tuple[int, bool]:
-    """The open trials.jsonl, and whether nobody else can have it. Raises UserError."""
+    """Return the open trials.jsonl, and whether it is locked. Raises UserError if another process has it."""
     path = folder / "trials.jsonl"
     while True:
         try:
@@ -210,11 +210,11 @@ def _locked(folder: Path) -> tuple[int, bool]:
             raise UserError(message, hint="wait for it, or name another folder with -o") from None
         if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
             return file, is_locked
-        os.close(file)  # who held it wrote the file anew: this one is of no folder any more
+        os.close(file)  # the last holder replaced the file: this one is in no folder any more
 
 
 def _cut_torn_line(path: Path, file: int) -> None:
-    """Raises UserError (exit code 4) where the end is no torn record, but damage."""
+    """Cut off a torn last line. Raises UserError (exit code 4) if the end is damage instead."""
     line = reading.unended(path)
     if not line:
         return

@@ -43,13 +43,13 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     workload: Workload
     applied: Applied
-    rank: int = 0  # of those that train it together
-    own_calls: OwnCalls  # of checkpoints by the model itself, in its last forward
-    remarks: tuple[Note, ...] = ()  # of how the model was made, under whatever strategy
-    switch: Callable[[bool], None] | None = None  # off: its step is that of `none`; None: the strategy has none
+    rank: int = 0  # of this process, among those that train the model together
+    own_calls: OwnCalls  # the model's own checkpoint calls in its last forward
+    remarks: tuple[Note, ...] = ()  # on how the model was made, whatever the strategy
+    switch: Callable[[bool], None] | None = None  # turns the strategy on, or off (as in `none`); None: it cannot
 
     def describe(self) -> Built:
-        """Returns what was built."""
+        """Return a summary of the model: its parameters, blocks, data and split."""
         workload = self.workload
         return Built(
             num_parameters=num_parameters(workload.module),
@@ -59,15 +59,15 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def gradients(self, *, number: int = 1) -> torch.Tensor:
-        """Runs one step up to the gradients, scaled as in training and unscaled again; returns its loss.
+        """Run one step up to the gradients, with loss scaling undone again; return its loss.
 
-        The random numbers are those of the step's number.
+        The random state is seeded as for the step of this number.
         """
         scaler = precision.scaler(self.case.precision, self.case.device)
         return precision.unscaled(self.workload.module, scaler, lambda scaler: self._from_the_seed(scaler, number))
 
     def seed(self, number: int) -> None:
-        """Have what follows draw the random numbers of the step of this number, from 1."""
+        """Seed the random state for the step of this number, counted from 1."""
         random_sources.seed(self.workload, self.case.seed + self.rank + number - 1)
 
     def _from_the_seed(self, scaler: torch.amp.GradScaler | None, number: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
-        """Returns an optimizer, and the step with it, which marks its phases and returns its loss."""
+        """Return an optimizer and the function that runs a step with it, marks its phases and returns its loss."""
         optimizer = _optimizer(self.case, self.workload)
         scaler = precision.scaler(self.case.precision, self.case.torch_device)
         return optimizer, lambda mark: self._step(optimizer, scaler, mark)
@@ -111,11 +111,11 @@ def assemble(
 ) -> Assembled:
     """Build the case's model with its seed, and apply its strategy; the random state is as after seeding.
 
-    `build` stands in for the catalogue's model. `calls` is filled with one number for each block: how often its forward
-    will have run. With a `mesh`, its ranks train the model together as the case says, each with the batch and the
-    random numbers of the seed + its rank; `rank` alone takes those, and trains by itself. With `in_calls`, blocks that
-    run several times are taken call by call, as strategies take them that cut a chain. Raises Unsupported where
-    model, blocks or strategy cannot be had, and what the model's code raises.
+    `build` replaces the catalogue's model. `calls` is filled with the number of times that each block's forward has
+    run. With a `mesh`, its ranks train the model together as the case says; each seeds its batch and random numbers
+    with the case's seed + its rank. `rank` without a mesh takes that rank's seed, and trains alone. With `in_calls`,
+    each call of a block that runs several times is a block, as for strategies that cut a chain. Raises Unsupported if
+    the model, blocks or strategy are not available, and whatever the model's code raises.
     """
     own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
     workload, remarks = _build(case, build or _from_catalogue(case, data_directory), own)
@@ -132,13 +132,13 @@ def assemble(
         remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
     if text := eval_modes.remark(workload.module):
         remarks.append(Note(code="GCP043", text=text))
-    applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # it holds the model
+    applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # the switch holds it
     if mesh:
         distribute, options = catalogue.load(case.parallel or Choice("ddp"), distributed.TABLE)
         workload = distribute(workload, mesh, **options)
         if _is_unmade(workload):
             workload.module.to_empty(device=case.torch_device)
-    forget()  # a strategy may have run the model to look at it, with other checkpoints than its steps will have
+    forget()  # a strategy may have run the model with checkpoints that its steps will not have
     if calls is not None:
         calls[:] = [0] * len(calls)
     random_sources.seed(workload, case.seed + own)
@@ -154,10 +154,10 @@ def assemble(
 
 
 def assemble_beside(built: Assembled, case: Case) -> Assembled:
-    """The same model under the strategy of another case, which differs in nothing else; it is switched off.
+    """Apply the strategy of another case to the same model, switched off; the cases differ in nothing else.
 
-    The strategies of `built`, and of all others beside it, must be switched off. Raises Unsupported where this one
-    cannot be had, or could not be taken back.
+    All other strategies on the model must be switched off. Raises Unsupported if this one cannot be applied or
+    switched.
     """
     if built.workload.calls or case.repair_batchnorm or case.parallel:
         raise Unsupported(f"{case.strategy} needs a model of its own")
@@ -171,7 +171,7 @@ def assemble_beside(built: Assembled, case: Case) -> Assembled:
 
 
 def _switch(applied: Applied, own_calls: OwnCalls) -> Callable[[bool], None] | None:
-    """The strategy's switch, with the model's own checkpoints where the strategy leaves them on."""
+    """Return the strategy's switch; it also switches the model's own checkpoints if the strategy keeps them."""
     own = applied.switch
     if own is None or not applied.keeps_own:
         return own
@@ -184,8 +184,9 @@ def _switch(applied: Applied, own_calls: OwnCalls) -> Callable[[bool], None] | N
 
 
 def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[Workload, Applied]:
-    """The strategy applied; where it cuts a chain, and blocks run several times, to their calls. Not with ranks, which
-    shard modules.
+    """Apply the case's strategy; one that cuts a chain takes each call of a repeated block as a block.
+
+    With ranks, which shard modules, blocks stay modules.
     """
     compiled = compiled_modules(workload.module)
     uncount = count_calls(workload, calls) if calls is not None else lambda: None
@@ -209,9 +210,9 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
 
 
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
-    """The model on its device, in its precision, with its blocks; and what there is to say of how it was made."""
+    """Return the model on its device, in its precision, with its blocks; and notes on how it was made."""
     remarks: list[Note] = []
-    batch = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is gone before the next
+    batch = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is freed before the next
     workload = _made(case, build, remarks)
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
@@ -227,7 +228,7 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
 
 
 def _with_blocks(case: Case, workload: Workload, remarks: list[Note]) -> Workload:
-    """The blocks that are asked for by name, or else that are found and run."""
+    """Return the workload with the blocks that the case names, or else those that are found and run."""
     named = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
     if case.blocks or case.parallel:
         return named
@@ -237,9 +238,9 @@ def _with_blocks(case: Case, workload: Workload, remarks: list[Note]) -> Workloa
 
 
 def _moving(case: Case, workload: Workload) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What moves a tensor of the batch to the case's device, with the value that it was made with.
+    """Return a function that moves a batch tensor to the case's device and keeps its known value with it.
 
-    Compiled code has other kernels for tensors that are followed: there they are plain, and their values unknown.
+    Compiled code has other kernels for tensors with known values, so there they are plain and their values unknown.
     """
     compiles = bool(compiled_modules(workload.module)) or case.strategy.name == COMPILES
     is_followed = case.is_rehearsed and not compiles
@@ -260,7 +261,7 @@ def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workloa
 
 
 def _made(case: Case, build: Build, remarks: list[Note]) -> Workload:
-    """The model; where the whole of it does not fit a rehearsed rank, without storages until it is sharded."""
+    """Return the model; one that does not fit a rehearsed rank whole has no storages until FSDP2 shards it."""
     try:
         return _seeded(case, build, case.seed, remarks)
     except torch.OutOfMemoryError:

@@ -9,7 +9,7 @@ from profiler.training.workload import Workload
 
 
 def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
-    """Count the calls of blocks, beneath whatever a strategy puts around them; returns what ends it."""
+    """Count the calls of each block's forward, below any strategy's wrapper; return a function that stops counting."""
     calls[:] = [0] * len(workload.blocks)
     blocks = [workload.block(name) for name in workload.blocks]
     own = [(block, block.__dict__.get("forward")) for block in blocks]

@@ -16,23 +16,23 @@ from profiler.core.errors import Unsupported
 from profiler.training.checkpointing.routed_block import own_class
 from profiler.training.workload import num_parameters
 
-LEAST = 2  # a list of fewer children is no stack
-SHARE = 0.2  # of the parameters of all lists: a shorter one with less is no second stack
-MANY = 3  # modules of one class that hold Sequentials are blocks, and their Sequentials branches within
-OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)  # which never run
-HEADS = {"classifier", "head", "heads", "fc"}  # what follows the trunk, and seldom takes its output as it is
+LEAST = 2  # children: a shorter list is no stack
+SHARE = 0.2  # of the parameters of all lists: one that is shorter than the longest and has less is no second stack
+MANY = 3  # of so many modules of one class that hold Sequentials, each is a block and its Sequentials are branches
+OF_PARAMETERS = (nn.ParameterList, nn.ParameterDict)  # containers, which never run
+HEADS = {"classifier", "head", "heads", "fc"}  # names of what follows the trunk; heads seldom take its output unchanged
 
 Named = tuple[str, nn.Module]
 
 
 def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...]:
-    """The names of a module's blocks, in the order of its structure.
+    """Return the names of a module's blocks, in the order of its structure.
 
-    The ModuleLists of like children where there are any (several stacks: encoder and decoder), else what the outermost
-    Sequentials hold, flattened, without heads and stems; else the children. `pattern` chooses by name instead,
-    `model.layers.*`; a `*` does not go past a dot, and several with commas between are taken in their order,
-    `enc1,enc2,mid`. Raises Unsupported where nothing matches one, and for a block within another. A module without
-    children has no blocks.
+    These are the children of the ModuleLists whose children are of one class (encoder and decoder may be two stacks);
+    else what the outermost Sequentials hold, flattened, without heads and stems; else the module's children. `pattern`
+    selects by name instead, as in `model.layers.*`: a `*` does not match a dot, and several patterns, `enc1,enc2,mid`,
+    are taken in their order. Raises Unsupported if a pattern matches nothing, or a block is within another. A module
+    without children has no blocks.
     """
     if pattern is not None:
         return tuple(_named(module, pattern))
@@ -40,7 +40,7 @@ def find_blocks(module: nn.Module, pattern: str | None = None) -> tuple[str, ...
 
 
 def _named(module: nn.Module, patterns: str) -> list[str]:
-    """What patterns with commas between match, each name once; a comma in brackets is one of the characters there."""
+    """Return the names that comma-separated patterns match, once each; a comma inside brackets does not separate."""
     names: dict[str, None] = {}
     for pattern in re.split(r",(?![^\[]*\])", patterns):
         matching = _matching(module, pattern)
@@ -54,16 +54,16 @@ def _named(module: nn.Module, patterns: str) -> list[str]:
 
 
 def _instead(module: nn.Module) -> str:
-    """The blocks that are found where none are named, the first and the last."""
+    """Return a hint with the first and the last block that are found without a pattern."""
     found = find_blocks(module)
     return f"; where none are named they are {' to '.join(dict.fromkeys((found[0], found[-1])))}" if found else ""
 
 
 def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The blocks that a module could be cut into, coarse and fine, by their pattern; those that are found have none.
+    """Return the sets of blocks that a module could be cut into, by pattern, coarse first; the default set has none.
 
-    Modules at places that differ by numbers alone go together (`layers.*.attention`), and so do all children of such
-    modules (`layers.*.*`). Single operators of torch.nn are offered with their siblings alone.
+    Modules whose names differ only in numbers form one set (`layers.*.attention`), and so do all children of such
+    modules (`layers.*.*`). Single operators of torch.nn are offered only together with their siblings.
     """
     modules = {name: child for name, child in module.named_modules() if name and _is_called(child)}
     alike = {re.sub(r"\d+", "*", name): None for name, child in modules.items() if not _is_operator(child)}
@@ -78,17 +78,17 @@ def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether it has a forward, as lists and dicts of modules have not."""
+    """Whether a module has a forward, unlike ModuleList and ModuleDict."""
     return type(module).forward is not nn.Module.forward
 
 
 def _is_operator(module: nn.Module) -> bool:
-    """Whether it is a single module of PyTorch, such as Linear, which saves little besides its input."""
+    """Whether a module is a single one of PyTorch's, such as Linear, which saves little besides its input."""
     return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
 
 
 def refuse_none(blocks: tuple[str, ...]) -> None:
-    """Raises Unsupported where there are no blocks, for what works on them."""
+    """Raise Unsupported if there are no blocks."""
     if not blocks:
         raise Unsupported(
             "no blocks were found; name them with --blocks, or mark the function that the forward calls in a loop with"
@@ -97,7 +97,7 @@ def refuse_none(blocks: tuple[str, ...]) -> None:
 
 
 def _matching(module: nn.Module, pattern: str) -> list[str]:
-    """Returns the names of which every part matches the pattern's part."""
+    """Return the names whose dotted parts each match the part of the pattern."""
     parts = pattern.split(".")
     names = [name for name, _ in module.named_modules() if name]
     return [
@@ -109,7 +109,7 @@ def _matching(module: nn.Module, pattern: str) -> list[str]:
 
 
 def _stacks(module: nn.Module) -> list[str]:
-    """The children of all outermost lists of like children; of those in a list, none, since they are inside a block."""
+    """Return the children of the outermost ModuleLists of like children; lists inside these are parts of a block."""
     lists = [
         (name, child)
         for name, child in _outermost(module, nn.ModuleList)
@@ -123,13 +123,13 @@ def _stacks(module: nn.Module) -> list[str]:
         if num_parameters(child) and (len(list(child.children())) == longest or num_parameters(child) >= SHARE * whole)
     ]
     chosen_size = sum(num_parameters(child) for _, child in chosen)
-    if chosen_size < _size_of_sequentials(module):  # the lists are beside the trunk
+    if chosen_size < _size_of_sequentials(module):  # the lists are not the trunk
         return []
     return [f"{name}.{key}" for name, child in chosen for key, _ in child.named_children()]
 
 
 def _size_of_sequentials(module: nn.Module) -> int:
-    """Returns the parameters of Sequentials that are in no ModuleList."""
+    """Return the number of parameters of Sequentials that are in no ModuleList."""
     if isinstance(module, nn.ModuleList):
         return 0
     if isinstance(module, nn.Sequential):
@@ -138,10 +138,10 @@ def _size_of_sequentials(module: nn.Module) -> int:
 
 
 def _flattened(module: nn.Module) -> list[str]:
-    """What the outermost Sequentials hold, Sequentials within them opened.
+    """Return what the outermost Sequentials hold, with Sequentials inside them flattened.
 
-    Those within modules of a class that is there several times are branches of blocks, not the trunk. Where some hold
-    blocks, those that hold single operators alone are stem and head; else heads go by their name.
+    Sequentials inside modules of a class that occurs several times (MANY) are branches of blocks, not the trunk. If
+    some hold composite modules, those that hold only single operators are stem and head; else heads are known by name.
     """
     outermost = list(_outermost(module, nn.Sequential))
     parents = {name: module.get_submodule(name.rpartition(".")[0]) for name, _ in outermost}
@@ -153,9 +153,9 @@ def _flattened(module: nn.Module) -> list[str]:
 
 
 def _open(name: str, module: nn.Module) -> Iterator[str]:
-    """The module's own children where it only strings them together, else itself.
+    """Yield the module's children, recursively, if it only runs them in sequence; else the module itself.
 
-    A subclass of Sequential that holds single operators alone (convolution, norm, activation) is one block.
+    A subclass of Sequential that holds only single operators (convolution, norm, activation) is one block.
     """
     kind = own_class(module)
     is_sequential = issubclass(kind, nn.Sequential) and kind.forward is nn.Sequential.forward
@@ -167,7 +167,7 @@ def _open(name: str, module: nn.Module) -> Iterator[str]:
 
 
 def _children(module: nn.Module) -> list[str]:
-    """The children without auxiliary classifiers and without the head: what follows the last one with parameters."""
+    """Return the children without heads, auxiliary classifiers and anything after the last one with parameters."""
     children = [
         (name, child)
         for name, child in module.named_children()
@@ -179,7 +179,7 @@ def _children(module: nn.Module) -> list[str]:
 
 
 def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> Iterator[Named]:
-    """All modules of a kind that are in no other of that kind, with their names."""
+    """Yield all modules of a kind that are inside no other of that kind, with their names."""
     if isinstance(module, kind):
         yield prefix, module
         return
@@ -188,5 +188,5 @@ def _outermost(module: nn.Module, kind: type[nn.Module], prefix: str = "") -> It
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether it holds modules that hold modules."""
+    """Whether a module holds modules that hold modules."""
     return any(next(child.children(), None) is not None for child in module.children())

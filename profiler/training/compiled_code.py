@@ -1,6 +1,6 @@
-"""What torch.compile has made in this process: whether there is anything, its checkpoints, and how it is forgotten.
+"""torch.compile in this process: how much code it compiled, the checkpoints in it, and its reset.
 
-Nothing here imports Dynamo. Where it is not imported, nothing is compiled.
+Nothing here imports Dynamo: if it is not imported, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import fx, nn
 
 from profiler.core.record import Note
 
-COUNTERS = "torch._dynamo.utils"  # which a compiler that is only stood in for has not imported
+COUNTERS = "torch._dynamo.utils"  # not imported as long as a stand-in replaces Dynamo (predicting/late_compiler.py)
 GRAPHS = "torch._dynamo.output_graph"
 CACHES = "torch._functorch.config"
 REMARK = (
     "the compiled code around it: their time is not that of a checkpoint within compiled code; blocks that are "
     "compiled themselves (block.compile()) stay so"
 )
-TAGGED = "tag_activation_checkpoint"  # what a call of torch.utils.checkpoint is in a graph
+TAGGED = "tag_activation_checkpoint"  # the name of a torch.utils.checkpoint call in a graph
 
 
 def num_compiled() -> int:
-    """How many functions, and parts of functions, Dynamo has made code of in this process."""
+    """Return the number of frames (functions, or parts of them) that Dynamo compiled in this process."""
     module: Any = sys.modules.get(COUNTERS)
     return module.counters["frames"]["ok"] if module else 0
 
 
 def forget() -> None:
-    """Have what was compiled compiled anew, as in a fresh process: Dynamo gives up on code that it compiles too often.
+    """Reset Dynamo as in a fresh process, since it gives up on code that it compiles too often.
 
-    Without effect where nothing has been compiled.
+    Does nothing if nothing was compiled.
     """
     if num_compiled():
         sys.modules["torch._dynamo"].reset()
@@ -42,10 +42,10 @@ def forget() -> None:
 
 @contextmanager
 def counted_checkpoints(count: Callable[[int], None]) -> Iterator[None]:
-    """Tell `count` of each graph that is compiled within how many calls of torch.utils.checkpoint are in it.
+    """Call `count` with the number of torch.utils.checkpoint calls in each graph that is compiled inside the context.
 
-    A graph that has some is compiled past PyTorch's cache on disk, which would keep code without its checkpoints for
-    other processes, since the graph is the same where they are switched off.
+    A graph with such calls bypasses PyTorch's on-disk cache: the graph is the same with checkpoints switched off, so
+    the cache could give other processes code without them.
     """
     dynamo: Any = sys.modules.get(GRAPHS)
     compiler: Any = dynamo and getattr(dynamo.OutputGraph, "call_user_compiler", None)
@@ -66,7 +66,7 @@ def _num_checkpoints(module: fx.GraphModule) -> int:
 
 
 def compiled_modules(module: nn.Module) -> frozenset[str]:
-    """The names of the modules that are compiled: by module.compile(), torch.compile(module), or over their forward."""
+    """Return the names of the compiled modules: by module.compile(), torch.compile(module), or a compiled forward."""
     return frozenset(name for name, part in module.named_modules() if _is_compiled(part))
 
 
@@ -76,17 +76,17 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def is_left_alone(block: str, compiled: Collection[str]) -> bool:
-    """Whether a block that would be compiled with a module around it is not under a checkpoint.
+    """Whether a block that is compiled only as part of a module around it runs uncompiled under a checkpoint.
 
-    A checkpoint breaks the graph of what calls it, and switches the compiler off for what it calls, but for modules
-    that are compiled themselves (`_disable_dynamo` over torch.utils.checkpoint.checkpoint).
+    A checkpoint breaks the graph of its caller and disables the compiler for what it calls, except for modules that are
+    compiled themselves (`_disable_dynamo` on torch.utils.checkpoint.checkpoint).
     """
     is_within = any(not name or block.startswith(f"{name}.") for name in compiled)
     return is_within and not any(name == block or name.startswith(f"{block}.") for name in compiled)
 
 
 def uncompiled_note(checkpointed: Sequence[str], compiled: Collection[str]) -> Note | None:
-    """What there is to say of checkpointed blocks that are left alone, where some of these are."""
+    """Return a note on checkpointed blocks that run uncompiled; None if there are none."""
     left_alone = [block for block in checkpointed if is_left_alone(block, compiled)]
     text = f"{len(left_alone)} of {len(checkpointed)} checkpointed blocks run uncompiled, since a checkpoint breaks"
     return Note(code="GCP066", text=f"{text} {REMARK}") if left_alone else None

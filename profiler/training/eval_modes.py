@@ -1,14 +1,14 @@
-"""What the factory of a model left in eval mode although it trains."""
+"""Notes what a model's factory left in eval mode although it trains."""
 
 from __future__ import annotations
 
 from torch import nn
 
-MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # what acts otherwise in eval mode
+MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
 
 
 def remark(module: nn.Module) -> str | None:
-    """What is in eval mode while parameters train, in a sentence; None where nothing is that acts otherwise then."""
+    """Return a sentence on what is in eval mode while parameters train; None if that makes no difference."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return None
     layers = [layer for layer in module.modules() if isinstance(layer, MODAL) and _trains(layer)]
@@ -24,6 +24,6 @@ def remark(module: nn.Module) -> str | None:
 
 
 def _trains(layer: nn.Module) -> bool:
-    """Whether a layer has parameters that train, or none of its own."""
+    """Whether a layer has trainable parameters, or no parameters at all."""
     own = list(layer.parameters())
     return not own or any(parameter.requires_grad for parameter in own)

@@ -1,7 +1,7 @@
-"""Hooks that take a parameter's gradient as it arrives: optimizers that step in the backward (LOMO and its kin).
+"""Post-accumulate-gradient hooks: optimizers that step during the backward (LOMO and similar).
 
-Such a hook steps and drops the gradient, so that all of them are never there together. Source: PyTorch's tutorial
-"How to save memory by fusing the optimizer step into the backward pass".
+Such a hook steps its parameter and frees the gradient, so the gradients never all exist at once. Source: PyTorch's
+tutorial "How to save memory by fusing the optimizer step into the backward pass".
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 
-IN_BACKWARD = "_in_backward_optimizers"  # of a parameter, as torch.distributed.optim sets it
+IN_BACKWARD = "_in_backward_optimizers"  # attribute of a parameter, set by torch.distributed.optim
 
 
 def hooks_of(parameter: torch.Tensor) -> dict[int, Callable[..., Any]]:
-    """The hooks that run once a gradient has arrived, as PyTorch keeps them."""
+    """Return PyTorch's own dict of the parameter's post-accumulate-gradient hooks; an empty one if it has none."""
     hooks: dict[int, Callable[..., Any]] | None = getattr(parameter, "_post_accumulate_grad_hooks", None)
     return {} if hooks is None else hooks
 
 
 def held_by_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """What hooks of the optimizer's parameters hold: their closures, objects, arguments and globals, each once."""
+    """Return what the hooks of the optimizer's parameters reference; a hook that several parameters share counts once.
+
+    These are closures, bound objects, arguments and globals, and optimizers that torch.distributed.optim attached.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     hooks = {id(hook): hook for parameter in parameters for hook in hooks_of(parameter).values()}
     held = [value for hook in hooks.values() for value in held_by(hook)]
@@ -34,7 +37,7 @@ def held_by_hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def held_by(hook: Any) -> list[Any]:
-    """What a callable holds and could step with."""
+    """Return the objects that a callable references, among which may be the optimizer that it steps."""
     if isinstance(hook, partial):
         return [*held_by(hook.func), *hook.args, *hook.keywords.values()]
     if isinstance(hook, MethodType):
@@ -52,7 +55,7 @@ def _attributes(of: Any) -> list[Any]:
 
 def _is_filled(cell: Any) -> bool:
     try:
-        cell.cell_contents  # noqa: B018  an empty one raises
+        cell.cell_contents  # noqa: B018  an empty cell raises
     except ValueError:
         return False
     return True
@@ -60,9 +63,9 @@ def _is_filled(cell: Any) -> bool:
 
 @contextmanager
 def put_back(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Give parameters whose hooks drop the gradient what arrived while the block ran; tells which these are.
+    """Restore, on exit, the gradients that hooks dropped inside the context; yields the list of their parameters.
 
-    It is of the whole backward: what several micro-batches bring is summed up.
+    The list is filled on exit. The gradients of several micro-batches are summed.
     """
     arrived: dict[str, torch.Tensor] = {}
     dropped: list[torch.Tensor] = []
@@ -88,9 +91,10 @@ def put_back(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[torch.Tens
 
 
 def let_go(parameters: Iterable[weakref.ref[nn.Parameter]]) -> None:
-    """Remove the hooks of parameters whose model is gone.
+    """Remove the hooks of parameters that have outlived their model.
 
-    A hook that holds its parameter is a cycle through PyTorch's own objects, which no collection of cycles sees.
+    A hook that references its parameter forms a cycle through PyTorch's internals, which the garbage collector cannot
+    see.
     """
     for reference in parameters:
         if (parameter := reference()) is not None:

@@ -17,7 +17,7 @@ from profiler.training.workload import Workload, num_parameters, tensors
 
 
 def describe(case: Case) -> ModelSummary:
-    """Returns a summary of the blocks of the case's model. Raises Unsupported where it has none, and what it raises."""
+    """Return a summary of the model's blocks. Raises Unsupported if it has none, and whatever the model raises."""
     workload = assemble(case.baseline).workload
     refuse_none(workload.blocks)
     outputs: dict[str, str] = {}
@@ -38,7 +38,7 @@ def describe(case: Case) -> ModelSummary:
 
 
 def _linked(workload: Workload) -> tuple[list[bool | None], str | None]:
-    """For each block whether it feeds the next alone, which the last one never does; or why that is not known."""
+    """Return whether each block feeds only the next one (None for the last); or all None, and why that is unknown."""
     try:
         *linked, _ = observe(workload).linked
     except Unsupported as error:

@@ -1,8 +1,9 @@
-"""Values of small tensors, kept beside tensors that have none: fake ones, and those of a device that computes nothing.
+"""Tracks the values of small tensors that have none themselves: fake ones, and those of a rehearsed device.
 
-A model's factory makes a batch with an attention mask, and the step asks whether it masks anything. What the code
-makes without data of its own (`ones_like`, slices, comparisons, drawn tokens) is computed on the CPU too, where it is
-small. Only tests are answered from these values (`mask.all()`, `equal`): no size is, since a GPU draws other numbers.
+A model's factory makes a batch with an attention mask, and the step tests whether it masks anything. Small tensors that
+the code makes without data of its own (`ones_like`, slices, comparisons, drawn tokens) are therefore also computed on
+the CPU. Only tests (`mask.all()`, `equal`) are answered from these values; sizes are not, since a GPU draws other
+numbers.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-MOST_WHOLE = 2**22  # elements of whole numbers and booleans, as of a batch of tokens
-MOST_FRACTIONS = 2**16  # elements: masks are made of fractions, too, but so are weights
-FRESH = {  # results that do not hang on the values of what they are given
+MOST_WHOLE = 2**22  # elements of an integer or boolean tensor, such as a batch of tokens
+MOST_FRACTIONS = 2**16  # elements of a floating-point tensor; few, since weights are floating-point too, not only masks
+FRESH = {  # operators whose results do not depend on the values of their arguments
     aten.ones_like,
     aten.zeros_like,
     aten.full_like,
@@ -35,13 +36,13 @@ IS_TRUE = aten._local_scalar_dense.default
 
 
 class Draws:
-    """Random numbers beside the process's own, whose state is left as it is."""
+    """A random stream for tracked values; the process's own random state stays as it is."""
 
     def __init__(self) -> None:
         self._state: torch.Tensor | None = None
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The operator's results."""
+        """Run the operator, on this stream if it draws random numbers; return its results."""
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         own = torch.get_rng_state()
@@ -54,7 +55,7 @@ class Draws:
 
 
 class Following(TorchDispatchMode):
-    """While it is entered, values are kept beside what is made, and tests of them are answered."""
+    """Dispatch mode that tracks the values of new tensors, and answers tests of known values."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,7 +71,7 @@ class Following(TorchDispatchMode):
 
 
 class Constants(TorchFunctionMode):
-    """While it is entered, what is made of Python's numbers keeps them, which are on the device before any operator."""
+    """Function mode that keeps the values of tensors made from Python data, which a dispatch mode sees too late."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -82,7 +83,7 @@ class Constants(TorchFunctionMode):
 
 
 class Known(torch.Tensor):
-    """A tensor with a value beside it, as is what is made of such tensors alone."""
+    """A tensor with a known value; what is computed from known tensors alone is Known too."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,10 +104,9 @@ class Known(torch.Tensor):
 
 
 def in_batch(made: torch.Tensor, moved: torch.Tensor, *, is_followed: bool) -> torch.Tensor:
-    """A tensor of the batch with the value that it was made with; fractions are kept only where they are a mask.
+    """Return a batch tensor with the value it was made with; floating-point values are kept only if they are a mask.
 
-    `is_followed` where tensors have no values of their own and no mode follows what is made of them: on a device that
-    computes nothing.
+    `is_followed` is for a device that does no arithmetic: its tensors have no values, and no mode tracks them.
     """
     value = value_of(made)
     if value is not None and value.is_floating_point() and not _is_mask(value):
@@ -119,7 +119,7 @@ def in_batch(made: torch.Tensor, moved: torch.Tensor, *, is_followed: bool) -> t
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The values of a tensor, on the CPU; None where they are not known. A real tensor of the CPU is its own."""
+    """Return the values of a tensor, on the CPU; None if unknown. A small real CPU tensor is its own value."""
     value: torch.Tensor | None = tensor.__dict__.get("known_value")
     if value is not None:
         return None if value.numel() and not value.untyped_storage().nbytes() else value
@@ -128,7 +128,7 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def tested(func: Any, args: Any) -> bool | None:
-    """What an operator that tests values returns, where they are known."""
+    """Return the result of an operator that tests known values; None for other operators and unknown values."""
     if func is not IS_TRUE and func not in COMPARISONS:
         return None
     values = [value_of(tensor) for tensor in _tensors(args, {})]
@@ -139,9 +139,9 @@ def tested(func: Any, args: Any) -> bool | None:
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> None:
-    """Keep the values of an operator's results where they follow from known ones; forget what it has overwritten.
+    """Record the values of an operator's results if its inputs are known; else mark what it overwrote as unknown.
 
-    Without `draws` random numbers are not known: a recompute would be told others than the forward.
+    Without `draws`, random numbers are unknown, since a recompute would draw other ones than the forward.
     """
     if not isinstance(func, torch._ops.OpOverload) or func._overloadpacket in UNFILLED:
         return
@@ -158,7 +158,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> 
 
 
 def _values(func: Any, args: Any, kwargs: Any, draws: Draws | None) -> list[torch.Tensor]:
-    """The results as the CPU computes them, unseen by whatever watches the step; none where they are not known."""
+    """Compute the results on the CPU, invisible to modes that watch the step; [] if they are unknown."""
     if draws is None and torch.Tag.nondeterministic_seeded in func.tags:
         return []
     with no_dispatch(), torch.no_grad():
@@ -173,7 +173,7 @@ def _values(func: Any, args: Any, kwargs: Any, draws: Draws | None) -> list[torc
 
 
 def _own_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's value, which may be written to; any where it is not known."""
+    """Return a tensor's value, which the operator may overwrite; uninitialized memory if it is unknown."""
     value = value_of(tensor)
     if value is None:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -186,7 +186,7 @@ def _is_mask(value: torch.Tensor) -> bool:
 
 
 def _forget(tensor: torch.Tensor) -> None:
-    """Make the value unknown, also that of every view."""
+    """Mark the value of a tensor, and of all its views, as unknown."""
     value = tensor.__dict__.get("known_value")
     if value is not None:
         with no_dispatch():
@@ -200,7 +200,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _as_known(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor as one that is followed, where it is the device's and its value is known."""
+    """Return the tensor as Known if it is a CUDA tensor with a known value, else as it is."""
     value = value_of(tensor) if type(tensor) is torch.Tensor and tensor.is_cuda else None
     if value is None:
         return tensor
@@ -210,7 +210,7 @@ def _as_known(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors among an operator's arguments."""
+    """Yield the tensors among an operator's arguments."""
     for given in (*args, *kwargs.values()):
         if isinstance(given, torch.Tensor):
             yield given

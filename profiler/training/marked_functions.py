@@ -1,4 +1,4 @@
-"""Functions of which each call in a forward is a block: marked by the user, plain functions outside of gcprof."""
+"""Functions that the user marked so that each call in a forward is a block; outside of gcprof they run unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 
 class Listener(Protocol):
-    """What the calls of marked functions go to while a forward is followed."""
+    """Receiver of the calls of marked functions while a forward is followed."""
 
     def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Returns what the function returns."""
@@ -37,18 +37,18 @@ class MarkedFunction:
         return listener.call_function(self._name, self._function, *arguments, **keywords)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """The method of an instance: the instance is not among the arguments of the block."""
+        """Return the method bound to an instance, which is not among the arguments of the block."""
         return self if instance is None else _BoundFunction(MethodType(self._function, instance), self._name)
 
     def __enter__(self) -> MarkedFunction:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is undone: the mark is in the calls."""
+        """Does nothing: only calls through this object are marked."""
 
 
 class _BoundFunction(MarkedFunction):
-    """A marked method of one instance, made anew wherever it is looked up."""
+    """A marked method of one instance, created at each lookup."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._function, self._name = function, name
@@ -88,18 +88,18 @@ def are_there() -> bool:
 
 
 def push(listener: Listener | None) -> None:
-    """Lead the calls of marked functions to a listener, until it is popped; None makes them plain calls."""
+    """Route the calls of marked functions to a listener until `pop`; None makes them plain calls."""
     _listeners.append(listener)
 
 
 def pop() -> None:
-    """Lead them where they went before."""
+    """Undo the last `push`."""
     _listeners.pop()
 
 
 @contextmanager
 def listened(listener: Listener | None) -> Iterator[None]:
-    """Lead the calls of marked functions to a listener while the block runs."""
+    """Route the calls of marked functions to a listener inside the context."""
     push(listener)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parameters that train and get no gradient, and why."""
+"""Finds trainable parameters that get no gradient, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_gradient(module: nn.Module) -> tuple[str, ...]:
 
 
 def explanation(workload: Workload, names: Sequence[str]) -> str:
-    """How many parameters get no gradient, which, and why, in a sentence; one forward is run, which tells the cause."""
+    """Return a sentence: how many parameters get no gradient, which, and why; one forward is run to find the causes."""
     reasons = causes(workload, names)
     groups = [
         f"{few([name for name in names if reasons[name] == cause], MOST_NAMED)} ({cause})"
@@ -62,18 +62,18 @@ class _Uses:
         self._uses: dict[int, list[str]] = {id(parameter): [] for parameter in parameters}
 
     def use(self, tensor: torch.Tensor) -> None:
-        """Note a use, where the tensor is one of the parameters."""
+        """Note a use if the tensor is one of the parameters."""
         if id(tensor) in self._uses:
             self._uses[id(tensor)].append(_way(sys._getframe(1)))
 
     def cause(self, parameter: nn.Parameter) -> str:
-        """Returns the cause that says most: what was used with gradients on was lost later."""
+        """Return the most informative cause: a use with gradients on means that the gradient was lost later."""
         uses = self._uses[id(parameter)]
         return next((cause for cause in (DETACHED, REENTRANT, OFF) if cause in uses), UNUSED)
 
 
 def _way(frame: FrameType | None) -> str:
-    """What becomes of the gradient of a parameter that is used here."""
+    """Return why a parameter that is used in this frame would get no gradient."""
     if torch.is_grad_enabled():
         return DETACHED
     while frame is not None:

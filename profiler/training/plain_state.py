@@ -1,4 +1,4 @@
-"""What modules keep in plain Python from call to call: counters, lists, dicts, tensors that are not registered."""
+"""State that modules keep in plain Python between calls: counters, lists, dicts, unregistered tensors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import nn
 
 from profiler.training.workload import local
 
-OF_TORCH = {*vars(nn.Module()), "_route", "_compiled_call_impl"}  # what every module has, and a routed block besides
-DEEPEST = 8  # nestings that are read
+OF_TORCH = {*vars(nn.Module()), "_route", "_compiled_call_impl"}  # attributes of every module, and of a routed block
+DEEPEST = 8  # levels of nesting that are read
 KINDS = (bool, int, float, complex, str, bytes, torch.Tensor, dict, list, tuple, set, frozenset, deque)
-Image = dict[str, str]  # by the full name of an attribute, what it holds
+Image = dict[str, str]  # from the full name of an attribute to the text of its value
 
 
 def image(module: nn.Module) -> Image:
-    """Returns what every attribute holds that is plain, or a tensor that is not registered."""
+    """Return the text of every attribute that is plain, or an unregistered tensor."""
     return {name: told for name, value in _attributes(module) if (told := text(value)) is not None}
 
 
 def moved(before: Image, after: Image) -> Image:
-    """Returns the attributes that are other than before, with what they hold now."""
+    """Return the attributes that changed, with the text of what they hold now."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {name: after.get(name, "gone") for name in names}
 
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Put plain attributes, tensors that are not registered, and what lists, dicts and sets hold back."""
+    """Restore, on exit, plain attributes, references to unregistered tensors, and what lists, dicts and sets hold."""
     before = [(submodule, name, value, _content(value)) for submodule, name, value in _places(module)]
     names = {(submodule, name) for submodule, name, _, _ in before}
     try:
@@ -42,21 +42,21 @@ def kept(module: nn.Module) -> Iterator[None]:
             if (submodule, name) not in names:
                 del vars(submodule)[name]
         for submodule, name, value, held in before:
-            if not _same(_content(value), held):  # what is as it was may refuse to be changed
+            if not _same(_content(value), held):  # an unchanged one is left alone: it may refuse to be changed
                 value.clear()
                 value.update(held) if isinstance(value, (dict, set)) else value.extend(held)
             vars(submodule)[name] = value
 
 
 def _content(value: Any) -> list[Any]:
-    """What a dict, set, list or deque holds, in its order; nothing of any other value."""
+    """Return the items of a dict, set, list or deque, in order; [] for any other value."""
     if isinstance(value, dict):
         return list(value.items())
     return list(value) if isinstance(value, (set, list, deque)) else []
 
 
 def _same(content: list[Any], held: list[Any]) -> bool:
-    """Whether these are the same objects; the pairs of a dict are made anew each time."""
+    """Whether both hold the same objects; a dict's pairs are new tuples each time, so their items are compared."""
     return len(content) == len(held) and all(
         one is other or (type(one) is tuple and [*map(id, one)] == [*map(id, other)])
         for one, other in zip(content, held, strict=True)
@@ -64,7 +64,7 @@ def _same(content: list[Any], held: list[Any]) -> bool:
 
 
 def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Every attribute that the module keeps in plain Python."""
+    """Yield every attribute that the module keeps in plain Python: its submodule, name and value."""
     for submodule in module.modules():
         for name, value in list(vars(submodule).items()):
             if name not in OF_TORCH and (value is None or isinstance(value, KINDS)):
@@ -79,7 +79,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def text(value: Any, depth: int = DEEPEST) -> str | None:
-    """Returns what tells a plain value from another; None for what is neither plain nor holds anything plain."""
+    """Return a text that identifies a plain value or a container; None for any other value."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What a precision does to a training step: casts, autocast and gradient scaling."""
+"""Precisions of a training step: casts, autocast and gradient scaling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AMP = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
 def in_precision(workload: Workload, name: str) -> Workload:
-    """The workload in a precision: `bf16` and `fp16` cast weights and batch, `amp-*` run the forward under autocast."""
+    """Return the workload in a precision: `bf16` and `fp16` cast weights and batch, `amp-*` use autocast."""
     if name in AMP:
         return msgspec.structs.replace(workload, loss=_under_autocast(workload.loss, AMP[name]))
     dtype = CAST[name]
@@ -37,9 +37,9 @@ def scaler(name: str, device: str) -> torch.amp.GradScaler | None:
 def unscaled(
     module: nn.Module, scaler: torch.amp.GradScaler | None, step: Callable[[torch.amp.GradScaler | None], torch.Tensor]
 ) -> torch.Tensor:
-    """Runs a step up to the gradients and divides them by their scale, a power of two; returns its loss.
+    """Run a step up to the gradients and divide them by their scale, a power of two; return its loss.
 
-    Where they overflow, the step runs again at half the scale, as the scaler does from one step to the next.
+    If they overflow, the step runs again at half the scale, as the scaler does from one step to the next.
     """
     loss = step(scaler)
     if scaler is None:

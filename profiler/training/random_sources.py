@@ -1,4 +1,4 @@
-"""Where a step draws random numbers besides torch's default generators: Python, numpy, and what the model owns."""
+"""Random generators of a step besides torch's default ones: Python's, numpy's, and those that the model owns."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def seed(workload: Workload, number: int) -> None:
 
 
 def seed_globals(number: int) -> None:
-    """Seed the generators that need no object: of torch, Python and numpy."""
+    """Seed the global generators of torch, Python and numpy."""
     torch.manual_seed(number)
     for source in _globals().values():
         _seed(source, number)
 
 
 def states(workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns a digest of the state of every source by its name; torch's generator of the device is `torch`."""
+    """Return a digest of the state of every generator by its name; torch's generator of the device is `torch`."""
     own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
     return {"torch": own, **{name: _digest(_state(source)) for name, source in _sources(workload).items()}}
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Put the states of Python's and numpy's global generators back, whatever runs within."""
+    """Restore, on exit, the states of Python's and numpy's global generators."""
     before = random.getstate()
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy else None
@@ -53,7 +53,7 @@ def kept() -> Iterator[None]:
 
 
 def _sources(workload: Workload) -> dict[str, Any]:
-    """Every generator but torch's default ones, by a name that tells where it is."""
+    """Return every generator except torch's default ones, by a name that says where it is."""
     sources = _globals()
     modules: dict[str, ModuleType] = {}
     for path, module in workload.module.named_modules():
@@ -108,7 +108,7 @@ def _state(source: Any) -> bytes:
 
 
 def _bit_generator(source: Any) -> Any:
-    """What a numpy Generator draws by; None for anything else."""
+    """Return a numpy Generator's bit generator; None for anything else."""
     return None if isinstance(source, ModuleType) else getattr(source, "bit_generator", None)
 
 

@@ -1,4 +1,4 @@
-"""How a model is made on a rehearsed device, whose tensors have no values; and what asks for values there."""
+"""Builds a model on a rehearsed device, whose tensors have no values, and detects code that reads values there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiler.training.workload import Workload
 ZEROS = "the step reads values, which are zeros or leftovers here"
 WHOLE = "all() of values that are not known here is taken as true: a mask masks nothing, and would take more if it did"
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
+UNTAGGED = {  # operators whose result sizes depend on values, although no tag says so
     "aten::_coalesce",
     "aten::_to_sparse",
     "aten::_to_sparse_csr",
@@ -28,18 +28,18 @@ UNTAGGED = {  # have sizes that follow from values too, and no tag that says so
     "aten::_to_sparse_bsc",
     "torchvision::nms",
 }
-HARMLESS = {  # no size follows from what these read
+HARMLESS = {  # no size depends on the values that these files read
     torch.nn.init.__file__,  # draws until all numbers are within bounds
-    torch.autograd.graph.__file__,  # moves what is saved to the host and back
+    torch.autograd.graph.__file__,  # moves saved tensors to the host and back
 }
-MASK_DIMENSIONS = 2  # sequences and their tokens; of positions one number a sequence is asked, of NaN all dimensions
+MASK_DIMENSIONS = 2  # (batch, time); positions are tested with one number per sequence, NaN checks with all dimensions
 MOST_NAMED = 3
 T = TypeVar("T")
-unknown_masks: dict[str | None, None] = {}  # the users' lines under which all() was taken as true
+unknown_masks: dict[str | None, None] = {}  # the user's lines where all() was assumed to be true
 
 
 class ValueReads(TorchDispatchMode):
-    """While it is entered, collects what asks a CUDA tensor for values: the operator, and the user's line."""
+    """Dispatch mode that collects reads of a CUDA tensor's values: the operator and the user's line."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class ValueReads(TorchDispatchMode):
         return ", ".join(names[:MOST_NAMED]) + more
 
     def _note(self, func: Any, arguments: Any) -> None:
-        """Note the operator and the user's line, where it was given a CUDA tensor."""
+        """Note the operator and the user's line if an argument is a CUDA tensor and the caller is not HARMLESS."""
         files = {frame.f_code.co_filename for frame in frames(sys._getframe(2))}
         if files & HARMLESS or not any(isinstance(value, torch.Tensor) and value.is_cuda for value in arguments):
             return
@@ -73,15 +73,15 @@ class ValueReads(TorchDispatchMode):
 
 
 def _reads_values(func: Any, arguments: Any) -> bool:
-    """Whether an operator's result or its size follows from values; indices do not, unless they are a mask."""
+    """Whether an operator's result or its size depends on values; an index tensor counts only if it is a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
     return bool(BY_VALUE & set(func.tags)) or func.name().partition(".")[0] in UNTAGGED
 
 
 def _fails_by_values(func: Any, arguments: Any, keywords: Any, error: Exception) -> bool:
-    """Whether an operator that failed takes such arguments where they have no values: it has read them itself."""
-    if isinstance(error, torch.OutOfMemoryError) or " error: " in str(error):  # the last are CUDA's and its libraries'
+    """Whether an operator that failed accepts the same arguments on the meta device: then values made it fail."""
+    if isinstance(error, torch.OutOfMemoryError) or " error: " in str(error):  # in messages of CUDA and its libraries
         return False
     given = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
     if not all(tensor.is_cuda for tensor in given):
@@ -89,7 +89,7 @@ def _fails_by_values(func: Any, arguments: Any, keywords: Any, error: Exception)
     try:
         unmade = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (arguments, keywords))
         func(*unmade[0], **unmade[1])
-    except Exception:  # noqa: BLE001  an operator may refuse in any way
+    except Exception:  # noqa: BLE001  an operator may fail in any way
         return False
     return True
 
@@ -101,10 +101,10 @@ def _is_copied_to_host(out: Any, arguments: Any) -> bool:
 
 
 def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
-    """Calls a model's factory under a rehearsed device, so that no weight takes host memory.
+    """Call a model's factory under a rehearsed device, so that no weight takes host memory.
 
-    A factory that reads values there, or fails for anything but want of memory, is called once more under the CPU;
-    the second result says why.
+    A factory that reads values there, or fails other than by lack of memory or one of gcprof's own errors, is called
+    once more under the CPU; the second result says why.
     """
     reads = ValueReads()
     try:
@@ -115,14 +115,14 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
         why = f"it reads values: {reads}"
     except (torch.OutOfMemoryError, Exited, Invalid, Unsupported, UserError):
         raise
-    except Exception as error:  # noqa: BLE001  the user's factory may raise anything, for want of values too
+    except Exception as error:  # noqa: BLE001  the user's factory may raise anything, also because values are missing
         why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
     with torch.device("cpu"):
         return build(), why
 
 
 def made_without_storages(build: Callable[[], Workload], device: str) -> Workload:
-    """Calls a factory on the meta device, and makes its batch as zeros, of which views stay views."""
+    """Call a factory on the meta device, and fill its batch with zeros on the device; views stay views."""
     with torch.device("meta"), Constants(), Following():
         workload = build()
     storages: dict[int, torch.UntypedStorage] = {}
@@ -141,23 +141,23 @@ def made_without_storages(build: Callable[[], Workload], device: str) -> Workloa
 
 
 def pass_tests() -> None:
-    """Answers, from now on in this process, what transformers asks of masks and positions whose values are not known.
+    """Patch `Tensor.all` for the rest of this process, for transformers' tests of masks and positions without values.
 
-    `tensor.all()` of such a CUDA tensor is true, as of whole sequences: masks mask nothing (`unknown_masks` has them),
-    and positions are those of one sequence each. In the user's own code it is true too, so that checks for NaN pass;
-    ValueReads sees it there.
+    For such a CUDA tensor it returns true, as for whole sequences: masks mask nothing (`unknown_masks` lists them), and
+    each row of positions is one sequence. In the user's own code it also returns true, so that checks for NaN pass, but
+    there ValueReads notes it.
     """
     if not getattr(torch.Tensor.all, "is_passed", False):
         torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
     masks = sys.modules.get("transformers.masking_utils")
-    every = getattr(masks, "fast_all", None)  # the same by a sum
+    every = getattr(masks, "fast_all", None)  # the same test, implemented as a sum
     if every is not None and not getattr(every, "is_passed", False):
         masks.fast_all = _passing(every)  # type: ignore[union-attr]
 
 
 def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def passed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out = every(tensor, *args, **kwargs)  # takes what it takes
+        out = every(tensor, *args, **kwargs)  # run for the memory that it takes
         if args or kwargs or not tensor.is_cuda or value_of(out) is not None:
             return out
         true = torch.ones((), dtype=torch.bool, device="cpu")
@@ -166,7 +166,7 @@ def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         is_asked_by_user = is_theirs(sys._getframe(1).f_code.co_filename)
         if is_asked_by_user or tensor.ndim == MASK_DIMENSIONS:
             unknown_masks[users_line(sys._getframe(1))] = None
-        return out.copy_(true) if is_asked_by_user else true  # on the device, where ValueReads sees that it is read
+        return out.copy_(true) if is_asked_by_user else true  # on the device, so that ValueReads sees it being read
 
     passed.is_passed = True  # type: ignore[attr-defined]
     return passed

@@ -14,23 +14,23 @@ from torch.utils import _pytree as pytree
 
 from profiler.core.errors import Invalid
 
-Mark = Callable[[str], None]  # told the phase that begins
+Mark = Callable[[str], None]  # called with the name of the phase that begins
 Step = Callable[[Mark], Any]  # one training step
 
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model's file builds.
+    """A model ready to train, as a model's file builds it.
 
-    `blocks` are names of submodules in the order in which the forward runs them; without any, they are looked for.
-    `loss` runs the forward of the module on the batch and returns a scalar. `optimizer` stands in for the case's: one
-    that is made already, or a function of the parameters.
+    `blocks` are names of submodules in the order in which the forward runs them; if there are none, they are searched
+    for. `loss` runs the module's forward on the batch and returns a scalar. `optimizer`, if given, replaces the case's:
+    an optimizer, or a function of the parameters.
 
-    The last four are of a model that several ranks train together, and are set by what distributes it. `syncing` is
-    the context of a micro-batch, told whether its gradients are averaged over the ranks. `held` tells by category the
-    bytes that are there between steps for the other ranks' sake, `gathered` the most bytes of parameters gathered from
-    all ranks that were live since it was last asked. After `settling` steps what stays is there.
+    `syncing`, `held`, `gathered` and `settling` are set if several ranks train the model together. `syncing(is_last)`
+    is the context of a micro-batch; only the last one's gradients are averaged over the ranks. `held` returns, by
+    category, the bytes that stay between steps for communication. `gathered` returns the most bytes of all-gathered
+    parameters that were live since its last call. After `settling` steps all memory that stays is allocated.
     """
 
     module: nn.Module
@@ -43,15 +43,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     held: Callable[[], dict[str, int]] = dict
     gathered: Callable[[], int] | None = None
     settling: int = 1
-    calls: dict[str, nn.Module] = {}  # blocks that are no submodules but calls, by name
+    calls: dict[str, nn.Module] = {}  # blocks that are calls instead of submodules, by name
 
     def block(self, name: str) -> nn.Module:
-        """The block of this name."""
+        """Return the block of this name."""
         return self.calls[name] if name in self.calls else self.module.get_submodule(name)
 
 
 def trained(workload: Workload) -> dict[str, torch.Tensor]:
-    """Returns every parameter by name: the module's, and those that only an optimizer of the model's own knows."""
+    """Return every parameter by name: the module's, and those that only the model's own optimizer knows."""
     parameters: dict[str, torch.Tensor] = dict(workload.module.named_parameters())
     if not isinstance(workload.optimizer, torch.optim.Optimizer):
         return parameters
@@ -64,12 +64,12 @@ def trained(workload: Workload) -> dict[str, torch.Tensor]:
 
 
 def batch_counts(module: nn.Module) -> frozenset[str]:
-    """Returns the names of the counts of batches of PyTorch's own norms."""
+    """Return the names of the batch counts (`num_batches_tracked`) of PyTorch's own norms."""
     return _of_norms(module, "num_batches_tracked")
 
 
 def batch_statistics(module: nn.Module) -> frozenset[str]:
-    """Returns the names of all that PyTorch's own norms keep of their batches, the counts too."""
+    """Return the names of the running statistics of PyTorch's own norms, with their batch counts."""
     return _of_norms(module, "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -88,10 +88,10 @@ def train_step(
     keep_gradients: bool = False,
     scaler: torch.amp.GradScaler | None = None,
 ) -> torch.Tensor:
-    """Zero the gradients, then forward, loss and backward for each micro-batch, then the optimizer's step.
+    """Zero the gradients, then run forward, loss and backward for each micro-batch, then the optimizer's step.
 
-    `mark` is told the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the step
-    ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid for what is no loss.
+    `mark` is called with the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the
+    step ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid as `loss_of` does.
     """
     mark("zero")
     for parameter in trained(workload).values():
@@ -117,7 +117,7 @@ def train_step(
 
 
 def loss_of(workload: Workload) -> torch.Tensor:
-    """Runs the forward; returns its loss. Raises Invalid for what is no loss."""
+    """Run the forward; return its loss. Raises Invalid if that is not a scalar floating-point tensor."""
     loss = workload.loss(workload.module, workload.batch)
     if not isinstance(loss, torch.Tensor):
         raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
@@ -130,7 +130,7 @@ def loss_of(workload: Workload) -> torch.Tensor:
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Put buffers and random state back, whatever runs within, also where a forward replaces a buffer or adds one."""
+    """Restore, on exit, buffers and random state, also if a forward replaced or added a buffer."""
     named = [(part, dict(part._buffers.items())) for part in module.modules()]
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
@@ -150,7 +150,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the collection of cycles: it takes a quarter of a trace, and when it frees what is chance."""
+    """Disable the cyclic garbage collector: it takes a quarter of a trace, and the moments when it frees are random."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -166,7 +166,7 @@ def num_parameters(module: nn.Module) -> int:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """All tensors in any nesting of tuples, lists and dicts."""
+    """Return all tensors in any nesting of tuples, lists and dicts."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
@@ -182,12 +182,12 @@ def bytes_by_storage(held: list[torch.Tensor]) -> dict[int, int]:
 
 
 def allocated_bytes(storage: torch.UntypedStorage) -> int:
-    """Returns the bytes that a storage takes of its device's allocator."""
+    """Return the bytes that a storage takes from its device's allocator."""
     return rounded(storage.nbytes(), storage.device.type)
 
 
 def rounded(nbytes: int, kind: str) -> int:
-    """The bytes that the allocator of a kind of device counts for a request; measured and predicted alike."""
+    """Return the bytes that the allocator of a device type counts for a request, whether measured or predicted."""
     granule = GRANULE.get(kind, 1)
     return -(-nbytes // granule) * granule
 
@@ -199,6 +199,6 @@ def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
+    """Return this rank's part of a DTensor; any other tensor as it is."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part

@@ -1,8 +1,8 @@
 """Rows to text, pictures, pages and files.
 
-The two tables name what a run can be exported to and plotted as; reading them imports no view. An export is a file with
-`render(run)`, which returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new export or plot is one
-file, one line here, and its word in the help (cli/plot_export_report.py).
+The two tables list the export formats and the kinds of plot; reading them imports no view. An export is a module with
+`render(run)`, which returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new export or plot takes
+one module, one line here, and its name in the help (cli/plot_export_report.py).
 """
 
 EXPORTS = {

@@ -1,4 +1,4 @@
-"""Where ticks, lines and names of a picture go: arithmetic alone, the same for the plots and for the report."""
+"""Geometry of charts: where ticks, lines and labels go. Pure arithmetic, shared by the plots and the report."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import msgspec
 MOST_TICKS = 5
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # between ticks, times a power of ten
 TICK_TEXT = "{x:,g}"
-DOT_GAP = 4  # pixels between the dots by which a line is known to `Occupied`
-CHOICES = 24  # among so many free boxes, the nearest ones, a name takes the one that covers the fewest dots
+DOT_GAP = 4  # pixels between the dots that represent a line in `Occupied`
+CHOICES = 24  # free boxes that are compared, the nearest ones; the label takes the one that covers the fewest dots
 Pair = tuple[float, float]
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """One mark of an axis."""
+    """One tick of an axis."""
 
     at: float
     text: str
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of numbers laid over a range of a picture; `start` may be beyond `end`."""
+    """A linear map from values (low to high) to positions in a picture (start to end); `start` may be beyond `end`."""
 
     low: float
     high: float
@@ -33,12 +33,12 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     end: float
 
     def at(self, value: float) -> float:
-        """Where a number is, to a hundredth."""
+        """Return the position of a value, rounded to a hundredth."""
         share = (value - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self) -> tuple[Tick, ...]:
-        """At most MOST_TICKS round numbers within."""
+        """Return ticks at round numbers within the range, at most MOST_TICKS + 1."""
         least = (self.high - self.low) / MOST_TICKS
         power = 10.0 ** floor(log10(least))
         step = next(step * power for step in STEPS if step * power >= least * (1 - 1e-9))
@@ -48,7 +48,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def around(values: Iterable[float], *, start: float, end: float, from_zero: bool = False) -> Scale:
-    """A scale with all of these numbers on it; where they are all equal, they lie in the middle or at the end."""
+    """Return a scale that spans these values, and zero with `from_zero`; an empty range is widened."""
     numbers = list(values)
     low, high = (0.0 if from_zero else min(numbers)), max(numbers)
     if low == high:
@@ -57,13 +57,13 @@ def around(values: Iterable[float], *, start: float, end: float, from_zero: bool
 
 
 def memory_floor(peaks: Sequence[float]) -> float:
-    """Where an axis of memory begins: at zero, or a little below the lowest where all peaks are close to each other."""
+    """Return where a memory axis starts: at zero, or a little below the lowest peak if all peaks are close together."""
     low, high = min(peaks), max(peaks)
     return low - 0.3 * (high - low) if 0.7 * high < low < high else 0.0
 
 
 def stairs(points: Sequence[Pair]) -> list[Pair]:
-    """The corners of a line through the points that goes first across, then up or down."""
+    """Return the corners of a step line through the points, which goes first across, then up or down."""
     corners = [points[0]]
     for (x0, y0), (x1, y1) in pairwise(points):
         corners += [(x1, y0), (x1, y1)] if x1 != x0 else [(x1, y1)]
@@ -71,7 +71,7 @@ def stairs(points: Sequence[Pair]) -> list[Pair]:
 
 
 def lower_left(points: Iterable[Pair]) -> list[Pair]:
-    """The points that no other is both left of and below, from left to right."""
+    """Return the Pareto frontier of the points, those that no other is both left of and below, from left to right."""
     kept: list[Pair] = []
     for point in sorted(set(points)):
         if not kept or point[1] < kept[-1][1]:
@@ -80,7 +80,7 @@ def lower_left(points: Iterable[Pair]) -> list[Pair]:
 
 
 class Box(NamedTuple):
-    """A rectangle. Boxes that share an edge meet, and a point on an edge is within."""
+    """A rectangle, edges included: boxes that share an edge meet, and a point on an edge is inside."""
 
     x0: float
     y0: float
@@ -109,12 +109,12 @@ class Box(NamedTuple):
         return self.x0 >= frame.x0 and self.x1 <= frame.x1 and self.y0 >= frame.y0 and self.y1 <= frame.y1
 
     def nearest(self, point: Pair) -> Pair:
-        """The point of the box that is nearest to this one."""
+        """Return the point of the box that is nearest to `point`."""
         return min(max(point[0], self.x0), self.x1), min(max(point[1], self.y0), self.y1)
 
 
 class Occupied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a picture holds so far; names are added to `names` and `ink` as they are placed."""
+    """What a picture contains so far; a placed label is added to `names`, and its leader line to `ink`."""
 
     frame: Box
     marks: list[Box]
@@ -123,15 +123,15 @@ class Occupied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def free(boxes: Iterable[Box], *, frame: Box, taken: Sequence[Box]) -> Iterator[Box]:
-    """The boxes within the frame that meet nothing that is taken, in their order."""
+    """Return the boxes inside the frame that meet no taken box, in their order."""
     return (box for box in boxes if box.is_inside(frame) and not any(box.meets(other) for other in taken))
 
 
 def choose(boxes: Iterable[Box], point: Pair, occupied: Occupied, *, far: float, must: bool) -> Box | None:
-    """Of the first free boxes the one that covers the fewest lines; None where none is free.
+    """Return the best of the first CHOICES free boxes; None if no box is free.
 
-    A box that is farther than `far` from the point gets a leader; without `must`, one whose leader crosses another name
-    is no choice.
+    The best one covers the fewest dots of lines, and its leader, which it has if it is farther than `far` from the
+    point, crosses the fewest labels. Without `must`, boxes whose leader crosses a label are left out.
     """
 
     def crossed(box: Box) -> int:
@@ -147,13 +147,13 @@ def choose(boxes: Iterable[Box], point: Pair, occupied: Occupied, *, far: float,
 
 
 def leader(point: Pair, box: Box, *, far: float) -> list[Pair]:
-    """Dots of the line from a point to the box of its name; none where the box is near."""
+    """Return dots along the leader line from a point to the box of its label; none if the box is within `far`."""
     near = box.nearest(point)
     return dotted([point, near]) if hypot(near[0] - point[0], near[1] - point[1]) > far else []
 
 
 def dotted(corners: Sequence[Pair]) -> list[Pair]:
-    """Points every few pixels along a line."""
+    """Return points about every DOT_GAP pixels along a line."""
     dots = []
     for (x0, y0), (x1, y1) in pairwise(corners):
         steps = max(1, int(hypot(x1 - x0, y1 - y0) / DOT_GAP))
@@ -162,7 +162,7 @@ def dotted(corners: Sequence[Pair]) -> list[Pair]:
 
 
 def rings(point: Pair, width: float, height: float, radii: Iterable[float]) -> Iterator[Box]:
-    """Boxes in widening rings around the point, the right side first."""
+    """Yield boxes in widening rings around the point, the right side first."""
     x, y = point
     for radius in radii:
         for step in (0, 1, -1, 4, 2, -2, 3, -3):  # eighths of a turn: right, above right, below right, left, ...
@@ -171,7 +171,7 @@ def rings(point: Pair, width: float, height: float, radii: Iterable[float]) -> I
 
 
 def everywhere(point: Pair, width: float, height: float, frame: Box) -> Iterator[Box]:
-    """Boxes all over the frame, those nearest to the point first."""
+    """Yield boxes all over the frame, those nearest to the point first."""
     centers = [
         (frame.x0 + width / 2 + column * width / 4, frame.y0 + height / 2 + row * height / 2)
         for column in range(int(max(0.0, frame.width - width) / (width / 4)) + 1)
@@ -182,9 +182,9 @@ def everywhere(point: Pair, width: float, height: float, frame: Box) -> Iterator
 
 
 def without_overlap(wanted: Sequence[float], heights: Sequence[float], *, low: float, high: float) -> list[float]:
-    """Middles near the wanted ones, which rise, so that nothing overlaps and all lie between low and high.
+    """Return centers near the wanted ones, which are ascending, without overlap and all between low and high.
 
-    Where there is no room for that, they are spread evenly.
+    If there is not enough room, they are spread evenly.
     """
     if not wanted:
         return []
@@ -193,9 +193,9 @@ def without_overlap(wanted: Sequence[float], heights: Sequence[float], *, low: f
         return [low + step * (number + 0.5) for number in range(len(wanted))]
     gaps = [(below + above) / 2 for below, above in pairwise(heights)]
     middles = [max(wanted[0], low + heights[0] / 2)]
-    for middle, gap in zip(wanted[1:], gaps, strict=True):  # upwards, each as high as the one below it asks for
+    for middle, gap in zip(wanted[1:], gaps, strict=True):  # upwards: push each above the one below it
         middles.append(max(middle, middles[-1] + gap))
     middles[-1] = min(middles[-1], high - heights[-1] / 2)
-    for at in range(len(middles) - 2, -1, -1):  # and down again from the top
+    for at in range(len(middles) - 2, -1, -1):  # downwards: push each below the one above it
         middles[at] = min(middles[at], middles[at + 1] - gaps[at])
     return middles

@@ -1,7 +1,7 @@
-"""Runs and texts without what could tell whose machine it was. What was measured is never changed.
+"""Redact what could identify the machine or its user from runs and texts. Measured numbers are never changed.
 
-"default" hides folders, addresses and the numbers of devices, "all" also the names of devices, the options of models,
-the command and every text that a failure left; "none" hides nothing.
+"default" hides folders, addresses (user@host) and device UUIDs; "all" also hides device names, model options, the
+command and the texts of failures; "none" hides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from profiler.core.record import Built, Environment, Equality, Note, Readings, R
 from profiler.core.secret_filter import HIDDEN, hide
 from profiler.runs.store import Manifest, Run
 
-START = r"(?:[a-z][a-z0-9+.-]{1,20}://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path
+START = r"(?:[a-z][a-z0-9+.-]{1,20}://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path or URL
 FILE = r"[\w.-]{0,255}\.[A-Za-z]\w*"  # no file has a longer name
 PLACE = re.compile(
     rf"(?P<quoted>'{START}[^']*'|\"{START}[^\"]*\""
@@ -26,17 +26,17 @@ PLACE = re.compile(
     rf"|\"(?:[\w.~ -]{{1,255}}[\\/])+[\w. -]{{0,255}}\.[A-Za-z]\w*\")"
     rf"|(?P<absolute>(?<![\w.\])]){START}(?:{re.escape(HIDDEN)}|[^\s'\"<>|,;()\[\]])+)(?P<after> {FILE})?"
     rf"|(?P<relative>(?:[\w.~-]{{1,255}}[\\/])+{FILE})"
-    r"|(?P<address>[\w.+-]{1,64}@[\w.-]+)"  # without limits each letter of a long word is looked at from each before it
+    r"|(?P<address>[\w.+-]{1,64}@[\w.-]+)"  # the limit avoids quadratic backtracking in long words
     r"|(?P<number>\b(?:(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}))"
 )
 
-# notes that quote names or words of the model's own
+# notes that quote names or code of the user's model
 QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054", "GCP055", "GCP064")
 LEVELS = ("default", "all", "none")
 
 
 def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
-    """Returns the runs as they may be shown. Cases that would look alike after redaction are numbered."""
+    """Returns the runs redacted at one of LEVELS. Cases that would look alike after redaction are numbered."""
     return [run if level == "none" else _redacted(run, number, level) for number, run in enumerate(runs, start=1)]
 
 
@@ -56,12 +56,12 @@ def _redacted(run: Run, number: int, level: str) -> Run:
 
 
 def _command(text: str) -> str:
-    """Hides the folders of a command: every word of it that holds a slash is a path."""
+    """Hides the folders in a command; every word that contains a slash counts as a path."""
     return " ".join(re.sub(r"^((?:--?[\w-]+=)?).*[\\/]", r"\1[path]/", word) for word in hidden(text).split(" "))
 
 
 class _Redaction:
-    """Redacts the records of one run; a name becomes the same one everywhere."""
+    """Redacts the records of one run; equal names get equal replacements."""
 
     def __init__(self, records: Iterable[Record], *, is_all: bool) -> None:
         cases = [record.case for record in records]
@@ -87,7 +87,7 @@ class _Redaction:
 
     def environment(self, environment: Environment) -> Environment:
         name = environment.device_name
-        hollow = HOLLOW if is_hollow(name) else ""  # what was rehearsed on it stays so
+        hollow = HOLLOW if is_hollow(name) else ""  # so that its records still count as rehearsed
         shown = f"{hollow}{HIDDEN}" if self._is_all and name else name
         return msgspec.structs.replace(
             environment, device_name=shown, device_uuid=HIDDEN if environment.device_uuid else None
@@ -109,7 +109,7 @@ class _Redaction:
         return msgspec.structs.replace(built, data=HIDDEN if is_named else hidden(built.data))
 
     def _equality(self, equality: Equality | None) -> Equality | None:
-        """Hides names of parameters, by which a model could be known."""
+        """Hides names of parameters, which could identify the model."""
         if equality is None or not self._is_all:
             return equality
         worst = HIDDEN if equality.worst_parameter else None
@@ -117,19 +117,19 @@ class _Redaction:
         return msgspec.structs.replace(equality, worst_parameter=worst, differing_buffers=buffers, missing=missing)
 
     def _readings(self, readings: Readings) -> Readings:
-        """Hides names of modules, by which a model could be known."""
+        """Hides names of modules, which could identify the model."""
         if readings.timeline is None or not self._is_all:
             return readings
         unnamed = msgspec.structs.replace(readings.timeline, module=None, modules={})
         return msgspec.structs.replace(readings, timeline=unnamed)
 
     def _note(self, note: Note) -> str:
-        """Redacts a note; of one that quotes the model's code or names only the first words stay."""
+        """Redacts a note; if it quotes names or code of the model, only the words before the quote stay."""
         is_quoting = self._is_all and note.code in QUOTING
         return self._known(re.split(r": | \(", note.text)[0] if is_quoting else note.text)
 
     def _known(self, text: str) -> str:
-        """Redacts what a note quotes of the case; the other words of notes are ours."""
+        """Redacts what a note quotes from the case; its other words are gcprof's own."""
         if not self._is_all:
             return hidden(text)
         for word, instead in {**self._models, **self._devices}.items():
@@ -146,13 +146,13 @@ class _Redaction:
         return Choice(text).name if self._is_all and "file=" in text else hidden(text)
 
     def _device(self, text: str) -> str:
-        """Hides the GPU that is predicted for or rehearsed; the same one has one name, so that they stay twins."""
+        """Hides the GPU that is predicted for or rehearsed; equal GPUs get equal names, so that twins stay twins."""
         gpu = _gpu(text)
         return text.replace(gpu, self._gpus[gpu], 1) if self._is_all and gpu in self._gpus else text
 
 
 def _gpu(device: str) -> str | None:
-    """Returns the word of the GPU that a case is predicted for or rehearsed on; None if it is measured."""
+    """Returns the name of the GPU that a case is predicted for or rehearsed on; None if it is measured."""
     if device.startswith(FAKE):
         return device.removeprefix(FAKE)
     return Choice(device).name.removeprefix(REHEARSE) if device.startswith(REHEARSE) else None
@@ -184,6 +184,6 @@ def _instead(match: re.Match[str]) -> str:
 
 
 def _name(path: str) -> str:
-    """Returns the name of a file, and nothing for a folder, whose name tells too much."""
+    """Returns the file name of a path; nothing for a folder, whose name could give the user away."""
     name = re.split(r"[\\/]", path)[-1]
     return name if re.search(r"\.[A-Za-z]\w*", name) else ""

@@ -1,4 +1,4 @@
-"""Text from files and child processes, made harmless for one line of a screen, and short."""
+"""Make text from files and child processes safe to print: on one line, without control characters, shortened."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
-ASCII = str.maketrans({"±": "+-", "…": "..."})  # ours; whatever else there is, is escaped
-AT_EDGE = re.compile(r"  |\n | \n")  # spaces that one line of words has not, in lines
-ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")  # colours, titles, links of a terminal
+ASCII = str.maketrans({"±": "+-", "…": "..."})  # symbols of ours; others that the encoding lacks are escaped
+AT_EDGE = re.compile(r"  |\n | \n")  # whitespace that `plain` would strip or collapse
+ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?")  # colors, titles, links of a terminal
 
 
 @lru_cache(maxsize=4096)  # tables repeat their words
 def plain(text: str, *, encoding: str = "utf-8") -> str:
-    """The text on one line, without control characters, in characters that the encoding has."""
+    """Return the text on one line, without control characters, limited to what the encoding can represent."""
     if text.isascii() and text.isprintable() and " ".join(text.split()) == text:
-        return text  # as nearly all is
+        return text  # the common case
     line = " ".join(ESCAPE.sub("", text).split())
     if not line.isprintable():
         line = "".join(character for character in line if unicodedata.category(character) not in ("Cc", "Cf", "Cs"))
@@ -28,7 +28,7 @@ def plain(text: str, *, encoding: str = "utf-8") -> str:
 
 
 def plain_cells(texts: Sequence[str], *, encoding: str = "utf-8") -> tuple[str, ...]:
-    """`plain` of every text, for columns of 100,000: each different text once, and none where all are plain already."""
+    """Return `plain` of every text, fast for 100,000 cells: each distinct text once, none if all are plain already."""
     column = "\n".join(("", *texts, ""))
     is_one_line_each = column.count("\n") == len(texts) + 1
     if is_one_line_each and column.isascii() and not AT_EDGE.search(column) and column.replace("\n", "").isprintable():
@@ -38,9 +38,9 @@ def plain_cells(texts: Sequence[str], *, encoding: str = "utf-8") -> tuple[str, 
 
 
 def escaped(text: str) -> str:
-    """A whole document without characters that a terminal obeys: escaped as in JSON, where it stays the same document.
+    """Return a document with terminal control characters escaped as in JSON, so that a JSON document keeps its meaning.
 
-    Ends of lines and tabs stay. Escaped are C0 and C1 controls, bidirectional controls, and U+2028 and U+2029.
+    Line ends and tabs stay. C0, C1 and bidirectional controls, U+2028 and U+2029 are escaped.
     """
     return "".join(character if _is_harmless(character) else _escape(character) for character in text)
 
@@ -50,16 +50,16 @@ def _is_harmless(character: str) -> bool:
 
 
 def _escape(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass").hex()  # one or two of 16 bits
+    units = character.encode("utf-16-be", "surrogatepass").hex()  # one or two UTF-16 code units
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
 def short(value: object, length: int) -> str:
-    """Any value as one harmless line, without its middle where it is longer than `length` characters."""
+    """Return a value as one line that is safe to print, its middle elided if it is longer than `length` characters."""
     return shortened(plain(str(value)), length)
 
 
 def shortened(text: str, length: int) -> str:
-    """The text without its middle where it is longer: names of one kind differ at their ends."""
+    """Return the text, its middle elided if it is longer than `length`: similar names differ at their ends."""
     before = (length - 1) // 2
     return text if len(text) <= length else f"{text[:before]}…{text[before + 1 - length :]}"

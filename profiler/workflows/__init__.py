@@ -1,4 +1,4 @@
-"""What a command does, without a terminal."""
+"""The work of each command, without a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Show = Callable[["Record", int, "Path"], None]  # a record, how many trials are left, and the log of its trial
 
 
-STARTING = "torch is imported, and devices are looked for"  # what is done before there can be a trial
+STARTING = "torch is imported, and devices are looked for"  # what happens before there can be a trial
 
 
 class Interrupted(BaseException):
@@ -31,23 +31,23 @@ class Interrupted(BaseException):
 
 
 class Screen:
-    """What a workflow tells of its progress; this one shows nothing."""
+    """Receives the progress of a workflow; this one shows nothing."""
 
     def say(self, text: str) -> None:
-        """Takes a line beside the result."""
+        """Show a line that is not part of the result."""
 
     @contextmanager
     def watch(self, cases: Sequence[Case]) -> Iterator[Show]:
-        """Is entered while trials of these cases run; yields what is called with each record once it is stored."""
+        """Context of trials of these cases; yields a function to call with each record once it is stored."""
         yield lambda record, left, log: None
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """Is entered while something runs that is no trial, `text` being what."""
+        """Context of work that is no trial; `text` says what it is."""
         yield
 
     def at_work(self, text: str) -> None:
-        """Takes what runs now: of a trial its pass, of what is done its step."""
+        """Show what runs now: the pass of a trial, or the step of other work."""
 
 
 SILENT = Screen()

@@ -1,4 +1,4 @@
-"""The largest batch that is predicted to fit a memory, under a strategy or under the best plan."""
+"""Finds the largest batch that is predicted to fit a memory, under a strategy or under the best plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAN = Choice("plan")
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes of the device's memory, and the parts that neither batch size nor strategy changes. Bytes."""
+    """The device memory that a step takes, and its parts that depend on neither batch size nor strategy. Bytes."""
 
     nbytes: int
     static_bytes: int
@@ -39,7 +39,7 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
     strategy: Choice
     batch_size: int  # 0: not even one sample fits
     predicted_bytes: int | None = None
-    one_sample: Need | None = None  # where none fits, what a batch of one takes
+    one_sample: Need | None = None  # if none fits, what a batch of one takes
     measured: tuple[Record, ...] = ()  # rounds at that size
     beyond: Record | None = None  # one sample more
 
@@ -51,7 +51,7 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bytes_needed(readings: Readings, device: str, context_bytes: int = CONTEXT_BYTES) -> int | None:
-    """Bytes of the device's memory at the peak: on CUDA what the allocator reserves, and CUDA itself."""
+    """Return the device memory at the peak, in bytes: on CUDA what the allocator reserves, and CUDA's context."""
     if "cpu" in device:
         return readings.peak_bytes
     taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
@@ -59,22 +59,22 @@ def bytes_needed(readings: Readings, device: str, context_bytes: int = CONTEXT_B
 
 
 def measured_context(engine: Engine, case: Case) -> int | None:
-    """The bytes that CUDA and other processes take besides the allocator, measured while one sample is trained.
+    """Measure the bytes that CUDA and other processes take besides the allocator, while one sample is trained.
 
-    None for a prediction, a rehearsal and on a CPU, and where the trial did not tell.
+    Returns None for a prediction, a rehearsal and on a CPU, and if the trial has no such readings.
     """
     if case.is_predicted or case.is_rehearsed or case.device == "cpu":
         return None
     alone = msgspec.structs.replace(case, batch_size=1, verify="off")
     (record,) = engine.run([Trial(case=alone, passes=("memory",))])
     if evidence(record.case, record.environment) != "measured":
-        return None  # a hollow device's context takes what it is told to
+        return None  # the context of a hollow device is set, not measured
     taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
     return None if taken is None or reserved is None else max(0, taken - reserved)
 
 
 def predict(engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT_BYTES) -> Largest:
-    """The largest batch of the case that is predicted to fit the limit."""
+    """Return the largest batch of the case that is predicted to fit the limit."""
     needs: dict[int, Need | None] = {}  # by batch size
 
     def bytes_of(batch_size: int) -> int | None:
@@ -104,7 +104,7 @@ def _need(readings: Readings, device: str, context_bytes: int) -> Need | None:
 
 
 def confirm(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT_BYTES) -> Largest:
-    """The predicted batch where its step fits or fails, else the largest below at which one fits."""
+    """Return the predicted batch if its step fits, or cannot be run; else the largest smaller one that fits."""
     largest = predicted.batch_size
 
     def bytes_of(batch_size: int) -> int | None:
@@ -122,7 +122,7 @@ def confirm(engine: Engine, case: Case, limit: int, predicted: Largest, context_
 
 
 def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context_bytes: int = CONTEXT_BYTES) -> Largest:
-    """The largest batch at which PyTorch does not run out of that memory, looked for from the predicted one on."""
+    """Return the largest batch at which PyTorch does not run out of that memory, searched from the predicted one on."""
     batch_size = largest_that_fits(
         lambda size: _bytes_of_step(engine, case, predicted.strategy, size, context_bytes),
         limit=limit,
@@ -132,7 +132,7 @@ def rehearse(engine: Engine, case: Case, limit: int, predicted: Largest, context
 
 
 def _bytes_of_step(engine: Engine, case: Case, strategy: Choice, batch_size: int, context_bytes: int) -> int | None:
-    """What a step needs that is run, None where it runs out of memory. Raises UserError where it cannot be run."""
+    """Run a step; return what it needs, None if it runs out of memory. Raises UserError if it cannot be run."""
     sized = msgspec.structs.replace(case, strategy=strategy, batch_size=batch_size, verify="off")
     (record,) = engine.run([Trial(case=sized, passes=("memory",))])
     if record.outcome not in ("ok", "out_of_memory"):
@@ -141,7 +141,7 @@ def _bytes_of_step(engine: Engine, case: Case, strategy: Choice, batch_size: int
 
 
 def _resized(engine: Engine, case: Case, predicted: Largest, batch_size: int, context_bytes: int) -> Largest:
-    """The same with another batch, and what is predicted for it."""
+    """Return the same with another batch size, and what is predicted for it."""
     if batch_size in (0, predicted.batch_size):
         return msgspec.structs.replace(predicted, batch_size=batch_size)
     sized = msgspec.structs.replace(case.foreseen, strategy=predicted.strategy, batch_size=batch_size)
@@ -151,9 +151,9 @@ def _resized(engine: Engine, case: Case, predicted: Largest, batch_size: int, co
 
 
 def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int = CONTEXT_BYTES) -> Largest:
-    """The largest batch for which the smallest plan is predicted to fit, and the fastest that fits in the file `path`.
+    """Return the largest batch that is predicted to fit under the smallest plan; leave the fastest that fits at `path`.
 
-    That is the smallest one, where what is faster needs too much besides its stages.
+    That is the smallest one itself, if faster ones need too much besides their stages.
     """
     plans: dict[int, tuple[PlanFile, int | None]] = {}  # by batch size, the smallest one and its traced bytes
     needs: dict[int, Need | None] = {}
@@ -185,7 +185,7 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
 
 
 def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int) -> int | None:
-    """What the fastest plan that fits needs by a traced step; it is left in the file. None where none does."""
+    """Write the fastest plan that fits to `path`; return what its traced step needs, None if none fits."""
     calibration = calibrate(engine, case)
     has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
     passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest

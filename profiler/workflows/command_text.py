@@ -1,6 +1,6 @@
-"""The words that a user typed: the command that a manifest keeps, those that a hint repeats, and consent to run code.
+"""Words that a user typed: the command in a manifest, the commands in hints, and consent to run code.
 
-Code that a run folder names runs only where the user names it again: a folder may be anyone's, and so its code.
+Code that a run folder names runs only if the user names it again: a folder, and so its code, may come from anyone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def flag(name: str) -> str:
 
 
 def setting_words(words: Request, *, device: str | None) -> list[str]:
-    """The flags that tell a model's settings as they were typed, and the device, for the next command."""
+    """Return the flags of a model's settings as they were typed, and the device, for the next command."""
     asked = [(name, device if name == "device" else getattr(words, name)) for name in MODEL_FLAGS]
     switches = [switch.key or field for field, switch in SWITCHES.items()]
     return [
@@ -40,7 +40,7 @@ def setting_words(words: Request, *, device: str | None) -> list[str]:
 
 
 def case_words(case: Case) -> list[str]:
-    """The flags of a case's settings that are no defaults, for a command that traces a step of its model by name."""
+    """Return the flags of a case's settings that are not defaults, for a command that traces its model by name."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
     defaults |= {"batch_size": None, "optimizer": "sgd", "device": "cuda"}
     device = case.device if case.is_rehearsed else case.foreseen.device.removeprefix(FAKE)
@@ -52,7 +52,7 @@ def case_words(case: Case) -> list[str]:
 
 
 def command_line(typed: Sequence[str]) -> str:
-    """The command, each file and folder by its last name alone, and without secrets."""
+    """Return the command, without secrets and with only the last name of the files and folders that options name."""
     words = ["gcprof"]
     for before, word in pairwise(["gcprof", *typed]):
         alone = before in ("--data", "--config", "--output", "-o")
@@ -62,15 +62,15 @@ def command_line(typed: Sequence[str]) -> str:
 
 
 def resume_words(run: Run, typed: Sequence[str] = (), data: str | None = None) -> list[str]:
-    """The command that goes on with a run, with what the user must say again."""
+    """Return the command that resumes a run, with what the user must type again."""
     again = _again(run, needs_naming(run))
     return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *_engine(typed)]
 
 
 def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
-    """Raises UserError for a word of a run's plan that leads to code or files, and that the user did not type.
+    """Raise UserError if a word of a run's plan leads to code or files, and the user did not type it.
 
-    `named` are the words that were typed, by the field of a case. Nothing is imported or opened to see this. Digests in
+    `named` are the words that were typed, by the field of a case. Nothing is imported or opened for this. Digests in
     the folder are no consent: who wrote its plan could write them too.
     """
     unnamed = consent.unnamed(_cases(run), folder=run.folder, named=named)
@@ -81,9 +81,9 @@ def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequen
 
 
 def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice], typed: Sequence[str]) -> None:
-    """Raises UserError for cases of the run `target` whose words lead to code or files; only strategies can be named.
+    """Raise UserError if words of these cases of the run `target` lead to code or files; only strategies can be named.
 
-    Elsewhere the model and its settings can be: where a run is read, they are its own.
+    The command that the hint names takes the model and its settings from the user, instead of from the run.
     """
     cases = list(cases)
     unnamed = consent.unnamed(cases, folder=run_folder(target), named={"strategy": set(named)})
@@ -94,7 +94,7 @@ def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice],
 
 
 def needs_naming(run: Run) -> dict[str, list[str]]:
-    """The words of a run's plan that a user must type again, by the field of a case."""
+    """Return the words of a run's plan that a user must type again, by the field of a case."""
     return consent.unnamed(_cases(run), folder=run.folder, named={})
 
 
@@ -103,7 +103,7 @@ def _cases(run: Run) -> list[Case]:
 
 
 def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
-    """The flags that name such words; of models all of the run's. Nothing where a word has no flag."""
+    """Return the flags that name these words (--model: all models of the run); [] if a word has no flag."""
     if unnamed.keys() - set(consent.FLAGS.values()):
         return []
     words = dict(unnamed)
@@ -114,7 +114,7 @@ def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _engine(typed: Sequence[str]) -> list[str]:
-    """Where the trials of the command run, where it says so."""
+    """Return the --engine option of the command, if it has one."""
     engines = [word for before, word in zip(["", *typed], typed, strict=False) if before == "--engine"]
     joined = [word.partition("=")[2] for word in typed if word.startswith("--engine=")]
     return ["--engine", (engines + joined)[-1]] if engines + joined else []

@@ -1,6 +1,6 @@
-"""What a sweep costs, told before anything is sent: what `gcprof run --dry-run` does.
+"""Estimates what a sweep costs, before anything is sent: what `gcprof run --dry-run` does.
 
-Times are predicted on this machine, also where the trials run elsewhere.
+Times are predicted on this machine, even if the trials run elsewhere.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening
 
-PATIENCE_SECONDS = 15.0  # for all predictions: those that are not there by then are told as not known
-NO_MATCH, WITHIN = "no blocks match", "block '"  # what is wrong with --blocks begins so
-START_SECONDS = 3.0  # of a trial on a GPU that is not here: its process, CUDA's context, the model; assumed
+PATIENCE_SECONDS = 15.0  # for all predictions: those that are not done by then are reported as unknown
+NO_MATCH, WITHIN = "no blocks match", "block '"  # beginnings of what is wrong with --blocks
+START_SECONDS = 3.0  # assumed for a trial on a GPU that is not here: its process, CUDA's context, the model
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trials of a request cost, and what that rests on, in words."""
+    """What the trials of a request cost, and what that is based on, in words."""
 
     cost: SweepCost
-    basis: str | None = None  # of the seconds of steps
-    start: str = ""  # what the start of a trial takes
+    basis: str | None = None  # what the seconds of steps are based on
+    start: str = ""  # how long the start of a trial takes
     unknown: str = ""  # why some trials have no seconds
 
 
 def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[CheckedRequest], None]) -> Estimate | None:
-    """What a run would cost; `show` is given its trials first. None where its shard is empty. Raises UserError."""
+    """Estimate what a run costs; `show` gets its trials first. None if its shard is empty. Raises UserError."""
     words = request.checked()
     with connect(request, spec.check(words, device_choice.any_device).trials) as engine:
         devices = request.placement.survey(engine)
@@ -55,9 +55,9 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Che
 
 
 def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
-    """Says of which models --blocks matches no block, and where that is not known; models are made without memory.
+    """Report the models in which --blocks matches nothing, or where that is unknown; models are built without memory.
 
-    Raises UserError (exit code 1, as the run's) where it matches none of any model.
+    Raises UserError (exit code 1, as the run does) if it matches nothing in any model.
     """
     named = [trial.case.baseline for trial in checked.trials if trial.case.blocks]
     cases = list({str(case.model): case for case in named}.values())
@@ -74,14 +74,14 @@ def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
 
 
 def _failures(cases: Sequence[Case], data: str | None) -> Iterator[str | None]:
-    """Why each step is skipped, "" where it is not; None where it cannot be traced, or not in time."""
+    """Yield why each case is skipped, "" if it is not; None if its step cannot be traced, or not in time."""
     for record in _predicted([case.foreseen for case in cases], data):
         yield (record.detail or "") if record and record.outcome in ("ok", "skipped") else None
 
 
 def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
-    """Trials, steps, and seconds of a GPU where one is measured on; `where` is the engine's text."""
-    trials = [trial for trial in checked.trials if not trial.if_own]  # the others may never run
+    """Estimate trials, steps, and seconds if trials are measured on a GPU; `where` is the engine's text."""
+    trials = [trial for trial in checked.trials if not trial.if_own]  # those with `if_own` may never run
     measured = [trial for trial in trials if not trial.case.is_predicted and not trial.case.is_rehearsed]
     on_gpu = [trial for trial in measured if trial.case.twin.device != "cpu"]
     if not on_gpu:
@@ -101,7 +101,7 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
 
 
 def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) -> str | None:
-    """The known GPU that a device is: by its driver's name, by its own, or by an option of the engine."""
+    """Return the known GPU that a device is: by its driver's name, its own name, or an option of the engine."""
     name = devices[device].device_name if device in devices else None
     if name is not None:
         return gpu_specs.word_of(name)
@@ -111,7 +111,7 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
 
 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
-    """What the baselines' steps take, as far as there is time to predict it, and what that rests on."""
+    """Return the times of the baselines' steps, as far as they can be predicted in time, and their basis."""
     basis, speeds = None, {}
     cases = list(dict.fromkeys(trial.case.baseline for trial in trials))
     predicted = _predicted([msgspec.structs.replace(case, device=FAKE + kind) for case in cases], data)
@@ -126,9 +126,9 @@ def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[
 
 
 def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | None]:
-    """The prediction of each step; None where there is no time left for it.
+    """Yield the prediction of each case; None once no time is left.
 
-    A rank computes what a process alone does: what ranks send each other is not in it.
+    Ranks are predicted as one process alone, without what they send each other.
     """
     if not cases:
         return
@@ -144,7 +144,7 @@ def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | Non
 
 
 def _start_seconds(engine: Engine, device: str) -> float:
-    """The seconds that a new process takes to open the device, once."""
+    """Return the seconds that a new process takes to open the device, measured once."""
     began = time.monotonic()
     engine.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not answer")
     return time.monotonic() - began

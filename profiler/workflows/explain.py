@@ -31,7 +31,7 @@ from profiler.workflows.command_text import refuse_cases
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps to follow: of the model `target`, or of the cases of the run that is called so."""
+    """Which steps to follow: of the model `target`, or of the cases of the run with that name."""
 
     target: str
     words: Request  # a prediction, as `prediction` makes one
@@ -47,7 +47,7 @@ class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step, what holds its peak, and for a rehearsed one the same step traced, or why it cannot be."""
+    """The last step and what holds its peak; for a rehearsed step also the same step traced, or why it cannot be."""
 
     step: FollowedStep
     explanation: Explanation
@@ -55,16 +55,16 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prediction(*, strategies: str, device: str | None, **others: Any) -> Request:
-    """The words of a command as a request for a prediction, or for a rehearsal where the device says so."""
+    """Return the words of a command as a request for a prediction, or for a rehearsal if the device says so."""
     word = "cuda" if device is None else device
     is_rehearsed = word.startswith(REHEARSE)
     return Request(strategies=strategies, device=word if is_rehearsed else device_choice.to_predict(word), **others)
 
 
 def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
-    """Where the peak of the last step is and why it is no lower, against the first.
+    """Explain where the peak of the last step is and why it is no lower, compared with the first step.
 
-    Raises UserError, also where more than one strategy is named besides `none`.
+    Raises UserError, also if more than one strategy is named besides `none`.
     """
     named = [choice for choice in spec.strategies_of(request.words, []) if choice != "none"]
     if len(named) > 1:
@@ -85,12 +85,12 @@ def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
 
 
 def recorded(path: Path) -> SnapshotExplanation:
-    """Where the peak of a CUDA memory snapshot is, what held it and what stayed. Raises UserError."""
+    """Explain where the peak of a CUDA memory snapshot is, what held it and what stayed. Raises UserError."""
     return explain_snapshot(plain_pickle.load(path))
 
 
 def beside_traced(steps: Sequence[FollowedStep]) -> list[FollowedStep | UserError]:
-    """The rehearsed steps once more, each traced for the same GPU; or why it cannot be."""
+    """Return each rehearsed step again, traced for the same GPU, or the error if it cannot be."""
     rehearsed = [step for step in steps if step.case.is_rehearsed]
     if not rehearsed:
         return []
@@ -106,11 +106,11 @@ def _traced(engine: Engine, case: Case) -> FollowedStep | UserError:
 
 
 def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choices: bool = False) -> list[FollowedStep]:
-    """The steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
+    """Return the steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
 
-    `with_choices` also asks of a traced `none` what other blocks would come to. Raises UserError where there is no such
-    model, run or strategy, or where a step cannot be followed. What a run has measured or predicted is traced, what it
-    has rehearsed is rehearsed.
+    `with_choices` also evaluates other blocks in a traced `none`. Cases that a run has measured or predicted are
+    traced, those that it has rehearsed are rehearsed. Raises UserError if there is no such model, run or strategy, or
+    if a step cannot be followed.
     """
     records = _records(request)
     trials = _trials_of_model(request) if records is None else _trials_of_run(records, request)
@@ -128,7 +128,7 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
 
 
 def _records(request: StepRequest) -> list[Record] | None:
-    """Those of the run that is called so; None where none is."""
+    """Return the records of the run with the target's name; None if there is no such run."""
     target, words = request.target, request.words
     places = (Path(target), RESULTS / target)
     if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
@@ -144,7 +144,7 @@ def _trials_of_model(request: StepRequest) -> list[Trial]:
 
 
 def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:
-    """The first case's rows under these strategies; what is traced, with what was read of their operators."""
+    """Return trials of the first case's settings under these strategies; traced ones get the run's calibration."""
     if not records:
         hint = "let it run to its end: gcprof run --resume"
         raise UserError(f"'{request.target}' has no records yet", hint=hint, exit_code=4)
@@ -161,7 +161,7 @@ def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Tria
 
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
-    """The strategies that were named; each must be of the run."""
+    """Return the strategies that were named. Raises UserError for one that the run does not have."""
     named = spec.strategies_of(words, [])
     measured = [case.strategy for case in cases]
     for choice in named:
@@ -180,6 +180,6 @@ def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fo
 
 
 def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:
-    """The first record of the same case by more than a trace; of a rehearsed case, the rehearsed one."""
+    """Return the first record of the case that is not a prediction; for a rehearsed case, a rehearsed one."""
     of_case = (record for record in records or () if record.case.twin == case.twin and not record.case.is_predicted)
     return next((record for record in of_case if not case.is_rehearsed or record.case == case), None)

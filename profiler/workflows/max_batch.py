@@ -1,6 +1,6 @@
-"""The largest batch that a memory holds, by strategy and by plan: what `gcprof max-batch` does.
+"""Finds the largest batch that fits a memory, by strategy and by plan: what `gcprof max-batch` does.
 
-Predicted first, then measured: below, where a step there does not fit, and with one sample more.
+It is predicted first, then measured: lower, if a step of that size does not fit, and with one sample more.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class MaxBatchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     words: Request
     strategies: tuple[Choice, ...]
-    limit: int | float  # bytes of the device's memory, or the share of it
-    context_bytes: int | None = None  # of it, what CUDA takes besides tensors; None: as measured, or assumed
+    limit: int | float  # bytes of the device's memory, or a fraction of it
+    context_bytes: int | None = None  # of it, what CUDA takes besides tensors; None: measured, or assumed
     measure: bool = True
     rounds: int = ROUNDS
     typed: tuple[str, ...] = ()  # the words of the command line
@@ -71,9 +71,8 @@ def max_batch(
 ) -> LargestBatches:
     """Search for each strategy's largest batch, and measure them.
 
-    `show` is given each one, and the limit in bytes, as soon as it is predicted.
-
-    Raises UserError.
+    `show` is called with the strategy, its batch and the limit in bytes, as soon as the batch is predicted. Raises
+    UserError.
     """
     with ModelOnDevice(request.words, screen) as model:
         case = model.case
@@ -115,7 +114,7 @@ def max_batch(
 
 
 def _limit(model: ModelOnDevice, request: MaxBatchRequest, say: Callable[[str], None]) -> int:
-    """Bytes; a share is of the memory that the device has. Raises UserError where that is not known."""
+    """Return the limit in bytes; a fraction is of the device's memory. Raises UserError if that is unknown."""
     whole = device_choice.environment(model.case.device, model.devices).device_bytes
     if isinstance(request.limit, int):
         if whole is not None and request.limit > whole:
@@ -128,7 +127,7 @@ def _limit(model: ModelOnDevice, request: MaxBatchRequest, say: Callable[[str], 
 
 
 def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str | None]:
-    """What is left to CUDA: as asked, else as one sample on the device shows, else as assumed."""
+    """Return what CUDA takes, and its source: as asked, else as measured with one sample, else as assumed."""
     if "cpu" in model.case.device:
         if request.context_bytes is not None:
             raise UserError("--context has no effect on a CPU", hint="leave it out")
@@ -149,7 +148,7 @@ def _predicted(
     show: Callable[[str, Largest], None],
     say: Callable[[str], None],
 ) -> list[Largest]:
-    """Each strategy's batch; the plan's file is left at `path`."""
+    """Return each strategy's predicted batch; the plan's file is left at `path`."""
     batches = []
     for strategy in strategies:
         case = msgspec.structs.replace(model.case, strategy=strategy)
@@ -157,7 +156,7 @@ def _predicted(
         show(str(strategy), batches[-1])
     try:
         planned = predict_planned(model.engine, model.case, limit, path, context_bytes)
-    except UserError as error:  # of blocks that are no chain
+    except UserError as error:  # the blocks are no chain
         say(f"note: no plan: {error}")
         return batches
     show("plan", planned)
@@ -165,7 +164,7 @@ def _predicted(
 
 
 def _in_folder(batches: Sequence[Largest], folder: Path) -> tuple[list[Largest], dict[Path, PlanFile]]:
-    """The same with the plan's file in a run folder, and what is to be written there."""
+    """Return the batches with the plan's file in a run folder, and the plans to write there."""
     *others, last = batches
     if last.strategy.name != PLAN or not last.batch_size:
         return [*batches], {}
@@ -175,7 +174,7 @@ def _in_folder(batches: Sequence[Largest], folder: Path) -> tuple[list[Largest],
 
 
 def _rehearsed(model: ModelOnDevice, limit: int, context_bytes: int, batches: Sequence[Largest]) -> list[Largest]:
-    """The same with the batch at which PyTorch itself runs out; a plan's is the one that it was made for."""
+    """Return the largest batches at which PyTorch itself has enough memory; a plan keeps the batch it was made for."""
     engine, case = model.engine, model.case
     return [
         batch if batch.strategy.name == PLAN else rehearse(engine, case, limit, batch, context_bytes)
@@ -199,7 +198,7 @@ def _measured(
 
 
 def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
-    """The trials of each at its size, in rounds of which every second is reversed, and then with one sample more."""
+    """Return the trials of each at its size, in rounds (every second one reversed), then with one sample more."""
     cases = [_at(case, batch, batch.batch_size) for batch in batches if batch.batch_size]
     measured = [
         msgspec.structs.replace(trial, passes=("memory", "time") if trial.round == 1 else ("time",))
@@ -211,7 +210,7 @@ def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Tria
 
 
 def with_records(case: Case, batches: Sequence[Largest], records: Sequence[Record]) -> list[Largest]:
-    """Each with its records."""
+    """Return the batches with their records."""
     measured_batches = []
     for batch in batches:
         at, beyond = (_at(case, batch, size) for size in (batch.batch_size, batch.batch_size + 1))

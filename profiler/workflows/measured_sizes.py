@@ -1,4 +1,4 @@
-"""The sizes of a rehearsed GPU: what CUDA and cuDNN took of the real one in a measured run."""
+"""Sizes of a rehearsed GPU: what CUDA and cuDNN took of the real one in a measured run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CONVOLUTIONS = "aten.convolution"  # and aten.convolution_backward
 
 
 def calibrated(devices: str, run: str, **sizes: str | None) -> str:
-    """Returns the devices to rehearse, `h100,t4`, with what a measured run of each says, but for the sizes given.
+    """Return the devices to rehearse, `h100,t4`, with the sizes that a run measured on each, except those given.
 
-    Raises UserError where it is no run, or nothing in it was measured on one of them.
+    Raises UserError if it is no run, or nothing in it was measured on one of them.
     """
     records = store.load(run_folder(run)).records
     words = []
@@ -31,11 +31,11 @@ def calibrated(devices: str, run: str, **sizes: str | None) -> str:
 
 
 def measured_sizes(records: Sequence[Record], gpu: str) -> dict[str, int]:
-    """Returns the sizes `context` and `cudnn_workspace` of a rehearsed GPU, in bytes, as far as the records tell them.
+    """Return the sizes `context` and `cudnn_workspace` of a rehearsed GPU, in bytes, as far as the records have them.
 
-    `gpu` is its name in configs/devices. The context is what was taken of the device beside what PyTorch's allocator
-    had reserved, at its most, where no other process held any. The workspace is the most that a convolution took
-    besides its results. Raises UserError where no record was measured on such a GPU.
+    `gpu` is its name in configs/devices. The context is the most that was taken of the device besides what PyTorch's
+    allocator had reserved, while no other process used it. The workspace is the most that a convolution took besides
+    its results. Raises UserError if no record was measured on such a GPU.
     """
     measured = [record for record in records if _is_of(record, gpu)]
     if not measured:
@@ -51,7 +51,7 @@ def _is_of(record: Record, gpu: str) -> bool:
 
 
 def _context_bytes(record: Record) -> int:
-    """The device is read at the marks between phases, the allocator at every moment: too little in some phases."""
+    """Return the most of any phase: some show too little, as the device is read only at marks between phases."""
     if any(at.others_bytes for at in record.readings.conditions or ()):
         return 0
     return max(

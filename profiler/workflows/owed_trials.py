@@ -1,4 +1,4 @@
-"""The trials that a run folder owes, through an engine: each record is stored before it is shown."""
+"""Runs the trials that a run folder owes through an engine: each record is stored before it is shown."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from profiler.runs import store
 from profiler.runs.writer import LostFileError, Writer
 from profiler.workflows import SILENT, Interrupted, Screen
 
-UNTOLD = "GCP031"  # the note of a device that tells nothing of itself
+UNTOLD = "GCP031"  # the note that a device reports nothing about itself
 
 
 class FollowedRun(NamedTuple):
-    """What ended a run, 0 where nothing did early, and the folder where its records are."""
+    """The exit code of a run, 0 if nothing ended it early, and the folder where its records are."""
 
     exit_code: int
     folder: Path
@@ -39,8 +39,10 @@ def follow(
     exclusive: bool = False,
     ready: Sequence[Record] = (),
 ) -> FollowedRun:
-    """Run what a run folder still owes, and show each record. What ends it early is said: an interrupt, or a UserError
-    of `run_owed`. Where the folder lost its records meanwhile, they are in another one.
+    """Run what a run folder still owes, and show each record.
+
+    What ends it early is reported: an interrupt, or a UserError of `run_owed`. If the folder lost its records
+    meanwhile, the returned folder is the new one that has them. Raises LostFileError if there is none.
     """
     cases = [trial.case for trial in store.load(folder).manifest.plan]
 
@@ -78,10 +80,10 @@ def run_owed(
 ) -> Generator[tuple[Record, int], None, None]:
     """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
 
-    `ready` are records of trials in the plan that were measured before; they come first. What crashed or took too long
-    is owed again. `warn` is told what harms nothing yet. Raises UserError where the folder cannot be read or written,
-    is changed by others, or belongs to another process; and (exit code 3) where the device must be exclusive, and
-    others used it, or nobody can tell.
+    `ready` are records of trials in the plan that were measured before; they come first. Trials that crashed or took
+    too long are owed again. `warn` is called with what does no harm yet. Raises UserError if the folder cannot be read
+    or written, is changed by others, or belongs to another process; and (exit code 3) if the device must be exclusive,
+    and others used it or may have.
     """
     writer = Writer(folder)  # first, so that nobody else adds to what is read here
     try:
@@ -127,10 +129,10 @@ def _refuse_shared(record: Record) -> None:
 
 
 def _stopped(refusal: Record, owed: Iterable[Trial]) -> int:
-    """How many trials are not run after a baseline that was refused, besides its own."""
+    """Return how many trials, besides its own, are not run since their baseline was refused."""
     return sum(progress.stops(refusal, trial.case) for trial in owed) - 1
 
 
 def _no_longer_owed(record: Record, later: Counter[Case]) -> int:
-    """How many later rounds a case loses whose first is not ok."""
+    """Return how many later rounds a case loses if its first is not ok."""
     return later[record.case] if record.round == 1 and record.outcome != "ok" else 0

@@ -1,4 +1,4 @@
-"""Which of several measured ways to checkpoint to take: the simplest of those that no other one beats."""
+"""Chooses among measured ways to checkpoint: the simplest of those that no other one beats."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """The way to take, and why."""
 
     plan: ComparedPlan
-    as_fast: tuple[str, ...] = ()  # the labels of ways that could not be told from it, and are less simple
-    by_costs: tuple[str, ...] = ()  # of those that measured times could not tell from it, and costs could
-    by_others: tuple[tuple[str, str], ...] = ()  # the same, but that costs tell only from another way, with that
+    as_fast: tuple[str, ...] = ()  # labels of ways that are not significantly slower or faster, but less simple
+    by_costs: tuple[str, ...] = ()  # labels of ways that are slower than it by costs, although not by measured times
+    by_others: tuple[tuple[str, str], ...] = ()  # pairs of labels: by costs, the first way is slower than the second
 
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
-    """Whether a row's steps surely took longer than another's, by the one rule of `time_ratio`."""
+    """Whether a row's steps took significantly longer than another's, by the rule of `time_ratio`."""
     return row is not None and other is not None and row_times.verdict(row, other) == "slower"
 
 
 def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Chosen | None:
-    """The way to take of those that were measured to fit the budget; None where none was.
+    """Return the way to take of those that were measured to fit the budget; None if none was.
 
-    Left are those than which none was measured faster; of these, those than which none is faster by the costs, with
-    their intervals; of these, the simplest.
+    Ways are dropped if another was measured faster, then if another is faster by the costs, beyond their error; the
+    simplest of the rest is taken.
     """
     fitting = [plan for plan in plans if _fits(plan, budget_bytes)]
     unbeaten = [plan for plan in fitting if not any(is_slower(plan.measured, other.measured) for other in fitting)]
@@ -61,9 +61,9 @@ def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Ch
 
 
 def simplicity(plan: ComparedPlan) -> tuple[int, bool, int, float]:
-    """A key: fewer kinds of items come first, then what has a name in the catalogue, then the smaller peak.
+    """Return a sort key: fewer kinds of items, then ways with a name in the catalogue, then the smaller peak.
 
-    Kinds are: a stage of its own under a checkpoint, a run of stages, a checkpoint in a checkpoint, each save option.
+    Kinds are: a single stage under a checkpoint, a run of stages, a checkpoint in a checkpoint, each save option.
     """
     way = plan.way
     runs = [item for item in way.plan.items if isinstance(item, tuple)]
@@ -84,7 +84,7 @@ def _is_slower_by_costs(chain: Chain, plan: ComparedPlan, other: ComparedPlan) -
 
 
 def sentences(chosen: Chosen) -> list[str]:
-    """What is to say of the choice, under a table that has all of it."""
+    """Return sentences on the choice, below a table that has all ways."""
     name = chosen.plan.way.name
     lines = []
     if chosen.as_fast:
@@ -99,7 +99,7 @@ def sentences(chosen: Chosen) -> list[str]:
 
 
 def doubted(plans: Sequence[ComparedPlan], none_seconds: float) -> list[str]:
-    """The labels of ways that were surely faster than the step without checkpointing, although they compute more."""
+    """Return the labels of ways that were significantly faster than `none`, although they compute more."""
     return [
         plan.way.name
         for plan in plans

@@ -1,4 +1,4 @@
-"""A plan beside what a user would pick: measured or predicted in one run folder."""
+"""Compares a plan with what a user would pick, measured or predicted in one run folder."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from profiler.workflows.plan_choice import Chosen, ComparedPlan, choose
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 
-ROUNDS = 1  # of times; more tell what processes differ by
-SAMPLES = 12  # steps at least, half of them without the plan: six pairs, the least that have an interval
-EXACT_PASSES = ("equality", "memory")  # of the first round; times are those of the next, in which all ways alternate
-UNFIT = 1  # the exit code where no way was measured to fit
+ROUNDS = 1  # of timing; more show how processes differ
+SAMPLES = 12  # least steps, half of them without the plan: six pairs, the fewest with a confidence interval
+EXACT_PASSES = ("equality", "memory")  # of the first round; times are those of later ones, in which all ways alternate
+UNFIT = 1  # the exit code if no way was measured to fit
 
 
 class PlanComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The ways, the solver's plan first, and which of them to take."""
+    """The compared ways, the solver's plan first, and which of them to take."""
 
     plans: tuple[ComparedPlan, ...]
     is_timed: bool = False  # whether times were measured
@@ -54,9 +54,9 @@ def compare_plans(
     typed: Sequence[str],
     fitted: Sequence[Record] = (),
 ) -> PlanComparison:
-    """Run the ways in paired rounds and choose the best, or trace them where nothing is to be measured.
+    """Run the ways in paired rounds and choose the best, or trace them if nothing is to be measured.
 
-    `fitted` are the records of `none` and the first way, where their exact passes were run before.
+    `fitted` are the records of `none` and the first way, if their exact passes were run before.
     """
     case = model.case if measure else model.case.foreseen
     if not case.is_predicted:
@@ -82,12 +82,12 @@ def compare_plans(
 
 
 def file_of(folder: Path, label: str) -> Path:
-    """Where the plan of a label lies in a run folder: `uniform(4)` in plans/uniform-4.json."""
+    """Return where the plan of a label is in a run folder: `uniform(4)` in plans/uniform-4.json."""
     return folder / plan_file.FOLDER / f"{re.sub('[^a-z0-9]+', '-', label).strip('-')}.json"
 
 
 def _went_well(plan: ComparedPlan) -> bool:
-    """Also where nothing is known of it, after Ctrl-C."""
+    """Whether no row of a plan failed; also true if it has none, after Ctrl-C."""
     return all(row is None or row.outcome == "ok" for row in (plan.measured, plan.predicted))
 
 
@@ -100,9 +100,9 @@ def paired_trials(
     rounds: int,
     calibration: Calibration | None = None,
 ) -> tuple[dict[str, Case], tuple[Trial, ...], dict[Path, PlanFile]]:
-    """The cases by label, `none` first; their trials, with so many rounds of times; and the files that they read.
+    """Return the cases by label, `none` first; their trials, with so many rounds of times; and the files they read.
 
-    What is predicted is so with what operators were measured to hide. No pass counts FLOPs: the costs have them.
+    Predictions take the hidden bytes of operators as they were measured. No pass counts FLOPs, which the costs have.
     """
     paths = {way.label: file_of(folder, way.label) for way in ways}
     cases = {"none": case.baseline, **{way.label: under(case, paths[way.label]) for way in ways}}
@@ -118,7 +118,7 @@ def paired_trials(
 
 
 def compared_plans(ways: Sequence[Way], cases: Mapping[str, Case], rows: Sequence[Row]) -> list[ComparedPlan]:
-    """Each way with its rows of a run; `none` is not among them."""
+    """Return each way with its rows of a run; `none` is not among them."""
     measured = {row.case: row for row in rows if not row.case.is_predicted}
     predicted = {row.case.twin: row for row in rows if row.case.is_predicted}
     return [

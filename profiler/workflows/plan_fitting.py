@@ -1,4 +1,4 @@
-"""The fastest plan whose step, measured or traced, fits a budget."""
+"""Finds the fastest plan whose step, measured or traced, fits a budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best
 
-COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; other gradients are the comparison's to tell
+COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; the comparison reports wrong gradients
 TRIES = 5  # plans that are tried until one fits
 MEMORY = ("memory",)
 
@@ -32,9 +32,9 @@ class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     point: Point
     needed_bytes: int | None  # measured or traced; None where neither could be had
-    reserve_bytes: int = 0  # of the budget, for what the stages' costs do not tell
-    by_rule: bool = False  # a uniform split or the like: the steps of all of the frontier's need more than was costed
-    records: tuple[Record, ...] = ()  # where gradients were compared: of `none`, and of the step
+    reserve_bytes: int = 0  # part of the budget, for what the stages' costs do not include
+    by_rule: bool = False  # a uniform split or similar: the steps of all frontier plans need more than their costs say
+    records: tuple[Record, ...] = ()  # if gradients were compared: of `none`, and of the step
 
 
 def fit_plan(  # noqa: PLR0913
@@ -51,17 +51,17 @@ def fit_plan(  # noqa: PLR0913
     need: Callable[[Readings], int | None] = peak_bytes,
     passes: tuple[str, ...] = MEMORY,
 ) -> FittedPlan | None:
-    """The fastest plan whose step fits, measured or else traced; its file is left at `path`.
+    """Return the fastest plan whose step fits, measured or else traced; its file is left at `path`.
 
-    Where a step needs more than the stages' costs say, the difference is kept in reserve and the plan made anew; `say`
-    is told where it was measured. `need` is what of a step has to fit, `passes` what of it is measured. None where none
-    fits, the smallest among them, which is tried whatever it costs.
+    If a step needs more than the stages' costs say, the difference is held in reserve and another plan is chosen; `say`
+    is called if that was measured. `need` gives what of a step has to fit; `passes` are those that measure it. Returns
+    None if not even the smallest plan fits, which is tried in any case.
     """
     steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), need)
     most, reserve, smallest = budget_bytes, 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
         point = best(frontier, most - reserve) if tries_left else None
-        point = point or frontier.point(0)  # also where it does not fit by its costs, which may be too high
+        point = point or frontier.point(0)  # also if its costs, which may be too high, do not fit
         step = steps.run(point, path)
         if steps.fits(step):
             fitted = FittedPlan(
@@ -75,7 +75,7 @@ def fit_plan(  # noqa: PLR0913
         if step.has_room:
             reserve = max(reserve, (step.needed_bytes or 0) - point.peak_bytes, most - point.peak_bytes + 1)
         else:
-            most = (point.peak_bytes + smallest) // 2  # it does not say how much there is
+            most = (point.peak_bytes + smallest) // 2  # running out of memory does not say how much there is
     return None
 
 
@@ -90,9 +90,9 @@ def fit_rule(
     measure: bool,
     passes: tuple[str, ...] = MEMORY,
 ) -> FittedPlan | None:
-    """The fastest uniform split, first N or every j-th whose step fits, where costs mislead the solver; else as there.
+    """Return the fastest uniform split, first N or every j-th whose step fits; other arguments are as in `fit_plan`.
 
-    No plan is said to fit nowhere before these were looked at.
+    These are tried before a budget is refused, since costs may mislead the solver.
     """
     steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), peak_bytes)
     found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
@@ -105,17 +105,17 @@ def fit_rule(
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A step under a plan."""
+    """A step under a plan, and what it needs."""
 
     point: Point
     needed_bytes: int | None = None  # measured or traced; None where neither could be had
     has_room: bool = True  # False where the device ran out of memory
-    told: str = ""  # in words, where it was run
+    told: str = ""  # what happened, in words, if it was run
     records: tuple[Record, ...] = ()  # as those of the fitted plan
 
 
 class _Steps:
-    """Steps under plans, measured or traced, against one budget."""
+    """Runs steps under plans, measured or traced, against one budget."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -133,7 +133,7 @@ class _Steps:
         self._before: list[Record] = []  # of the step without checkpointing, once gradients were compared with it
 
     def run(self, point: Point, path: Path) -> _Step:
-        """A step under the plan, measured where it is to be and can be, else traced; its file is left at `path`."""
+        """Run a step under the plan, measured if asked for and possible, else traced; its file is left at `path`."""
         plan_file.write(plan_file_of(self._chain, point.plan), path)
         if self._passes:
             compares = "equality" in self._passes
@@ -152,13 +152,13 @@ class _Steps:
         return _Step(point=point, needed_bytes=needed)
 
     def fits(self, step: _Step) -> bool:
-        """Whether the step fits the budget; by its costs, where neither a device nor a trace could tell."""
+        """Whether the step fits the budget; by its costs, if neither a device nor a trace gave its need."""
         needed = step.point.peak_bytes if step.needed_bytes is None else step.needed_bytes
         return step.has_room and needed <= self.budget_bytes
 
 
 def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -> FittedPlan | None:
-    """Where a step needs less than the stages' costs say, as with skips: a faster plan that fits by its own step."""
+    """Return a faster plan that fits by its own step, if the last needs less than its costs, as with skips."""
     spare = fitted.point.peak_bytes - (fitted.needed_bytes or fitted.point.peak_bytes)
     point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
     if point is None or point.plan == fitted.point.plan:
@@ -179,7 +179,7 @@ def traced_need(
     calibration: Calibration | None,
     need: Callable[[Readings], int | None] = peak_bytes,
 ) -> int | None:
-    """Of a step under the plan in a file, its peak or another need; None where it cannot be foreseen."""
+    """Trace a step under the plan in a file; return its peak or another need, None if it cannot be traced."""
     device = case.foreseen.device
     fake = msgspec.structs.replace(under(case, path), device=device)
     (record,) = engine.run([Trial(case=fake, passes=MEMORY, calibration=calibration)])
@@ -187,5 +187,5 @@ def traced_need(
 
 
 def under(case: Case, path: Path) -> Case:
-    """The case with the plan in a file."""
+    """Return the case under the plan in a file."""
     return msgspec.structs.replace(case, strategy=Choice.of("plan", {"file": path}))

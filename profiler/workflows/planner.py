@@ -1,4 +1,4 @@
-"""A model or the costs of its stages, and a budget -> the fastest plan that fits: what `gcprof plan` does."""
+"""Finds the fastest plan that fits a budget, for a model or the costs of its stages: what `gcprof plan` does."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from profiler.workflows.plan_fitting import FittedPlan
 from profiler.workflows.stages import ModelOnDevice, OwnForm
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
-DEPTHS = (1, 2, 4, 8)  # tried in turn where the user does not say how deep
+DEPTHS = (1, 2, 4, 8)  # levels of checkpoints, tried in turn unless the user says how deep
 POINTS = 1000  # of a long chain's frontier
 LONG = 200  # stages
-GATE = 5  # what a command ends with where what was asked for cannot be had
+GATE = 5  # the exit code if what was asked for cannot be had
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     words: Request  # of the model, where there is one
     stages: Path | None = None  # costs from a file
-    budget: str | None = None  # without one there is only the frontier
+    budget: str | None = None  # without one, only the frontier is found
     levels: int | None = None
     measure: bool = True  # steps under the plan, and under its rivals
     rounds: int | None = None
     is_compared: bool = True  # with its rivals
     has_recipe: bool = False  # whether the plan is written, so that every stage must have modules
-    has_frontier: bool = False  # whether the frontier is shown: stages are timed although no plan of them fits
+    has_frontier: bool = False  # whether the frontier is shown: then stages are timed even if no plan of them fits
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def check(self) -> None:
@@ -61,17 +61,17 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The plans of a chain, and the one that fits."""
 
     chain: Chain
-    case: Case | None  # of the model, where it is at hand
-    evidence: Evidence | None  # what a step on its device is
+    case: Case | None  # of the model, if there is one
+    evidence: Evidence | None  # how a step on its device is known
     title: str
     words: tuple[str, ...]  # the model as it was asked for, for the next command
     none: Way
-    frontier: Frontier  # as deep as it was searched
+    frontier: Frontier  # of the deepest search
     budget_bytes: int | None = None
-    fitted: FittedPlan | None = None  # None without a budget, and where no plan fits it
+    fitted: FittedPlan | None = None  # None without a budget, or if no plan fits it
     comparison: PlanComparison | None = None
-    better_blocks: str | None = None  # in words, where no plan fits and others have a lower floor
-    own: OwnForm | None = None  # the model with its own checkpoints, where no plan fits and it does
+    better_blocks: str | None = None  # in words, if no plan fits and others have a smaller lower bound
+    own: OwnForm | None = None  # the model with its own checkpoints, if no plan fits and it does
     exit_code: int = 0
 
     @property
@@ -82,8 +82,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan to take: the best that was measured, else the solver's; None where none fits, all that was measured
-        failed, or not all were."""
+        """The plan to take: the best one measured, else the solver's.
+
+        None if none fits, if all that was measured failed, or if not all was measured.
+        """
         comparison = self.comparison
         if comparison is not None and comparison.is_cut:
             return None
@@ -93,7 +95,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
-    """Find the fastest plan that fits the budget, and measure it beside others. Raises UserError."""
+    """Find the fastest plan that fits the budget, and compare it with others. Raises UserError."""
     request.check()
     with ExitStack() as stack:
         model = stack.enter_context(ModelOnDevice(request.words, screen)) if request.words.model is not None else None
@@ -117,16 +119,16 @@ def _measured_chain(model: ModelOnDevice | None, screen: Screen, budget: str | N
 
 
 class _Planning:
-    """One chain, with its model where that is at hand."""
+    """Plans for one chain, with its model if there is one."""
 
     def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
         self.chain, self.model, self.request, self.screen = chain, model, request, screen
 
     def go(self) -> Planned:
-        """The frontier; with a budget, the plan that fits it too; and where asked for, its comparison with rivals."""
+        """Return the frontier; with a budget, also the plan that fits; and if asked for, its comparison with others."""
         request, model, none = self.request, self.model, candidates.none(self.chain)
         if model or request.has_recipe:
-            plan_file_of(self.chain, none.plan)  # refuse stages of no known blocks before there is work
+            plan_file_of(self.chain, none.plan)  # refuse stages without known blocks before any work
         planned = Planned(
             chain=self.chain,
             case=model.case if model else None,
@@ -155,27 +157,27 @@ class _Planning:
             return frontier(chain, levels=levels, points=POINTS if len(chain.stages) > LONG else None)
 
     def _found(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
-        """As `_fitted`; where nothing fits, with all save options, and by rules."""
+        """Find a plan as `_fitted` does; if nothing fits, with all save options, and then by rules."""
         points, fitted = self._fitted(budget, points)
-        if fitted is None and points.chain != self.chain:  # at work, an option may need less than a checkpoint
+        if fitted is None and points.chain != self.chain:  # when it runs, an option may need less than a checkpoint
             points, fitted = self._fitted(budget, self._frontier(self.chain, self.request.levels or DEPTHS[0]))
         if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
             fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
         return points, fitted
 
     def _fitted(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
-        """The fastest plan that fits, of these or deeper ones, and the frontier that it is on."""
+        """Return the fastest plan that fits, of these or deeper ones, and the frontier that it is on."""
         _, floor = candidates.largest_stage(self.chain)
         fitted = self._fit(budget, points)
         for levels in () if self.request.levels else DEPTHS[1:]:
             if fitted is not None or points.peak_bytes[0] <= floor or floor > budget:
-                break  # nor is any deeper one lower, or low enough
+                break  # no deeper one is lower, or low enough
             points = self._frontier(points.chain, levels)
             fitted = self._fit(budget, points)
         return points, fitted
 
     def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
-        """By costs alone, or by a step, measured or else traced; none below the floor, where stages have no times."""
+        """Return the plan that fits by its costs or its step; None below the lower bound, where there are no times."""
         if self.model is None:
             point = best(points, budget)
             return FittedPlan(point=point, needed_bytes=None) if point else None

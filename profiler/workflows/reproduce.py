@@ -1,4 +1,4 @@
-"""The published systems, `configs/published/NAME.toml`, run anew or read from a run: what `gcprof reproduce` does."""
+"""Runs the published systems, `configs/published/NAME.toml`, or reads them from a run: what `gcprof reproduce` does."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SIZES = ("full", "cpu")
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run at one size, and the figures to stand beside it."""
+    """What to run at one size, and the published figures to compare it with."""
 
     request: Request
     wanted: tuple[PublishedFigure, ...]
-    reduced: str | None = None  # in a sentence; None: this is the published size
+    reduced: str | None = None  # how, in a sentence; None: this is the published size
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,15 +49,15 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     cpu: Size
 
     def size_on(self, device: str, *, full: bool) -> Size:
-        """The size to run: the published one where asked for and wherever the device is no CPU.
+        """Return the size to run: the smaller one on a CPU unless `full`, else the published one.
 
-        Where both are the same run, that of the device: its arithmetic counts.
+        If both sizes are the same run, the device decides, since computed figures depend on it.
         """
         is_one_run = self.full.request == self.cpu.request
         return self.cpu if device == "cpu" and (is_one_run or not full) else self.full
 
     def size_of(self, cases: set[Case]) -> Size | None:
-        """The size whose every case is among these, whatever the device; None where neither is."""
+        """Return the size whose cases are all among these, on whatever device; None if neither is."""
         for size in (self.full, self.cpu):
             for device in {case.device for case in cases}:
                 checked = spec.check(msgspec.structs.replace(size.request, device=device), lambda word: word)
@@ -67,7 +67,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _compared(case: Case) -> tuple[object, ...]:
-    """What a run must have measured to be one of a system: not how long or how often, and not where."""
+    """Return what makes a case one of a system: not how long or how often it ran, and not where."""
     return case.model, case.strategy, case.optimizer, case.precision, case.batch_size, case.accumulate, case.blocks
 
 
@@ -82,7 +82,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def systems_folder() -> Path:
-    """The folder of the files that come with gcprof."""
+    """Return the folder of the systems that come with gcprof."""
     return shipped("configs", "published")
 
 
@@ -91,14 +91,14 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> System:
-    """The system of that name. Raises UserError, naming the nearest, where there is none."""
+    """Return the system of that name. Raises UserError that names the nearest if there is none."""
     if name not in names():
         raise UserError(f"no published system is called '{name}'", hint=nearest_or_all(name, names()))
     return load(systems_folder() / f"{name}.toml")
 
 
 def load(path: Path) -> System:
-    """A system's file. Those that come with gcprof are sound: a test reads them all."""
+    """Read a system's file. Those that come with gcprof are sound: a test reads them all."""
     text, document = strict_files.load_toml(path, hint="examples are in configs/published/")
     file = msgspec.convert(document, _File)
     full = sweep.as_request(file.full, path=path, text=text)
@@ -117,7 +117,7 @@ def load(path: Path) -> System:
 
 
 def _figures(row: dict[str, Any], size: str) -> Iterator[PublishedFigure]:
-    """What a row stands for at one size: a figure for each of its quantities and strategies."""
+    """Yield the figures of a row at one size: one for each of its strategies and quantities."""
     fields = {key: value for key, value in row.items() if key not in SIZES} | row.get(size, {})
     if "arithmetic" in fields:
         fields |= {"published": fields["arithmetic"], "arithmetic": True}
@@ -147,7 +147,7 @@ class ReproduceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reproduced(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a published system, and its figures beside the published ones."""
+    """A run of a published system, with its figures compared with the published ones."""
 
     run: Run
     reproduction: Reproduction
@@ -191,7 +191,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
 
 
 def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
-    """The figures of a run that is there. Raises UserError (exit code 4) where it is none of the system."""
+    """Read the figures of an existing run. Raises UserError (exit code 4) if it is none of the system."""
     run = store.load(run_folder(word))
     for warning in run.warnings:
         screen.say(f"warning: {warning}")
@@ -204,13 +204,13 @@ def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
 
 
 def _ran_by(engine: str, run: Run) -> bool:
-    """Whether the steps of a run were taken by this engine: a Trainer's records say that they are of a real run."""
+    """Whether this engine ran the steps: only records of a Trainer's real run have the note GCP020."""
     trained = {any(note.code == "GCP020" for note in record.notes) for record in run.records if record.outcome == "ok"}
     return trained <= {engine == "trainer"}
 
 
 def _reproduction(system: System, size: Size, run: Run) -> Reproduction:
-    """Every published figure beside what a run found."""
+    """Return every published figure with what the run found."""
     case = run.manifest.plan[0].case
     return Reproduction(
         name=system.name,

@@ -1,4 +1,4 @@
-"""Going on with a run, or measuring it anew: what `gcprof run --resume` does."""
+"""Resumes a run, or measures its plan anew: what `gcprof run --resume` does."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from profiler.workflows import SILENT, STARTING, Screen
 from profiler.workflows.command_text import command_line, needs_naming, refuse_unnamed, resume_words
 from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, ran, refuse_idle
 
-THREADS = "OMP_NUM_THREADS"  # what tells PyTorch how many threads a step has
+THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
 
 
 def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
-    """Go on with the run `request.resume`, or measure its plan anew.
+    """Resume the run `request.resume`, or measure its plan anew.
 
-    Raises UserError that lists every difference where the words are not those that the run began with, or where files,
-    versions or the device are others than they were.
+    Raises UserError that lists every difference if the words, files, versions or device are not those that the run
+    began with.
     """
     assert request.resume
     before = store.load(run_folder(request.resume))
@@ -74,8 +74,9 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
 
 
 def _changed(before: Run, words: Request, request: RunRequest) -> Request:
-    """The run's own words with those that were typed in their place; of a part of a sweep, whose other parts nobody
-    knows here, the typed words alone. Raises UserError.
+    """Return the run's own words, overridden by those that were typed. Raises UserError.
+
+    For a shard of a sweep, whose other shards are unknown here, returns the typed words alone.
     """
     shard = before.manifest.shard
     if shard and request.anew:
@@ -89,22 +90,24 @@ def _changed(before: Run, words: Request, request: RunRequest) -> Request:
 
 
 def _refuse_absent(before: Run, engine: str, devices: Mapping[str, Environment]) -> None:
-    """Refuse to go on here without the run's devices: every trial would fail, and the run be complete."""
+    """Raise UserError if the run's devices are not here: every trial would fail, and the run count as complete."""
     if engines.EngineChoice(engine).name == "local":
         for device in dict.fromkeys(trial.case.device for trial in before.manifest.plan):
             device_choice.choose_device(device, list(devices))
 
 
 def _refuse_jobs(before: Run, engine: str) -> None:
-    """What jobs of Slurm have measured is below the run, and some may still be at work."""
+    """Raise UserError if Slurm jobs have shards of the run: some may still be running."""
     if engines.EngineChoice(engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
         hint = f"--engine slurm:... takes it over and goes on, gcprof merge {before.folder}/shards/* makes a run of it"
         raise UserError("jobs of a cluster have parts of this run", hint=hint)
 
 
 def _words(before: Run, request: RunRequest) -> Request | None:
-    """What was asked for besides, or None where the run's own cases are meant: by no words, or by naming what is its
-    own: all of its models, or all that leads to code or files.
+    """Return what was asked for besides the run's own cases; None if just these are meant.
+
+    They are if there are no words, or if the words name only what is the run's own: all of its models, or all that
+    leads to code or files.
     """
     words = request.words
     naming = {key: getattr(words, key) for key in consent.FLAGS}
@@ -118,7 +121,7 @@ def _words(before: Run, request: RunRequest) -> Request | None:
 
 
 def _named_words(before: Run, request: RunRequest, words: Request | None) -> dict[str, set[str]]:
-    """The words that were typed, by the field of a case, and those of the run that a new one has others for."""
+    """Return the words that were typed, by the field of a case, and the run's words that a new run replaces."""
     named = _typed(before, request.words)
     replaced = fields_of(given(words)) if request.anew and words else set()
     cases = [trial.case for trial in before.manifest.plan]
@@ -126,7 +129,7 @@ def _named_words(before: Run, request: RunRequest, words: Request | None) -> dic
 
 
 def _typed(before: Run, words: Request) -> dict[str, set[str]]:
-    """The words that were typed, by the field of a case: as the run has them or else in their one canonical text."""
+    """Return the words that were typed, by the field of a case: as the run has them, or else in canonical form."""
     texts = {field: getattr(words, key) for key, field in consent.FLAGS.items()}
     return {field: _named(before, field, text) for field, text in texts.items() if text is not None}
 
@@ -148,7 +151,7 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
 
 
 def _same(before: Run, data: str | None, devices: Mapping[str, Environment]) -> CheckedRequest:
-    """The trials of a run, where its devices and files are here."""
+    """Return the trials of a run. Raises UserError if its devices or files are not here."""
     trials = before.manifest.plan
     for device in dict.fromkeys(trial.case.device for trial in trials):
         device_choice.choose_device(device, list(devices))
@@ -167,11 +170,11 @@ def _refuse_changes(
     *,
     names: Iterable[str] = (),
 ) -> None:
-    """A run is of one plan, one set of files and versions, and one device. `names` are those of the typed words."""
+    """Raise UserError if plan, files, versions or device are not the run's. `names` are those of the typed words."""
     trials = before.manifest.plan
     then = _environment(before)
     now = device_choice.environment(trials[0].case.device, devices)
-    if now.device_name is None:  # of a job of a cluster nothing is known before it runs: it looks itself
+    if now.device_name is None:  # the device of a cluster's job is unknown before it runs: the job checks it
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
     changes = run_diff.changes(
         msgspec.structs.replace(before.manifest, environment=then),
@@ -190,7 +193,7 @@ def _refuse_changes(
 
 
 def _environment(before: Run) -> Environment:
-    """What the run began on: as its manifest says, or as the first record where nobody could know it then."""
+    """Return what the run began on: as in its manifest, or as in its first record if it was unknown then."""
     device, stored = before.manifest.plan[0].case.device, before.manifest.environment
     if stored.device_name is not None:
         return stored
@@ -204,7 +207,7 @@ def _owed(before: Run) -> bool:
 
 
 def _again(before: Run) -> tuple[str, ...]:
-    """What is measured a second time, in words."""
+    """Return a remark on the trials that are measured again."""
     number = len(rows.latest(before.records)) - len(progress.settled(before.records))
     remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"
     return (remark,) if number else ()

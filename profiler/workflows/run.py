@@ -1,4 +1,4 @@
-"""A request through an engine into a run folder: what `gcprof run` and `gcprof predict` do."""
+"""Runs a request through an engine into a run folder: what `gcprof run` and `gcprof predict` do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     shard: str | None = None
 
     def check(self, *, device: str | None) -> None:
-        """Raises UserError for words that cannot go together."""
+        """Raise UserError for words that cannot go together."""
         if self.devices is not None and device is not None:
             raise UserError("--devices has no effect with --device", hint="leave one of them out")
         if self.devices is not None and engines.EngineChoice(self.engine).name not in engines.HERE:
@@ -49,13 +49,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError("--allow-parallel has no effect without --devices", hint="--devices 0,0 names one twice")
 
     def parsed_shard(self) -> Shard | None:
-        """Raises UserError for what is none."""
+        """Return the shard, if there is one. Raises UserError if it cannot be read."""
         return schedule.parse_shard(self.shard) if self.shard else None
 
     def survey(self, engine: Engine, trials: Iterable[Trial] = ()) -> dict[str, Environment]:
-        """The engine's devices as cases name them; the engine is told which of them to use at once.
+        """Return the engine's devices by the names in cases, and set which of them the engine uses at once.
 
-        `trials` that were made for several devices go on with the first one where none are named. Raises UserError.
+        `trials` that were made for several devices go on with the first one if none are named. Raises UserError.
         """
         devices = engine.survey()
         word = self.devices
@@ -71,17 +71,17 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to run, and where."""
 
     words: Request
-    config: Path | None = None  # a sweep file, over which the words win
+    config: Path | None = None  # a sweep file, which the words override
     output: Path | None = None
     stage_seconds: float = 600.0
-    resume: str | None = None  # a run to go on with
+    resume: str | None = None  # the run to resume
     anew: bool = False  # measure that run's plan in a folder of its own
-    exclusive: bool = False  # end where others use the device
+    exclusive: bool = False  # stop if others use the device
     placement: Placement = Placement()
     typed: tuple[str, ...] = ()  # the words of the command line
 
     def checked(self) -> Request:
-        """The words over those of the sweep file. Raises UserError for what it may not say by itself."""
+        """Return the sweep file with the words over it. Raises UserError for what the file may not say by itself."""
         if self.config is None:
             return self.words
         asked = spec.override(sweep.read(self.config), self.words)
@@ -90,7 +90,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as far as it came."""
+    """A run, as far as it got."""
 
     run: Run | None  # None where the shard is empty, and no folder was made
     exit_code: int
@@ -98,14 +98,14 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of writing the files that are derived from a run."""
+    """The outcome of writing the files that are derived from a run."""
 
     exit_code: int
     lines: tuple[str, ...]
 
 
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
-    """Run what is asked for. Raises UserError."""
+    """Run a request in a new run folder. Raises UserError."""
     words = request.checked()
     asked = spec.check(words, device_choice.any_device)
     with ExitStack() as stack:
@@ -122,12 +122,12 @@ def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
 
 
 def empty_text(checked: CheckedRequest) -> str:
-    """What to say of a shard without a trial: nothing is wrong."""
+    """Return the message for a shard without trials, which is no error."""
     return f"part {checked.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts"
 
 
 def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:
-    """The engine for these trials; what is wrong with a request is refused before torch is imported."""
+    """Return the engine for these trials; a wrong request is refused first, before torch is imported."""
     refuse_idle(trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
     request.placement.parsed_shard()
@@ -135,7 +135,7 @@ def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:
 
 
 def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> CheckedRequest:
-    """The trials of a request on the devices that are here, or a shard. Raises UserError where one is not here."""
+    """Return the trials of a request, or of a shard, on the devices here. Raises UserError if one is not here."""
     checked = spec.check(words, lambda word: device_choice.choose_device(word, list(devices)))
     planned = schedule.with_own_rows(checked.trials, lambda model: catalogue.is_code(model, models.TABLE))
     once = schedule.in_one_round(planned, device_choice.hollow(devices))
@@ -146,7 +146,7 @@ def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard 
 
 
 def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
-    """Raises UserError where the device must be exclusive, and nothing is measured on it."""
+    """Raise UserError if the device must be exclusive, but nothing is measured on it."""
     if exclusive and all(trial.case.is_predicted for trial in trials):
         raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
 
@@ -181,7 +181,7 @@ def go_on(
     request: RunRequest,
     screen: Screen,
 ) -> Ran:
-    """Run what a folder owes; what there is then, also after an interrupt."""
+    """Run what a folder owes; return what there is then, also after an interrupt."""
     for line in opening(store.load(folder).manifest.plan, devices, checked.remarks):
         screen.say(line)
     code, stored = owed_trials.follow(
@@ -191,12 +191,12 @@ def go_on(
 
 
 def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
-    """A run that was followed until this exit code, with what its records end it with."""
+    """Return a run with its exit code: the given one, or what its records come to."""
     return Ran(run=run, exit_code=code or progress.exit_code(run.records), data_directory=data_directory)
 
 
 def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
-    """The first lines of a run: what is measured, rehearsed or predicted, and what the user should know of them."""
+    """Yield the first lines of a run: what is measured, rehearsed or predicted, and what the user should know of it."""
     names = dict.fromkeys(trial.case.device for trial in trials)
     name = next(iter(names))
     predicted = [name for name in names if name.startswith(FAKE)]
@@ -221,7 +221,7 @@ def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks
 
 
 def derive(run: Run) -> Derived:
-    """Write the tables and pictures of a run that has records. Where no picture can be drawn, the run is as good."""
+    """Write the tables and pictures of a run that has records. That a picture cannot be drawn is only noted."""
     lines = [f"wrote {run.folder / 'trials.jsonl'}"]
     if not run.records:
         return Derived(exit_code=0, lines=tuple(lines))

@@ -1,4 +1,4 @@
-"""One part of a run on the machine at hand, as a job of a cluster does it: knows nothing of what queues the job."""
+"""Runs one shard of a run on this machine, as a cluster's job: knows nothing of what queues the job."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ AGREED_BYTES = 1 << 20
 
 
 def carry_out(folder: Path, *, agreed: Path, stage_seconds: float = 600.0, data_directory: str | None = None) -> int:
-    """Run what a folder still owes on this machine's devices; how many trials have a record then.
+    """Run what a folder still owes on this machine's devices; return how many trials have a record then.
 
-    In the folder `agreed` the first job of a run says which device all of them have. Raises UserError where this
-    machine has another one, or other files or versions.
+    The first job of a run writes its device to the folder `agreed`, for all others to have the same. Raises UserError
+    if this machine has another one, or other files or versions.
     """
     manifest = store.read_manifest(folder)
     with Local(stage_seconds=stage_seconds) as engine:
@@ -48,12 +48,12 @@ def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], agreed
 
 
 def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
-    """What the first job found of the device, which may be this one."""
+    """Return the environment that the first job, perhaps this one, has written for the device."""
     path = folder / f"{device.replace(':', '-')}.json"
     new = safe_files.beside(path)
     try:
         new.write_bytes(encode(mine))
-        os.link(new, path)  # whole, and by one job alone
+        os.link(new, path)  # atomic, and by one job alone
     except FileExistsError:
         with safe_files.opened(path, most_bytes=AGREED_BYTES) as file:
             first: Environment = decode(file.read(), Environment)

@@ -1,4 +1,4 @@
-"""A model on its device, asked for the stages that plans are made of: what `stages`, `plan` and `max-batch` share."""
+"""A model on its device, and the stages that plans are made of: what `stages`, `plan` and `max-batch` share."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from profiler.workflows.command_text import command_line, setting_words
 
 
 class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step with the model's own checkpoints needs."""
+    """The peak of a step with the model's own checkpoints."""
 
     peak_bytes: int
     evidence: Evidence
 
 
 class ModelOnDevice:
-    """A model that was asked for, with an engine while it is entered. Raises UserError for more than one case."""
+    """The model asked for, and an engine while the context is entered. Raises UserError for more than one case."""
 
     def __init__(self, words: Request, screen: Screen = SILENT) -> None:
         self._words, self._screen = words, screen
@@ -50,7 +50,7 @@ class ModelOnDevice:
         self._checked(device_choice.any_device)  # before torch is imported, which takes seconds
 
     def __enter__(self) -> ModelOnDevice:
-        with ExitStack() as stack:  # which ends the engine where the device is refused
+        with ExitStack() as stack:  # ends the engine if the device is refused
             with self._screen.doing(STARTING):
                 self.engine: Engine = stack.enter_context(engines.connect())
                 self.devices: dict[str, Environment] = self.engine.survey()
@@ -64,38 +64,38 @@ class ModelOnDevice:
 
     @property
     def title(self) -> str:
-        """What is planned for, in one line."""
+        """The model, its settings and the device, in one line."""
         case = self.case
         return f"{case.model}, {batch_text(case.batch_size)}, {optimizer_text(case)}, {case.precision}, {case.device}"
 
     @property
     def heading(self) -> str:
-        """The same for people."""
+        """The title with the device as users read it."""
         return self.title.removesuffix(self.case.device) + device_word(self.case.device)
 
     @property
     def evidence(self) -> Evidence:
-        """What a step on this device is evidence of."""
+        """The evidence that a step on this device gives: measured, rehearsed or predicted."""
         return evidence(self.case, device_choice.environment(self.case.device, self.devices))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The model and the flags that it was asked for with, for the next command."""
+        """The model and its flags as they were typed, for the next command."""
         return (str(self._words.model), *setting_words(self._words, device=self._words.device))
 
     def calibration(self) -> Calibration | None:
-        """What operators hide on the device, measured once."""
+        """Return the hidden bytes of operators on the device, as `calibrate` measures them; measured once."""
         if not self._is_calibrated:
             self._calibration, self._is_calibrated = calibrate(self.engine, self.case), True
         return self._calibration
 
     def chain(self, budget: str | None = None) -> Chain:
-        """The stages and their costs, measured or estimated; without times where no plan can fit the budget."""
+        """Return the stages and their costs, measured or estimated; without times if no plan can fit the budget."""
         chain = stages(self.engine, self.case, self.calibration(), budget=budget)
         return msgspec.structs.replace(chain, made_for=self.title)
 
     def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
-        """The model with its own checkpoints, where it has any and its step fits: measured if asked, else traced."""
+        """Return the peak with the model's own checkpoints, measured or traced; None if it has none or does not fit."""
         own = msgspec.structs.replace(self.case, strategy=Choice(OWN))
         case = own if measure else own.foreseen
         trial = Trial(case=case, passes=("memory",), calibration=self.calibration() if case.is_predicted else None)
@@ -115,8 +115,9 @@ class ModelOnDevice:
         typed: Sequence[str],
         ready: Sequence[Record] = (),
     ) -> tuple[int, Run]:
-        """The trials in a new run folder, with the plans that they read: what ended them early, and their records, with
-        those that are there already.
+        """Run the trials in a new run folder, with the plans that they read; return an exit code and the run.
+
+        `ready` are records of trials that were run before.
         """
         digests = run_diff.code_digests(trial.case for trial in trials)
         digests |= {str(path): run_diff.digest(encode_indented(plan)) for path, plan in plans.items()}  # written below
@@ -136,7 +137,7 @@ class ModelOnDevice:
         return code or progress.exit_code(run.records), run
 
     def better_blocks(self, below_bytes: int) -> str | None:
-        """As the function, where the floor is below so many bytes."""
+        """Return what `better_blocks_text` returns for a lower bound below so many bytes."""
         return better_blocks_text(self.engine, self.case, below_bytes=below_bytes)
 
     def _checked(self, choose_device: Callable[[str], str]) -> Case:
@@ -149,7 +150,7 @@ class ModelOnDevice:
 
 
 def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = None) -> str | None:
-    """The words for better blocks, with a floor below so many bytes; None where there are none, or no trace."""
+    """Return words for better blocks, whose lower bound is below so many bytes; None if there are none, or no trace."""
     failing = f"the blocks of '{case.model}' ended without an answer"
     try:
         answer = engine.ask(f"{TRACING}:choices", encode(case.baseline.foreseen).decode(), failing=failing)
@@ -162,8 +163,9 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
 
 
 def calibrate(engine: Engine, case: Case) -> Calibration | None:
-    """What the step's operators hide on the case's device, by one step that fits it; None for a device that is not
-    there, or where no step fits.
+    """Return what operators take besides their results on the case's device, measured in one step that fits it.
+
+    Returns None for a device that is not there, or if no step fits.
     """
     if case.is_predicted or case.is_rehearsed:
         return None
@@ -184,10 +186,10 @@ def stages(
     passes: tuple[str, ...] = ("memory", "time"),
     budget: str | None = None,
 ) -> Chain:
-    """The chain of the case's model; without the pass `time`, its bytes alone. Raises UserError where there is none.
+    """Return the chain of the case's model; without the pass `time`, its bytes alone. Raises UserError if it has none.
 
-    Nothing is timed either where no plan can fit the budget, which the bytes tell. Of a rehearsed case it is predicted:
-    a rehearsal has no seconds.
+    Nothing is timed either if the bytes show that no plan fits the budget. The chain of a rehearsed case is predicted,
+    since a rehearsal has no times.
     """
     case = case.foreseen if case.is_rehearsed else case
     trial = Trial(case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget)

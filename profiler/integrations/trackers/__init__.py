@@ -1,6 +1,6 @@
-"""The table of experiment trackers, readable without importing one. They read stored runs and never measure.
+"""The table of experiment trackers; reading it imports none. They read stored runs and never measure.
 
-A tracker is one file with `write(run, folder)`, which gives a Written, and one line here. `folder` is None where the
+A tracker is one file with `write(run, folder)`, which returns a Written, and one line here. `folder` is None if the
 user named none.
 """
 

@@ -1,4 +1,4 @@
-"""A run -> what every tracker is told, row by row."""
+"""A run -> what every tracker logs, row by row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TIMES = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_secon
 
 
 class LoggedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One case. Bytes, seconds and ratios to the same case without checkpointing."""
+    """What is logged of one row: bytes, seconds, and ratios to the same case without checkpointing."""
 
-    id: str  # of this case in this run: the same every time
+    id: str  # of this case in this run; equal in every export
     name: str  # the strategy
     started: float  # seconds since 1970
     parameters: dict[str, str | int | bool]  # the fields of the case
@@ -28,7 +28,7 @@ class LoggedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tracker did: where, with how many rows, and the command that shows it."""
+    """What a tracker wrote: where, how many rows, and the command that shows it."""
 
     place: str
     num_rows: int
@@ -37,12 +37,12 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entries(run: Run) -> list[LoggedRow]:
-    """What is logged of each row, in order."""
+    """Return what is logged of each row, in order."""
     return [_entry(row, run) for row in rows(run.records)]
 
 
 def _entry(row: Row, run: Run) -> LoggedRow:
-    mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # the name of every number says how it came about
+    mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # names of metrics say if they were not measured
     started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
     if started is None:
         raise UserError(f"'{run.manifest.created}' is no time at which a run could begin", exit_code=4)
@@ -82,7 +82,7 @@ def _tags(row: Row, run: Run) -> dict[str, str]:
 
 
 def _metrics(row: Row) -> dict[str, float]:
-    """What was measured or predicted of this row: medians of times, and nothing of what is missing."""
+    """Return the numbers of this row that are known; times are medians."""
     metrics = {name: getattr(row.readings, name) for name in READ}
     metrics |= {"static_bytes": row.static_bytes, "peak_ratio": row.peak_ratio}
     metrics |= {"step_seconds": row.step_seconds, "step_spread": row.step_spread, "time_ratio": row.time_ratio}

@@ -1,4 +1,4 @@
-"""A run as runs of MLflow, in a local folder or wherever MLFLOW_TRACKING_URI says."""
+"""Export a run to MLflow, in a local folder or where MLFLOW_TRACKING_URI says."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from profiler.core.errors import UserError
 from profiler.integrations.trackers.entries import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
-EXPERIMENT = "gcprof"  # where MLFLOW_EXPERIMENT_NAME names no other
-ID = "gcprof.id"  # the tag by which a row is known again
-LONGEST = 500  # characters of a tag or parameter that every store takes
+EXPERIMENT = "gcprof"  # unless MLFLOW_EXPERIMENT_NAME names another
+ID = "gcprof.id"  # the tag by which a row is recognized in a later export
+LONGEST = 500  # characters of a tag or parameter that every store accepts
 
 
 def write(run: Run, folder: Path | None) -> Written:
-    """One run of MLflow for each row that is not there yet; nothing is sent but where the environment says so.
+    """Create a run of MLflow for each row that has none yet; nothing is sent anywhere unless the environment says so.
 
-    Raises UserError where the store cannot be written.
+    Raises UserError if the store cannot be written.
     """
     place = _place(run, folder)
     rows = entries(run)
@@ -45,7 +45,7 @@ def _place(run: Run, folder: Path | None) -> str:
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if uri and folder is None:
         return uri
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer ones take nothing but a database
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else newer versions accept only a database
     return (folder or run.folder / "derived" / "mlflow").absolute().as_uri()
 
 
@@ -64,6 +64,6 @@ def _log(client: MlflowClient, experiment: str, entry: LoggedRow) -> None:
         for step, value in enumerate(samples)
     ]
     parameters = [Param(name, str(value)[:LONGEST]) for name, value in entry.parameters.items()]
-    for start in range(0, max(len(metrics), 1), 1000):  # so many at once a store takes
+    for start in range(0, max(len(metrics), 1), 1000):  # the most that a store accepts at once
         client.log_batch(run_id, metrics=metrics[start : start + 1000], params=parameters if start == 0 else [])
     client.set_terminated(run_id, end_time=time)

@@ -1,6 +1,6 @@
-"""A run as TensorBoard's event files, with its table of hyper-parameters.
+"""Export a run as TensorBoard event files, with a table of hyperparameters.
 
-Written record by record, since TensorBoard's own writer names its files by the host.
+Written record by record, since TensorBoard's own writer puts the host's name into file names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "events.out.tfevents.0.gcprof"  # TensorBoard looks for `tfevents` in the
 
 
 def write(run: Run, folder: Path | None) -> Written:
-    """Event files below a folder, by default in the run's own `derived/`. Raises UserError where they are there."""
+    """Write event files below a folder, by default in the run's `derived/`. Raises UserError if the folder exists."""
     folder = folder or run.folder / "derived" / "tensorboard"
     if os.path.lexists(folder):
         raise UserError(f"'{folder}' is there already", hint="name another folder with -o, or remove it first")
@@ -35,7 +35,7 @@ def write(run: Run, folder: Path | None) -> Written:
 
 
 def _overview(rows: Sequence[LoggedRow]) -> Summary:
-    """The columns of the table of hyper-parameters."""
+    """Return the columns of the table of hyperparameters."""
     parameters = dict.fromkeys(name for entry in rows for name in (*entry.parameters, *entry.tags))
     metrics = dict.fromkeys(name for entry in rows for name in entry.metrics)
     return hparams.hparams_config_pb(

@@ -1,4 +1,4 @@
-"""A run as runs of Weights & Biases: offline unless the environment says otherwise."""
+"""Export a run to Weights & Biases, offline unless the environment says otherwise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read as it is imported; offline, nothing is sent at all
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reads it on import; offline, nothing is sent at all
 
 import wandb
 
@@ -14,13 +14,13 @@ from profiler.core.errors import UserError
 from profiler.integrations.trackers.entries import LoggedRow, Written, entries
 from profiler.runs.store import Run
 
-PROJECT = "gcprof"  # where WANDB_PROJECT names no other
+PROJECT = "gcprof"  # unless WANDB_PROJECT names another
 
 
 def write(run: Run, folder: Path | None) -> Written:
-    """One run of W&B for each row. Without WANDB_MODE it is offline: no account, no question, nothing is sent.
+    """Create a run of W&B for each row. Without WANDB_MODE it is offline: no account, no prompt, nothing is sent.
 
-    Raises UserError where W&B refuses.
+    Raises UserError if W&B cannot write, or if WANDB_MODE is online without a key.
     """
     mode = os.environ.get("WANDB_MODE") or "offline"
     place = str(folder) if folder else os.environ.get("WANDB_DIR") or str(run.folder / "derived")
@@ -56,7 +56,7 @@ def _log(entry: LoggedRow, *, mode: Any, place: str, group: str) -> None:
 
 
 def _quiet() -> wandb.Settings:
-    """Nothing is told of this machine, of its code or of its user: what is logged was measured elsewhere."""
+    """Return settings that log nothing of this machine, code or user: the run may have been measured elsewhere."""
     return wandb.Settings(
         console="off",
         silent=True,

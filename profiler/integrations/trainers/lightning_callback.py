@@ -12,7 +12,7 @@ from profiler.integrations.trainers.steps import Steps, add
 
 
 def _base() -> Any:
-    """Lightning's Callback under either of its names; object where it is not installed."""
+    """Return Lightning's Callback class, from either name of the package; `object` if it is not installed."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         try:
             return importlib.import_module(name).Callback
@@ -27,8 +27,8 @@ PRECISIONS = {"bf16-mixed": "amp-bf16", "16-mixed": "amp-fp16", "bf16-true": "bf
 class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be installed
     """`Trainer(..., callbacks=[RecordingCallback("results/mine", strategy="all")])` writes time and peak at the end.
 
-    Lightning does not know what is checkpointed, so `strategy` says it. `warmup` steps after the first settle, the
-    next `samples` are recorded. An optimizer step is all its micro-batches (`accumulate_grad_batches`).
+    Lightning does not know what is checkpointed, so `strategy` says it. The first step and `warmup` more are warm-up,
+    the next `samples` are recorded. A step has all its micro-batches (`accumulate_grad_batches`).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RecordingCallback(_base()):  # type: ignore[misc]  # Lightning may not be 
         self._steps: Steps | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the record: its case is what the trainer and the module say of themselves."""
+        """Begin the record, with a case read from the trainer and the module."""
         optimizers = getattr(trainer, "optimizers", None) or [None]
         device = str(getattr(pl_module, "device", "cpu"))
         case: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Time and peak of the steps of somebody else's training loop."""
+"""Measure time and peak memory of the steps of a user's own training loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ADVICE = "from a real training run: gradients were not compared, and saved bytes
 
 
 class Steps:
-    """Between `begin` and `end` is one optimizer step, all its micro-batches included.
+    """Measures optimizer steps, each between `begin` and `end` with all its micro-batches.
 
-    The first 1 + `warmup` steps settle, the next `samples` are timed; what comes later is not watched. The peak is
-    that of `torch.cuda.max_memory_allocated`; on a CPU it is not measured, since following its allocator slows a
-    training run down.
+    The first 1 + `warmup` steps are warm-up, the next `samples` are timed; later ones are not measured. The peak is
+    that of `torch.cuda.max_memory_allocated`; on a CPU it is not measured, since following its allocator slows training
+    down.
     """
 
     def __init__(self, case: Case) -> None:
@@ -38,7 +38,7 @@ class Steps:
         self.num_steps = 0
 
     def begin(self) -> None:
-        """Start clock and memory watch, where the step is one of those to be timed."""
+        """Start the clock and the memory watch, if the step is one of those to be timed."""
         if self._left > 0 or len(self._seconds) >= self.case.samples:
             return
         self._device.synchronize()
@@ -50,7 +50,7 @@ class Steps:
         self._open = stopwatch, watch
 
     def end(self) -> None:
-        """Count the step; where it was timed, keep its seconds and the memory of its span."""
+        """Count the step; if it was timed, keep its seconds and its memory."""
         self.num_steps += 1
         self._left -= 1
         if self._open is None:
@@ -63,7 +63,7 @@ class Steps:
         self._seconds += stopwatch.seconds()
 
     def record(self, module: nn.Module) -> Record:
-        """What was seen of a module. Its outcome is `failed` where training ended before the first timed step."""
+        """Return the record of the steps of a module; it is `failed` if training ended before the first timed step."""
         why = f"training ended after {self.num_steps} steps; the first {1 + self.case.warmup} settle"
         size, num_blocks = num_parameters(module), len(find_blocks(module))
         return Record(
@@ -84,9 +84,9 @@ class Steps:
 
 
 def add(record: Record, folder: Path, *, command: str) -> Record:
-    """Write the record into a run folder, which is made where it is not there; a second run of a case is a round more.
+    """Write the record into a run folder, which is created if need be; a further run of a case is one more round.
 
-    Returns the record as it was written. Raises UserError where the folder cannot be written, or is of another device.
+    Returns the record as it was written. Raises UserError if the folder cannot be written, or is of another device.
     """
     assert record.environment is not None
     if not (folder / "manifest.json").is_file():
@@ -97,7 +97,7 @@ def add(record: Record, folder: Path, *, command: str) -> Record:
             environment=record.environment,
             sources=run_diff.code_digests([record.case]),
         )
-    writer = Writer(folder)  # before it is read: what others write meanwhile is of the same round
+    writer = Writer(folder)  # locks the folder before it is read, else another process could take the same round
     try:
         before = store.load(folder)
         name = before.manifest.environment.device_name

@@ -1,4 +1,4 @@
-"""A trial in the child that a real transformers.Trainer runs."""
+"""A trial, in a child process, that a real transformers.Trainer runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from profiler.training.assemble import assemble
 
 
 def run_trial(request: str, channel: int) -> None:
-    """Measure the trial in `request` with a Trainer; tell each stage, then the record, each as one line of JSON."""
+    """Measure the trial in `request` with a Trainer; send each stage, then the record, each as one line of JSON."""
     trial: Trial = decode(request, Trial)
     record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=measure)
     tell(channel, {"record": record})
 
 
 def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
-    """Train for as many steps as the case asks for. Raises Unsupported for what a Trainer does not do of itself."""
+    """Train for as many steps as the case asks for. Raises Unsupported for a case that a Trainer cannot run."""
     case = trial.case
     _refuse(case)
     on_pass("build")
@@ -78,6 +78,6 @@ def _arguments(case: Case, folder: str) -> Any:
 
 
 def _dataset(case: Case, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The rows of the synthetic batch, repeated for all micro-batches."""
+    """Return the rows of the synthetic batch, repeated for all micro-batches."""
     rows = [{key: tensor[index].cpu() for key, tensor in batch.items()} for index in range(case.batch_size or 1)]
     return rows * ((1 + case.warmup + case.samples) * case.accumulate)

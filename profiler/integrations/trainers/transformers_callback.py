@@ -17,7 +17,8 @@ class RecordingCallback(TrainerCallback):
     """`Trainer(..., callbacks=[RecordingCallback("results/mine")])` writes the run's time and peak when training ends.
 
     Run once with and once without `gradient_checkpointing=True` into the same folder, and `gcprof show` compares them.
-    `warmup` steps after the first settle, the next `samples` are recorded. Without a folder, `record` holds the result.
+    The first step and `warmup` more are warm-up, the next `samples` are recorded. Without a folder, `record` holds the
+    result.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class RecordingCallback(TrainerCallback):
 
 
 def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
-    """The case that TrainingArguments and the model describe."""
+    """Return the case that TrainingArguments and the model describe."""
     precision = "amp-bf16" if args.bf16 else "amp-fp16" if args.fp16 else "fp32"
     device = str(args.device)
     return Case(
@@ -69,7 +70,7 @@ def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
 
 
 def is_checkpointed(args: Any, model: nn.Module) -> bool:
-    """Whether the arguments ask for it or the model was switched on: by transformers 6's names or the old ones."""
+    """Whether the arguments or the model turn checkpointing on, by transformers 6's names or the old ones."""
     requested = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
     switched = getattr(model, "is_activation_checkpointing", None)
     return bool(requested or (getattr(model, "is_gradient_checkpointing", False) if switched is None else switched))

@@ -1,4 +1,4 @@
-"""What every device offers a meter, what a record says of it, and whether it computes.
+"""The interface of a device, the environment that a record stores of it, and a test of its arithmetic.
 
 `cpu` and `cuda` are a file each, whose `connect` returns a Device; `open_device` picks by the first word of its name.
 """
@@ -22,7 +22,7 @@ TABLE = {
     "cuda": "profiler.measuring.devices.cuda:connect",
     "rehearse": "profiler.measuring.devices.cuda:connect",
 }
-MATRIX_SIZE = 16  # of the test matrices, whose numbers are exact in every type: whole and below 2**10
+MATRIX_SIZE = 16  # of the test matrices; all numbers are whole and below 2**10, so exact in every type
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,34 +31,34 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     start_bytes: int
     peak_bytes: int
     end_bytes: int
-    freed_bytes: int = 0  # of what was there at the start, what had gone by the end, where that was asked for
+    freed_bytes: int = 0  # live at the start and gone by the end, if that was asked for
     reserved_bytes: int | None = None
     device_bytes: int | None = None
-    live_bytes: tuple[int, ...] = ()  # after every event, where the device tells each
+    live_bytes: tuple[int, ...] = ()  # after every event, if the device reports each
 
 
 class Watch(Protocol):
-    """Follows the memory while it is entered. Every `mark` ends a span and begins the next."""
+    """A context manager that follows the memory. Every `mark` ends a span and begins the next."""
 
     def __enter__(self) -> Watch: ...
     def __exit__(self, *error: object) -> None: ...
     def mark(self, *, follow: bool = False) -> None:
-        """`follow`: tell of the span that begins also what it frees."""
+        """With `follow`, the span that begins also reports what it frees."""
 
     def spans(self) -> list[Span]:
-        """One span fewer than there were marks; read after leaving the context."""
+        """Return the spans between the marks; call it after leaving the context."""
 
 
 class Stopwatch(Protocol):
-    """Follows the time. Every `mark` ends a span and begins the next."""
+    """Measures time. Every `mark` ends a span and begins the next."""
 
     def mark(self) -> None: ...
     def seconds(self) -> list[float]:
-        """One span fewer than there were marks; waits for the device."""
+        """Return the seconds of the spans between the marks; waits for the device."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device is."""
+    """The identity and memory of a device."""
 
     name: str
     total_bytes: int | None = None
@@ -67,41 +67,41 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(Protocol):
-    """One device, by the name that torch has for it."""
+    """One device; `name` is its name in a case."""
 
     name: str
-    tick_seconds: float  # the least that its stopwatch can tell apart
-    is_asynchronous: bool  # whether it is at work while the host asks for more
+    tick_seconds: float  # the resolution of its stopwatch
+    is_asynchronous: bool  # whether it works while the host goes on
 
     @property
     def is_hollow(self) -> bool:
         """Whether it has memory and does no arithmetic, so that only bytes mean something."""
 
     def watch(self, resting_bytes: int) -> Watch:
-        """`resting_bytes` are live already; a device that knows better ignores them."""
+        """Return a Watch; `resting_bytes` are live already, unless the device counts them itself."""
 
     def stopwatch(self) -> Stopwatch: ...
     def synchronize(self) -> None: ...
     def release(self) -> None:
-        """Give back all that the last pass has left, so that the next one starts as a fresh process would."""
+        """Free all that the last pass left, so that the next one starts as in a fresh process."""
 
     def keep_memory(self) -> None:
-        """Keep what is freed for the steps that follow, so that what one takes does not hang on those before it."""
+        """Keep freed memory in this process, so that a step's time does not depend on the steps before it."""
 
     def facts(self) -> Facts: ...
     def free_bytes(self) -> int | None:
-        """What nobody holds of the memory; None where there is no such number."""
+        """Return the free bytes of the device; None if the device reports no such number."""
 
     def held_bytes(self) -> int | None:
-        """What this process's tensors hold of the memory; None where the allocator keeps no such number."""
+        """Return the bytes held by this process's tensors; None if the allocator does not count them."""
 
     def conditions(self) -> Conditions: ...
     def untold(self) -> str | None:
-        """Why `conditions` is incomplete; None where it is complete."""
+        """Return why `conditions` is incomplete; None if it is complete."""
 
 
 def versions() -> Environment:
-    """Returns the versions of this process, without a device."""
+    """Return an environment with the versions of this process, without a device."""
     return Environment(
         gcprof=__version__,
         python=platform.python_version(),
@@ -111,7 +111,7 @@ def versions() -> Environment:
 
 
 def environment(device: Device) -> Environment:
-    """Returns the versions and the device, as this process sees them."""
+    """Return the versions and the device, as this process sees them."""
     facts = device.facts()
     return msgspec.structs.replace(
         versions(),
@@ -126,26 +126,26 @@ def environment(device: Device) -> Environment:
 
 
 def open_device(name: str) -> Device:
-    """Opens the device of that name: `cpu`, `cuda:0`."""
+    """Open the device of that name: `cpu`, `cuda:0`."""
     connect, _ = catalogue.load(Choice(name.partition(":")[0]), TABLE)
     device: Device = connect(name)
     return device
 
 
 def of_rank(case: Case, rank: int) -> Case:
-    """Returns the case on the rank's own device: ranks take consecutive devices from the case's on."""
+    """Return the case on the rank's own device: ranks take consecutive devices, starting with the case's."""
     kind, _, first = case.device.partition(":")
     return msgspec.structs.replace(case, device=f"{kind}:{int(first or 0) + rank}") if kind == "cuda" else case
 
 
 def wrong_arithmetic(device: str) -> str | None:
-    """Returns what the device computes wrongly, in a sentence; None where every number is right."""
+    """Return what the device computes wrongly, in a sentence; None where every number is right."""
     left = [[(3 * row + column) % 5 - 2 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
     right = [[(row + 2 * column) % 7 - 3 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
     product = [
         [sum(a * b for a, b in zip(row, column, strict=True)) for column in zip(*right, strict=True)] for row in left
     ]
-    gradient = [[sum(row) for row in right] for _ in left]  # of the product's sum by the left matrix
+    gradient = [[sum(row) for row in right] for _ in left]  # of the product's sum with respect to the left matrix
 
     weights = torch.tensor(left, dtype=torch.float32, device=device, requires_grad=True)  # (row, inner)
     computed = weights @ torch.tensor(right, dtype=torch.float32, device=device)  # (row, column)

@@ -23,7 +23,7 @@ BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # guests are count
 
 
 def connect(device: str) -> Cpu:
-    """The CPU of this machine."""
+    """Return the CPU of this machine."""
     return Cpu(device)
 
 
@@ -58,7 +58,7 @@ class CpuWatch:
 
 
 def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
-    """Allocations (+bytes), releases (-bytes) and marks (None), in order of time, as the spans between the marks."""
+    """Return the spans between marks, from allocations (+bytes), releases (-bytes) and marks (None) in time order."""
     held: list[int] = []  # since the last mark
     live, start = resting_bytes, None
     spans = []
@@ -75,7 +75,7 @@ def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
 
 
 def _blocks(tree: list[Any]) -> list[tuple[int, int] | None]:
-    """Address and bytes of every event of the allocator, and None for every mark, in order of time."""
+    """Return address and bytes of every allocator event, and None for every mark, in order of time."""
     found: list[tuple[int, tuple[int, int] | None]] = []
     events = list(tree)
     while events:
@@ -89,12 +89,12 @@ def _blocks(tree: list[Any]) -> list[tuple[int, int] | None]:
 
 
 def sum_freed(events: list[tuple[int, int] | None]) -> list[int]:
-    """Of what was there when each span began, the bytes that were freed in it.
+    """Return, for each span, the bytes that were live when it began and were freed in it.
 
-    Events are pairs of address and bytes, as of `sum_events`. What was there before all of them is not known.
+    Events are pairs of address and bytes, or None for a mark. Blocks from before the first event are not counted.
     """
     spans: list[int] = []
-    older: set[int] = set()  # addresses of what was there at the last mark, and still is
+    older: set[int] = set()  # addresses of blocks that have been live since before the last mark
     newer: set[int] = set()
     for event in events:
         if event is None:
@@ -148,10 +148,10 @@ class Cpu:
         gc.collect()  # the last pass's model is part of reference cycles
 
     def keep_memory(self) -> None:
-        """Have the C library keep what is freed, as CUDA's caching allocator does, in this process from now on.
+        """Make glibc keep freed memory in this process from now on, as CUDA's caching allocator does.
 
-        Else glibc gives memory back to the system, or not, by what the process freed before: a step then finds its
-        pages there or has the system make them anew, and was up to a sixth slower or faster by the steps before it.
+        Otherwise glibc returns memory to the system or not, depending on what the process freed before: a step then
+        reuses pages or has the system map new ones, which made it up to a sixth faster or slower.
         """
         library = ctypes.CDLL(None) if sys.platform == "linux" else None
         if library is not None and hasattr(library, "mallopt"):  # of other C libraries only glibc has it
@@ -180,19 +180,19 @@ class Cpu:
 
 
 def available_bytes() -> int:
-    """What the host can still give without swapping."""
+    """Return the bytes that the host can still provide without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def _others_seconds() -> float:
-    """Returns the seconds that all cores together were busy with other work, stolen time included."""
+    """Return the seconds that all cores together were busy with other work, stolen time included."""
     spent = psutil.cpu_times()
     busy = sum(getattr(spent, name, 0.0) for name in BUSY)
     return float(busy) - time.process_time()
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """Return the processor's name if the system reports it, else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""A CUDA device: bytes by the caching allocator's statistics, time by its events."""
+"""A CUDA device: bytes by the caching allocator's statistics, time by CUDA events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = Path("/proc/driver/nvidia/version")
 
 
 def connect(device: str) -> Cuda:
-    """One CUDA device, `cuda:0` and so on; `cuda:a100` is the first, and Unsupported is raised where it is none."""
+    """Return a CUDA device such as `cuda:0`; `cuda:a100` is the first; raises Unsupported if that is not an A100."""
     cuda, kind = Cuda(device), gpu_kinds.of(device)
     if kind and not gpu_kinds.is_of(kind, cuda.facts().name):
         raise Unsupported(f"the GPU that was given for {kind} is another one: {cuda.facts().name}")
@@ -27,7 +27,7 @@ def connect(device: str) -> Cuda:
 class CudaWatch:
     """Reads and resets `torch.cuda.max_memory_allocated` and `max_memory_reserved` at every mark.
 
-    The allocator counts on the host, when a tensor is asked for, so that no synchronising is needed.
+    The allocator counts on the host, when a tensor is requested, so that no synchronization is needed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class CudaWatch:
                     end_bytes=live,
                     freed_bytes=self._freed(),
                     reserved_bytes=torch.cuda.max_memory_reserved(self._device),
-                    device_bytes=total - free,  # sampled here, where the other two are exact
+                    device_bytes=total - free,  # sampled here; the two peaks above are exact
                 )
             )
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -71,9 +71,9 @@ class CudaWatch:
             torch.cuda.memory._record_memory_history(context=None, clear_history=True)
 
     def _freed(self) -> int:
-        """The bytes of the blocks that were there when the span began and were freed in it, by the allocator's trace.
+        """Return the bytes of blocks that were live when the span began and were freed in it, by the allocator's trace.
 
-        An address may be given out again, so that a block's being there at the end says nothing.
+        The allocator reuses addresses, so a block that is live at the same address at the end proves nothing.
         """
         if self._held is None:
             return 0
@@ -89,7 +89,7 @@ class CudaWatch:
 
 
 class CudaStopwatch:
-    """Events on the current stream: the device's own clock."""
+    """Measures time by events on the current stream, which use the device's own clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -111,7 +111,7 @@ class Cuda:
     """One CUDA device."""
 
     is_asynchronous = True
-    tick_seconds = 5e-7  # of an event. Source: cudaEventElapsedTime
+    tick_seconds = 5e-7  # the resolution of an event. Source: cudaEventElapsedTime
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -134,13 +134,13 @@ class Cuda:
         torch.cuda.synchronize(self._device)
 
     def keep_memory(self) -> None:
-        """The caching allocator does."""
+        """Nothing to do: the caching allocator keeps freed memory."""
 
     def release(self) -> None:
         _let_go_of_graphs(self._device)
         gc.collect()  # the last pass's model is part of reference cycles
         torch.cuda.synchronize(self._device)
-        torch._C._cuda_clearCublasWorkspaces()  # kept for each thread before 2.15
+        torch._C._cuda_clearCublasWorkspaces()  # torch before 2.15 keeps them for each thread
         torch.cuda.empty_cache()
 
     def facts(self) -> Facts:
@@ -178,14 +178,14 @@ class Cuda:
 def _let_go_of_graphs(device: torch.device) -> None:
     """Make autograd's thread of this device drop the graph of the last backward, by running an empty backward.
 
-    The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module; it
-    drops it before it begins the next backward (torch/csrc/autograd/engine.cpp). The empty one allocates no byte.
+    The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module, and
+    may drop it only as the next backward begins (torch/csrc/autograd/engine.cpp). The empty one allocates nothing.
     """
     nothing = torch.zeros(0, device=device, requires_grad=True)
     torch.autograd.backward(nothing.view(-1), torch.empty_like(nothing))
 
 
 def _driver() -> str | None:
-    """The driver's version as the system tells it, else as NVML does; None where neither does."""
+    """Return the driver's version from /proc, else from NVML; None if neither has it."""
     words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
     return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or nvml.driver()

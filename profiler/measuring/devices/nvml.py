@@ -10,15 +10,15 @@ from profiler.core.record import Conditions
 
 try:
     import pynvml
-except ImportError:  # the extra `gpu` has it
+except ImportError:  # the extra `gpu` installs it
     pynvml = None
 
-# nvmlClocksThrottleReason...; the others are settings, not trouble. Source: nvml.h
+# nvmlClocksThrottleReason...; the other bits are settings, not problems. Source: nvml.h
 HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
 
 
 def find(uuid: str) -> Board | str:
-    """The board with torch's UUID; or why there is none, where NVML is not there or does not know it."""
+    """Return the board with torch's UUID, or why there is none: NVML is missing or does not know it."""
     if pynvml is None:
         return "pynvml is not installed: pip install 'gcprof[gpu]'"
     try:
@@ -29,7 +29,7 @@ def find(uuid: str) -> Board | str:
 
 
 def driver() -> str | None:
-    """The driver's version; None where NVML is not there."""
+    """Return the driver's version; None without NVML."""
     if pynvml is None:
         return None
     try:
@@ -46,7 +46,7 @@ class Board:
         self._handle = handle
 
     def conditions(self, at_seconds: float) -> Conditions:
-        """Reads the board, in about a millisecond; this process must have used the device before."""
+        """Read the board, in about a millisecond; this process must have used the device before."""
         reasons = self._reading(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
         processes = self._reading(pynvml.nvmlDeviceGetComputeRunningProcesses)
         return Conditions(
@@ -57,7 +57,7 @@ class Board:
             watts=self._reading(pynvml.nvmlDeviceGetPowerUsage, unit=1e-3),
             limit_watts=self._reading(pynvml.nvmlDeviceGetEnforcedPowerLimit, unit=1e-3),
             held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
-            # in a container the numbers of processes are not ours: one of them is this one
+            # one of them is this process, whose id may differ in a container
             num_others=None if processes is None else max(0, len(processes) - 1),
             others_bytes=None if processes is None else _held_by_others(processes),
         )
@@ -71,7 +71,7 @@ class Board:
 
 
 def _held_by_others(processes: Sequence[Any]) -> int | None:
-    """Bytes; None where the system does not tell them, or where none of the processes has our number."""
+    """Return the bytes of other processes; None if the system hides them, or our process id is not listed."""
     others = [process for process in processes if process.pid != os.getpid()]
     held = [process.usedGpuMemory for process in others]
     is_listed = not processes or len(others) < len(processes)

@@ -1,1 +1,1 @@
-"""What reads a step: bytes, seconds, FLOPs, gradients, what is left behind; each on a model of its own."""
+"""The meters, which read a training step: bytes, seconds, FLOPs, gradients, leftover memory; each on a fresh model."""

@@ -1,4 +1,4 @@
-"""Records the allocations of one step on a CUDA device: the allocator's own history, and what ran meanwhile."""
+"""Records one step on a CUDA device: the allocator's history, and the profiler's tree of what ran."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from profiler.core.allocator_history import Block, Event, blocks_in_use, events
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter
 from profiler.training.workload import Step, Workload, dense_parts, tensors
 
-PHASE, MODULE = "gcprof phase: ", "gcprof module: "  # what the labels of a recording begin with
+PHASE, MODULE = "gcprof phase: ", "gcprof module: "  # prefixes of the labels in a recording
 MOST_EVENTS = 10_000_000
 Held = dict[int, tuple[str, str]]  # by the address of a storage: its category, and the module that it belongs to
 
 
 class Recording(NamedTuple):
-    """One step: what was in use before it, the allocator's events in order, and torch.profiler's tree of what ran."""
+    """One recorded step: the blocks in use before it, the allocator's events in order, and torch.profiler's tree."""
 
     before: tuple[Block, ...]
     events: tuple[Event, ...]
     tree: tuple[Any, ...]
-    marks: tuple[tuple[str, int], ...]  # the phases in order, each with how many events were before it
-    held_before: Held  # what has a name before the step
+    marks: tuple[tuple[str, int], ...]  # the phases in order, each with the number of events before it
+    held_before: Held  # storages whose category is known, before the step
     held_after: Held  # and after it
-    gradients: tuple[tuple[int, int, str], ...]  # as they arrived: address, how many events were before, module
-    workspaces: frozenset[int]  # the addresses of what cuBLAS keeps
+    gradients: tuple[tuple[int, int, str], ...]  # as they arrived: address, number of events before, module
+    workspaces: frozenset[int]  # addresses of cuBLAS's workspaces
     peak_bytes: int  # torch.cuda.max_memory_allocated
 
 
@@ -45,9 +45,9 @@ def recording_lines() -> Iterator[None]:
 
 
 def record(workload: Workload, optimizer: torch.optim.Optimizer, step: Step, *, with_modules: bool = True) -> Recording:
-    """Run one step, whose gradients and optimizer state exist, and record it. Call it where lines are recorded.
+    """Run and record one step, whose gradients and optimizer state exist already, within `recording_lines`.
 
-    Python runs at each module's call, which compiled code does not allow: there, `with_modules` is false.
+    `with_modules` runs Python at each module's call, which compiled code does not allow: it must be false there.
     """
     counter, labels = _Counter(), _modules(workload.module) if with_modules else nullcontext()
     arrivals = _Arrivals(workload.module, counter)
@@ -140,7 +140,7 @@ def _modules(root: nn.Module) -> Iterator[None]:
 
 
 def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
-    """The storages that there are between two steps, by address."""
+    """Return the storages that live between two steps, by address."""
     held: Held = {}
     state = state_by_parameter(optimizer)
     owners = {name: name.rpartition(".")[0] for name, _ in workload.module.named_parameters()}
@@ -165,7 +165,7 @@ def _keep(held: Held, tensor: torch.Tensor, category: str, module: str) -> None:
 
 
 def _addresses(tensor: torch.Tensor) -> list[int]:
-    """The addresses of a tensor's storages that are on the device."""
+    """Return the addresses of a tensor's storages on the device."""
     storages = [part.untyped_storage() for part in dense_parts(tensor) if part.is_cuda]
     return [storage.data_ptr() for storage in storages if storage.nbytes()]
 
@@ -180,7 +180,7 @@ def _events() -> tuple[Event, ...]:
 
 
 def _workspaces() -> frozenset[int]:
-    """The addresses of the blocks that cuBLAS kept for itself; they are let go of here, to be told from others."""
+    """Free the workspaces that cuBLAS keeps; return the addresses of the blocks that this has freed."""
     kept = {block.address for block in _blocks_in_use()}
     torch._C._cuda_clearCublasWorkspaces()
     return frozenset(kept - {block.address for block in _blocks_in_use()})

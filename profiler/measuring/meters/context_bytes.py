@@ -11,10 +11,10 @@ from profiler.training.workload import Workload, bytes_by_storage, tensors
 
 
 def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
-    """Returns the bytes of tensors on the ctx of each class of Function in the graph of a loss, the largest first.
+    """Return the bytes of tensors on the ctx of each class of Function in the graph of a loss, the largest first.
 
-    What was saved by `save_for_backward` is not among them, nor parameters, buffers and the batch, nor what PyTorch's
-    own Functions keep. A storage counts for the first class that has it.
+    Tensors saved by `save_for_backward` do not count, nor do parameters, buffers, the batch, and what PyTorch's own
+    Functions keep. A storage counts for the first class that has it.
     """
     module = workload.module
     resident = bytes_by_storage([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
@@ -32,7 +32,7 @@ def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
 
 
 def _nodes(loss: torch.Tensor) -> Iterator[Any]:
-    """Every node of the graph below a tensor."""
+    """Yield every node of the autograd graph of a tensor."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Compares what two steps left behind: loss, gradients, buffers, random state."""
+"""Compares the results of steps: loss, gradients, buffers, random state, plain attributes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state
 
 NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
-ROUNDING = 2.0**-12  # relative, the root of fp32's last bit: kernels that differ by more do not do the same work
-LEAST_SCALE = 2.0**-8  # of the model's largest gradient: what fp32 makes of a 0, to 2**-19 of that, is < 0.001 of this
+ROUNDING = 2.0**-12  # relative, the square root of fp32's last bit: kernels that differ by more do different work
+LEAST_SCALE = 2.0**-8  # of the model's largest gradient; fp32 rounds a 0 to up to 2**-19 of it, < 0.001 of this
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
 MOST_NAMED = 3  # of parameters, attributes and buffers
 
 
 def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[str, str] | None = None) -> Equality:
-    """Compares the step without checkpointing with itself: `step` builds a workload and runs it to the gradients.
+    """Compare two runs of the step without checkpointing; `step` builds a workload and runs it to the gradients.
 
-    Where an `earlier` run has the same digests it is not run twice.
+    An `earlier` run with the same digests replaces the second run.
     """
     first = collect_two(step)
     digests = _digests(first, group)
@@ -36,7 +36,7 @@ def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[st
 
 
 def equal(digests: Mapping[str, str]) -> Equality:
-    """What is found of a step whose digests are those of the step without checkpointing."""
+    """Return the result for a step whose digests are those of the step without checkpointing."""
     return Equality(
         loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests=dict(digests)
     )
@@ -51,12 +51,12 @@ def verify(
     other_kernels: Callable[[], bool] = lambda: True,
     group: Group = ALONE,
 ) -> Equality:
-    """Compares a strategy's two steps with the baseline's: by digests alone where these are equal.
+    """Compare a strategy's two steps with the baseline's, by digests alone if these are equal.
 
-    Only where they differ is the baseline run again, twice, for the noise floor and the differences; and the strategy,
-    where its first gradients differ within that noise, so that its second step has the baseline's weights. `nudged` is
-    the baseline with weights that differ in the last bit: what rounding makes of the gradients of this model, where
-    the same work is done by `other_kernels`, which is asked once the steps have run.
+    Otherwise the baseline is run twice more, for the noise floor and the differences. If the strategy's first gradients
+    differ within that noise, the strategy is run again, so that its second step has the baseline's weights. `nudged` is
+    the baseline with weights changed in the last bit, which shows the effect of rounding on the gradients; it is run if
+    `other_kernels`, called after the strategy's steps, says that other kernels do the same work.
     """
     results = collect_two(step)
     own = _digests(results, group)
@@ -69,7 +69,7 @@ def verify(
     floors = {"noise_floor": floor, "rounding_floor": rounding, "digests": own}
     alone = msgspec.structs.replace(results, second=None)
     result = msgspec.structs.replace(_closest((first, second), alone, group), **floors)
-    if judge(result, strict=False) is not None:  # the weights of a second step would say nothing
+    if judge(result, strict=False) is not None:  # a second step would have other weights anyway
         return result
     if not result.gradients_equal and group.mesh is None:
         results = msgspec.structs.replace(results, second=collect_two(step, first.gradients).second)
@@ -77,18 +77,18 @@ def verify(
 
 
 def _twice(baseline: GradientStep, group: Group) -> tuple[Results, Results]:
-    """Two runs of two steps."""
+    """Run the baseline's two steps twice."""
     first = collect_two(baseline)
     return first, collect_two(baseline, _update(first, group))
 
 
 def _update(first: Results, group: Group) -> Gradients | None:
-    """By which gradients a second run makes the weights of its second step; sharded parameters take their own."""
+    """Return the gradients with which a second run updates its weights; None for sharded ones, which use their own."""
     return first.gradients if group.mesh is None else None
 
 
 def _closest(references: Sequence[Results], results: Results, group: Group) -> Equality:
-    """Compares with the reference that is nearest; state that moves otherwise in each reference is not named."""
+    """Compare with the nearest reference; plain state in which the references themselves differ is not named."""
     comparisons = [compared(reference, results, group) for reference in references]
     result = min(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
     both = [name for name in result.moved if all(name in comparison.moved for comparison in comparisons)]
@@ -97,12 +97,12 @@ def _closest(references: Sequence[Results], results: Results, group: Group) -> E
 
 
 def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> float:
-    """The largest relative difference of two steps' gradients."""
+    """Return the largest relative difference of two steps' gradients."""
     return compared(collect(step), collect(other), group).largest_difference or 0.0
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
-    """Compares as `compare` does on every rank: equal where all ranks are, with the differences of the worst rank."""
+    """Compare on every rank; the result is equal if all ranks are, and has the differences of the worst rank."""
     comparisons = group.gather(compare(reference, other))
     worst = max(comparisons, key=lambda comparison: comparison.largest_difference or 0.0)
     names = ("loss_equal", "gradients_equal", "buffers_equal", "random_state_equal")
@@ -116,9 +116,9 @@ def compared(reference: Results, other: Results, group: Group = ALONE) -> Equali
 
 
 def compare(reference: Results, other: Results) -> Equality:
-    """Compares steps bit by bit; where gradients differ, also by how much and in which parameter and step most.
+    """Compare steps bit by bit; if gradients differ, add the largest difference with its parameter and step.
 
-    The second steps are compared where both have one.
+    The second steps are compared if both have one.
     """
     pairs: list[tuple[Results | Second, Results | Second]] = [(reference, other)]
     if reference.second and other.second:
@@ -163,9 +163,10 @@ def compare(reference: Results, other: Results) -> Equality:
 
 
 def _differences(reference: Results | Second, other: Results | Second) -> dict[str, float]:
-    """The difference of each gradient, and of the loss.
+    """Return the relative difference of each gradient, and of the loss.
 
-    A gradient that is 0 but for rounding, as a bias before a BatchNorm has, is held to the largest of the model.
+    A gradient that is 0 but for rounding, such as that of a bias before a BatchNorm, is compared with the largest
+    gradient of the model.
     """
     sizes = [largest(tensor) for tensor in reference.gradients.values() if tensor is not None]
     least = LEAST_SCALE * max(sizes, default=0.0)
@@ -177,9 +178,10 @@ def _differences(reference: Results | Second, other: Results | Second) -> dict[s
 
 
 def judge(equality: Equality | None, *, strict: bool, rewritten: Sequence[str] = ()) -> str | None:
-    """Why these gradients do not count as the baseline's; None where they do, or where nobody asks to be strict.
+    """Return why these gradients do not count as the baseline's; None if they do.
 
-    `rewritten` are buffers that a recompute has written into again and that the forward may read.
+    Without a comparison, there is a reason only if `strict`. `rewritten` are buffers that a recompute has written into
+    again and that the forward may read.
     """
     if equality is None:
         return "not verified: there is nothing to compare with" if strict else None
@@ -202,12 +204,12 @@ def judge(equality: Equality | None, *, strict: bool, rewritten: Sequence[str] =
 
 
 def unkept(equality: Equality) -> list[str]:
-    """Returns the random sources that a recompute drew from again, since checkpoints put only torch's own back."""
+    """Return the random sources that a recompute drew from again: checkpoints restore only torch's own."""
     return [name for name in equality.random_sources if name != "torch"]
 
 
 def not_reproducible(equality: Equality, precision: str) -> str | None:
-    """Why no gradients can be verified, in a sentence; None where the step without checkpointing repeats itself."""
+    """Return why no gradients can be verified; None if the step without checkpointing is reproducible."""
     if is_reproducible(equality, precision):
         return None
     where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
@@ -219,7 +221,7 @@ def not_reproducible(equality: Equality, precision: str) -> str | None:
 
 
 def is_rounding(equality: Equality) -> bool:
-    """Whether the differences are as small as other rounding makes them, with no gradient missing."""
+    """Whether no gradient is missing and the differences are small enough to come from rounding."""
     return not equality.missing and (equality.largest_difference or 0.0) <= ROUNDING
 
 

@@ -19,10 +19,10 @@ def read(
     *,
     watching: AbstractContextManager[None] | None = None,
 ) -> dict[str, Any]:
-    """Returns the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
+    """Return the FLOP fields of Readings, from one forward and one backward; the recompute counts as backward.
 
-    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does. `look` is given the loss
-    before the backward, which runs within `watching`.
+    Counts matrix products, convolutions and attention, as torch.utils.flop_counter does. `look` is called with
+    the loss before the backward, which runs within `watching`.
     """
     with _Counter() as forward:
         loss = loss_of(workload)
@@ -33,7 +33,7 @@ def read(
 
 
 class _Counter(FlopCounterMode):
-    """Counts for the whole model alone: hooks on modules would forbid torch.autograd.grad in a forward."""
+    """Counts only for the whole model: hooks, as needed by module, would forbid torch.autograd.grad in a forward."""
 
     def __init__(self) -> None:
         super().__init__(display=False)

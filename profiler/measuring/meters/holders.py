@@ -1,4 +1,4 @@
-"""Names what keeps a tensor: an attribute of the model, a name of a file or of a closure, an object of the user's."""
+"""Names what keeps a tensor alive: a model attribute, a global, a closure variable, or an object of the user's."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload, dense_parts
 
 DEEPEST = 10  # references from a tensor to a name
-MOST = 20_000  # objects that are looked at
+MOST = 20_000  # objects that are searched
 
 
 class Holder(NamedTuple):
-    """What keeps tensors, in words, and how many it keeps at most; None where it has no end."""
+    """What keeps tensors alive, in words, and how many it keeps at most; None if unbounded."""
 
     name: str
     most: int | None = None
 
 
 def holder(storages: set[int], workload: Workload) -> Holder | None:
-    """Returns what keeps tensors of these storages; None where nothing in Python refers to any of them."""
+    """Return what keeps tensors of these storages alive; None if no Python object refers to any of them."""
     for name, buffer in workload.module.named_buffers():
         if _is_of(buffer, storages):
             return Holder(f"the buffer `{name}`")
@@ -38,15 +38,15 @@ def holder(storages: set[int], workload: Workload) -> Holder | None:
 def _is_of(tensor: torch.Tensor, storages: set[int]) -> bool:
     try:
         return any(part.untyped_storage()._cdata in storages for part in dense_parts(tensor))
-    except (NotImplementedError, RuntimeError):  # a tensor without a storage, or one that is not made yet
+    except (NotImplementedError, RuntimeError):  # a tensor without a storage, or an uninitialized one
         return False
 
 
 class _Search:
-    """Follows references back from tensors until something has a name."""
+    """Follows references backwards from tensors to the nearest object that has a name."""
 
     def __init__(self, workload: Workload) -> None:
-        self._names: dict[int, tuple[dict[str, Any], str]] = {}  # by identity: what has named attributes, and its name
+        self._names: dict[int, tuple[dict[str, Any], str]] = {}  # by identity: an object's attributes, and its name
         for path, module in workload.module.named_modules():
             self._add(module, f"of '{path}'" if path else "of the model")
         for module in list(sys.modules.values()):
@@ -55,9 +55,9 @@ class _Search:
         self._children: dict[int, Any] = {}  # by identity of a referrer: what it refers to
 
     def nearest(self, kept: list[Any]) -> Holder | None:
-        """Returns the nearest thing that has a name and refers to any of these, through whatever it does.
+        """Return the nearest named object that refers to any of these, directly or through other objects.
 
-        None where nothing refers to them: autograd alone has them.
+        None if no Python object refers to them: only autograd holds them.
         """
         level, seen, owner = kept, {id(self), id(kept), id(vars(self))}, None
         seen |= {id(one) for one in kept}
@@ -77,7 +77,7 @@ class _Search:
                 owner = owner or _users_kind(referrer)
                 above.append(referrer)
             if named:
-                return min(named, key=lambda holder: holder.name)  # referrers come in no order
+                return min(named, key=lambda holder: holder.name)  # referrers come in no fixed order
             if not above or len(seen) > MOST:
                 break
             level = above
@@ -89,7 +89,7 @@ class _Search:
         self._names[id(thing)] = self._names[id(vars(thing))] = vars(thing), name
 
     def _most(self, referrer: Any) -> int | None:
-        """The length of a deque with an end that is between the referrer and the tensor."""
+        """Return the maxlen of a bounded deque between the referrer and the tensor; None without one."""
         while (referrer := self._children.get(id(referrer))) is not None:
             if isinstance(referrer, deque) and referrer.maxlen is not None:
                 return referrer.maxlen
@@ -121,12 +121,12 @@ def _key_of(items: Iterable[tuple[str, Any]], value: Any) -> str | None:
 
 
 def _file_of(module: ModuleType | None) -> str | None:
-    """The name of a module's file where it is the user's."""
+    """Return the file name of a module that is the user's; None for any other."""
     place = getattr(module, "__file__", None)
     return Path(place).name if place and is_theirs(place) else None
 
 
 def _users_kind(thing: Any) -> str | None:
-    """The name of an object's class where the user wrote it."""
+    """Return the name of an object's class if the user wrote it, else None."""
     kind = type(thing)
     return kind.__name__ if _file_of(sys.modules.get(kind.__module__)) else None

@@ -17,25 +17,26 @@ class Leftovers:
     """The bytes that were allocated in one pass and are still allocated in a later one.
 
     On CUDA the caching allocator counts them. The CPU's allocator counts only under a profiler, which would have to run
-    through every pass, the timed one too. There, the parameters, buffers and batch of every model are watched by weak
-    references to their storages. That costs nothing while a step runs, and sees every graph that is kept, since a graph
-    holds the parameters that it leads to. What such a graph holds besides is missed: the bytes are a lower bound.
+    through every pass, the timed one too. So there the parameters, buffers and batch of every model are watched by weak
+    references to their storages. That costs nothing while a step runs, and finds every graph that is kept, since a
+    graph holds the parameters that it leads to. What else such a graph holds is missed: the bytes are a lower bound.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._before = device.held_bytes()  # by others, before the first pass
+        self._before = device.held_bytes()  # held by others, before the first pass
         self._watched: dict[int, tuple[StorageWeakRef, int]] = {}
         self._hooked: list[tuple[weakref.ref[nn.Module], list[weakref.ref[nn.Parameter]]]] = []  # models with hooks
         self._at_start: tuple[int, int] | None = None  # all bytes and those of models; None once a pass has built one
-        self.nbytes = 0  # that earlier passes left for the one at work
-        self.model_bytes = 0  # of these, what is of models and their batches
+        self.nbytes = 0  # that earlier passes left allocated in the current one
+        self.model_bytes = 0  # of these, the bytes of models and their batches
         self.most_bytes = 0  # the largest `nbytes` of any pass
 
     def start(self) -> None:
-        """Count what is held as a pass begins; the device was released before.
+        """Count the bytes held as a pass begins; the device was released before.
 
-        What only hooks of parameters hold of a model that is gone is freed: no program builds a model twice.
+        Parameters of a freed model that only their own hooks keep alive are freed first: a user's program, which builds
+        its model once, does not leak them.
         """
         for module, parameters in self._hooked:
             if module() is None:
@@ -43,13 +44,13 @@ class Leftovers:
         self._at_start = self.held_bytes(), self.held_model_bytes()
 
     def built(self, workload: Workload) -> None:
-        """Watch a model that was built. Storages of an earlier pass that it uses again do not count as left."""
+        """Watch a model that was built. Storages of an earlier pass that it reuses do not count as left."""
         hooked = [weakref.ref(parameter) for parameter in workload.module.parameters() if hooks_of(parameter)]
         self._hooked += [(weakref.ref(workload.module), hooked)] if hooked else []
         storages = {storage._cdata: storage for storage in _storages(workload)}
         again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
         gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
-        gradient_bytes = sum(map(allocated_bytes, _behind(gradients)))  # which a new model has none of
+        gradient_bytes = sum(map(allocated_bytes, _behind(gradients)))  # of a reused model: a new one has none
         self._watched |= {
             place: (StorageWeakRef(storage), allocated_bytes(storage)) for place, storage in storages.items()
         }
@@ -61,19 +62,19 @@ class Leftovers:
             self._at_start = None
 
     def in_peak(self, held_before: int) -> int:
-        """The bytes of earlier passes that are in the peak of a pass that has ended and began with `held_before`.
+        """Return the bytes of earlier passes in the peak of a pass that has ended and began with `held_before`.
 
-        What did not grow in that pass, such as a cache, is made once and used again: then only models count.
+        If the held bytes did not grow in that pass, they are a cache that is made once and reused: only models count.
         """
         return self.nbytes if self.held_bytes() > held_before else self.model_bytes
 
     def held_bytes(self) -> int:
-        """The bytes that are held now and were not before the first pass, as far as the device tells."""
+        """Return the bytes held now beyond those before the first pass, as far as the device counts them."""
         held = self._device.held_bytes()
         return self.held_model_bytes() if held is None or self._before is None else max(0, held - self._before)
 
     def held_model_bytes(self) -> int:
-        """The bytes of the parameters, buffers and batches that are left of all models that were built."""
+        """Return the bytes of parameters, buffers and batches that are still alive, of all models that were built."""
         return sum(self._watched[place][1] for place in self._alive())
 
     def _alive(self) -> set[int]:

@@ -14,17 +14,17 @@ from profiler.measuring.meters.memory_growth import lasting_bytes, with_state
 from profiler.training.optimizers.wrapped import own_tensors, states
 from profiler.training.workload import Step, Workload, bytes_by_storage, tensors
 
-NUM_POINTS = 96  # a page draws several timelines beside each other, and a record is one line
+NUM_POINTS = 96  # a page draws several timelines side by side, and a record is one line
 
 
 def read(
     workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step
 ) -> tuple[dict[str, Any], int]:
-    """Returns the memory fields of Readings, read from a step after the gradients and optimizer state exist.
+    """Return the memory fields of Readings, read from a step after the gradients and optimizer state exist.
 
-    `step` runs one training step and tells the phases to the function that it is given. All numbers are exact. Peaks
-    are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. The second result
-    is what the step leaves behind beside gradients and the first state of a parameter. Bytes.
+    `step` runs one training step and calls the function that it is given at the start of each phase. All numbers are
+    exact. Peaks are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. The
+    second result is the bytes that the step leaves behind, besides gradients and a parameter's first optimizer state.
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:
@@ -38,7 +38,7 @@ def read(
         watch.mark()  # the step's own tensors are gone, its loss too
         lasting -= lasting_bytes(workload, optimizer, known)
         marks.remove()
-    *within, end = watch.spans()  # the last begins where the step says that it ends
+    *within, end = watch.spans()  # the last begins at the step's mark "end"
     spans = list(zip(marks.labels, within, strict=False))
     left_bytes = end.end_bytes - within[0].start_bytes + lasting
     phases = {phase: _phase(phase, spans) for phase in PHASES}
@@ -60,12 +60,12 @@ def read(
 
 
 def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Returns the bytes that are live between two steps, by category; every storage counted once."""
+    """Return the bytes that are live between two steps, by category; every storage counted once."""
     parameters = list(workload.module.parameters())
     by_category = {
         "parameters": [parameter.detach() for parameter in parameters],
         "buffers": list(workload.module.buffers()),
-        "inputs": tensors(workload.batch),  # before the gradients: sparse ones share its indices
+        "inputs": tensors(workload.batch),  # before the gradients: sparse gradients share its indices
         "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
         "optimizer": tensors([dict(state) for _, state in states(optimizer)]) + own_tensors(optimizer),
     }
@@ -80,7 +80,7 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 class Mark(Protocol):
-    """Ends a span and begins the next, as that of a Watch."""
+    """Ends a span and begins the next, as `Watch.mark` does."""
 
     def __call__(self, *, follow: bool = False) -> None: ...
 
@@ -90,15 +90,15 @@ def _unmarked(*, follow: bool = False) -> None:
 
 
 class _Marks:
-    """Labels the spans of a watch: the phase, and the bytes of this step's gradients that are there when it begins.
+    """Labels each span of a watch with its phase and the bytes of this step's gradients that exist when it begins.
 
-    A span ends wherever a gradient arrives, so that the gradients at the peak are known on every device.
+    A span also ends when a gradient arrives, so that the gradients at the peak are known on every device.
     """
 
     def __init__(self, workload: Workload) -> None:
         self.labels: list[tuple[str, int]] = []
         self._mark: Mark = _unmarked
-        self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which several may share
+        self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which parameters may share
         self._persistent: set[int] = set()
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
@@ -137,7 +137,7 @@ def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
 
 
 def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
-    """Every event where the device reports each; else the start, the peak and the end of each span."""
+    """Return a timeline of every event if the device reports each, else of each span's start, peak and end."""
     held: list[int] = []
     phases: list[tuple[str, int]] = []
     for (phase, _), span in spans:
@@ -148,20 +148,21 @@ def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
 
 
 def largest_known(values: Iterable[int | None]) -> int | None:
-    """The largest value that was measured; None where none was."""
+    """Return the largest value that was measured; None if none was."""
     return max((value for value in values if value is not None), default=None)
 
 
 def timeline(nbytes: Mapping[str, Sequence[int]], phases: Iterable[tuple[str, int]], **at_peak: Any) -> Timeline:
-    """Thins series of equal length, one for each category, to the points where their sum is the largest of its stretch.
+    """Downsample series of bytes, one for each category: keep the point of each stretch where their sum is largest.
 
-    `phases` are in order, each with the place of its first value. What `at_peak` says is stored as it is. Bytes.
+    All series have the same length. `phases` are in order, each with the index of its first value. `at_peak` are other
+    fields of the Timeline, stored as they are.
     """
     places = highest([sum(values) for values in zip(*nbytes.values(), strict=True)], NUM_POINTS)
     firsts = [(phase, sum(place < first for place in places)) for phase, first in phases]
     ends = [*(first for _, first in firsts[1:]), len(places)]
     return Timeline(
-        phases=tuple(start for start, end in zip(firsts, ends, strict=True) if start[1] < end),  # some have none
+        phases=tuple(start for start, end in zip(firsts, ends, strict=True) if start[1] < end),  # some have no points
         nbytes={name: tuple(values[place] for place in places) for name, values in nbytes.items() if any(values)},
         **at_peak,
     )

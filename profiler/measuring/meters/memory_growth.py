@@ -20,15 +20,15 @@ from profiler.measuring.meters.operators import operator_name
 from profiler.training.optimizers.wrapped import states
 from profiler.training.workload import Step, Workload, allocated_bytes, dense_parts, storage_bytes, tensors, uncollected
 
-NUM_STEPS = 8  # beside the one that was watched: memory that stays in all of them is no cache that was filled once
+NUM_STEPS = 8  # after the one that was measured: memory that grows in all of them is no cache that is filled once
 MOST_NAMED = 2
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of several steps in a row leaves behind, beside the first gradients and state of a parameter. Bytes."""
+    """The bytes that each of several consecutive steps leaves behind, besides first gradients and optimizer state."""
 
     steps: tuple[int, ...]
-    collected_bytes: int  # of all that was left, what Python's collector of reference cycles freed
+    collected_bytes: int  # of all that was left, what Python's garbage collector freed
     places: tuple[str, ...]  # where the most was made and what keeps it, in words
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: set[int]) -> int:
-    """Returns the bytes that end growing by themselves: gradients, and state of parameters that are not `known`."""
+    """Return the bytes that stop growing by themselves: gradients, and state of parameters that are not `known`."""
     gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
     made = [dict(state) for parameter, state in states(optimizer) if id(parameter) not in known]
     kinds = {parameter.device.type for parameter in workload.module.parameters()}
@@ -56,18 +56,17 @@ def lasting_bytes(workload: Workload, optimizer: torch.optim.Optimizer, known: s
 
 
 def with_state(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Returns the identities of the parameters that have state."""
+    """Return the ids of the parameters that have optimizer state."""
     return {id(parameter) for parameter, state in states(optimizer) if state}
 
 
 def read(
     workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step, *, with_operators: bool = True
 ) -> Growth | None:
-    """Runs steps in a row; returns what each of them has left behind.
+    """Run NUM_STEPS steps; return what each of them has left behind.
 
-    None where one of them has left nothing, or where all that stays is kept by queues that have an end. Python's
-    collector is off meanwhile, and runs at the end. Without `with_operators` no Python runs at the operators, which
-    compiled code does not allow.
+    None if one of them has left nothing, or if bounded queues keep all that stays. Python's garbage collector is off
+    meanwhile, and runs at the end. `with_operators` runs Python at each operator, which compiled code does not allow.
     """
     made, known = _Made(), with_state(optimizer)
     lasting = [lasting_bytes(workload, optimizer, known)]
@@ -104,12 +103,12 @@ class _Place(NamedTuple):
 
 
 class _Made(TorchDispatchMode):
-    """Follows every storage that operators make while it is entered, by weak references."""
+    """A dispatch mode that follows every storage that operators make, by weak references."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._made: dict[int, tuple[StorageWeakRef, int, _Place]] = {}
-        self._by_step: list[dict[_Place, int]] = []  # after each step: the bytes that are there, by place
+        self._by_step: list[dict[_Place, int]] = []  # after each step: the live bytes, by place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -122,7 +121,7 @@ class _Made(TorchDispatchMode):
         return out
 
     def end_step(self) -> None:
-        """Count what is still there, by place."""
+        """Count the bytes that are still alive, by place."""
         self._made = {number: made for number, made in self._made.items() if not made[0].expired()}
         held: dict[_Place, int] = {}
         for _, nbytes, place in self._made.values():
@@ -130,9 +129,9 @@ class _Made(TorchDispatchMode):
         self._by_step.append(held)
 
     def places(self, workload: Workload) -> list[tuple[str, bool]]:
-        """Where the most of what grew in the last two steps was made, with what keeps it; and whether that has an end.
+        """Return where most of the growth of the last two steps was made, with what keeps it, and if that is bounded.
 
-        What was saved for a backward hangs on a graph, and the graph on another tensor.
+        Tensors that are saved for a backward are kept by a graph, and the graph by another tensor.
         """
         grown = {place: min(more) for place in self._by_step[-1] if min(more := self._grown(place)) > 0}
         named = []

@@ -1,4 +1,4 @@
-"""Reads what autograd saves for gradients that reach no parameter, as behind a frozen tower whose input needs one."""
+"""Reads what autograd saves for gradients that reach no parameter, as in a frozen tower whose input needs one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.autograd.graph import Node
 from profiler.training.workload import Workload, bytes_by_storage, restored, tensors, trained
 
 LEAST = 0.01  # of all that is saved: less is not worth a note
-SAVED = "_saved_"  # what the attributes of a node begin with that give back what it saved
+SAVED = "_saved_"  # prefix of a node's attributes that return what it saved
 
 
 def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
-    """Returns the bytes that the graph of a loss saves for nodes that lead to no parameter and to none of the batch.
+    """Return the bytes that the graph of a loss saves only for nodes that lead to no parameter and no batch tensor.
 
-    What other nodes save too is not among them, nor parameters, buffers and the batch. 0 where it is next to nothing.
+    Parameters, buffers and the batch do not count. 0 if it is at most the share LEAST of all that is saved.
     """
     wanted = _wanted(workload)
     needless: dict[int, int] = {}
@@ -33,7 +33,7 @@ def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
 
 
 def frozen_modules(workload: Workload) -> list[str]:
-    """Returns the outermost modules in which nothing trains, whose graph leads to nothing that is wanted."""
+    """Return the outermost frozen modules whose output has a graph that leads to no wanted gradient."""
     wanted, names = _wanted(workload), dict[str, None]()
 
     def look(name: str) -> Any:
@@ -55,12 +55,12 @@ def frozen_modules(workload: Workload) -> list[str]:
 
 
 def _wanted(workload: Workload) -> set[int]:
-    """The identities of all tensors whose gradients somebody may read: what trains, and the batch."""
+    """Return the ids of all tensors whose gradients may be read: the parameters and the batch."""
     return {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}
 
 
 def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
-    """Every node of a graph, and whether a tensor that is wanted gets its gradient through it."""
+    """Return, for every node of a graph, whether a wanted tensor gets its gradient through it."""
     order: list[Node] = []
     waiting, seen = [(first, False)], set()
     while waiting:
@@ -73,7 +73,7 @@ def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
         seen.add(node)
         waiting += [(node, True), *((below, False) for below, _ in node.next_functions)]
     needs: dict[Node, bool] = {}
-    for node in order:  # those below come before
+    for node in order:  # a node comes after all those below it
         leaf = getattr(node, "variable", None)
         is_wanted = leaf is not None and id(leaf) in wanted
         needs[node] = is_wanted or any(needs.get(below, False) for below, _ in node.next_functions if below)
@@ -81,7 +81,7 @@ def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
 
 
 def _saved(node: Node) -> Iterator[torch.Tensor]:
-    """What a node has saved, by PyTorch's own operators or by `save_for_backward`; of a leaf's, the leaf."""
+    """Yield what a node has saved, as a built-in operator or by `save_for_backward`; for a leaf's node, the leaf."""
     names = [name for name in dir(node) if name.startswith(SAVED)] or ["saved_tensors", "variable"]
     for name in names:
         yield from tensors(getattr(node, name, None))

@@ -1,4 +1,4 @@
-"""Reads what operators do: the bytes that each hides while it runs, and its call as one word."""
+"""Reads the bytes that operators use besides their outputs while they run, and formats call signatures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profiler.training.workload import Step
 
 
 def read(device: Device, step: Step) -> dict[str, Any]:
-    """Returns the field `hidden_bytes` of Readings, read from the second of two steps: bytes by call signature.
+    """Return the field `hidden_bytes` of Readings, read from the second of two steps: bytes by call signature.
 
     Convolutions take workspaces and copies of their inputs that no tensor shows.
     """
@@ -46,13 +46,13 @@ class _Calls(TorchDispatchMode):
 
 
 def call_signature(operator: Any, arguments: Any, keywords: Any) -> str:
-    """Returns a call as one word, the same where the work is the same: `aten.mm(float32[2, 3], float32[3, 4])`."""
+    """Return a call's signature, equal for calls that do equal work: `aten.mm(float32[2, 3], float32[3, 4])`."""
     words = [_word(value) for value in arguments] + [f"{key}={_word(value)}" for key, value in (keywords or {}).items()]
     return f"{operator_name(operator)}({', '.join(words)})"
 
 
 def operator_name(operator: Any) -> str:
-    """Returns the operator with its overload, but for the default one: `aten.add.Tensor`, `aten.mm`."""
+    """Return an operator's name with its overload, unless that is the default: `aten.add.Tensor`, `aten.mm`."""
     return str(operator).removesuffix(".default")
 
 

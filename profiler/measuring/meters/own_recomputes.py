@@ -1,4 +1,4 @@
-"""Sees what a model recomputes by its own means: modules that run again within its backward, with gradients on."""
+"""Detects recomputation by a model's own code: modules that run again within its backward, with gradients on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_NAMED = 3  # modules
 
 
 class OwnRecomputes:
-    """What ran within a backward: the model's modules, and the custom Functions whose backward ran some.
+    """Records what ran within a backward: the model's modules, and the custom Functions whose backward ran some.
 
-    Autograd disables gradients in a backward, and a recompute enables them: a hook that runs a module to look at
-    something does not.
+    Autograd disables gradients in a backward, and a recompute enables them again; a hook that runs a module only to
+    look at something does not.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class OwnRecomputes:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the backward that runs within."""
+        """Watch the backward that runs in the block."""
         handle = register_module_forward_pre_hook(self._see)
         try:
             yield
@@ -48,13 +48,13 @@ class OwnRecomputes:
             self.functions.add(function)
 
     def names(self, workload: Workload) -> list[str]:
-        """The outermost modules of the model that ran in the backward, and that one more forward runs too."""
+        """Return the outermost modules that ran in the backward and that one more forward runs too."""
         modules = {name: module for name, module in workload.module.named_modules() if id(module) in self.modules}
         return _outermost(_of_forward(workload, modules))
 
 
 def remark(names: Sequence[str]) -> str:
-    """What there is to say of modules that run again in the backward."""
+    """Return the text of a note on modules that run again in the backward."""
     told = few([name or "the whole model" for name in names], MOST_NAMED)
     runs = "run" if len(names) > 1 else "runs"
     text = f"the model recomputes by its own means: {told} {runs} again in its backward, with gradients on"
@@ -64,7 +64,7 @@ def remark(names: Sequence[str]) -> str:
 
 
 def of_trace(operators: Sequence[Operator]) -> list[str]:
-    """The outermost modules that a traced step runs again in its backward."""
+    """Return the outermost modules that a traced step runs again in its backward."""
     forward, again = (
         dict.fromkeys(operator.module for operator in operators if operator.phase == phase)
         for phase in ("forward", "recompute")
@@ -73,7 +73,7 @@ def of_trace(operators: Sequence[Operator]) -> list[str]:
 
 
 def _outermost(names: Collection[str]) -> list[str]:
-    """The names of modules that are within none of the others."""
+    """Return the names of modules that are not within another of them."""
     return [name for name in names if not any(_is_within(name, other) for other in names)]
 
 
@@ -82,7 +82,7 @@ def _is_within(name: str, other: str) -> bool:
 
 
 def _of_forward(workload: Workload, modules: dict[str, nn.Module]) -> list[str]:
-    """Those of the modules that a forward runs."""
+    """Return the names of those modules that a forward runs."""
     seen: dict[int, None] = {}
     handles = [
         module.register_forward_pre_hook(lambda module, arguments: seen.setdefault(id(module)))
@@ -97,9 +97,9 @@ def _of_forward(workload: Workload, modules: dict[str, nn.Module]) -> list[str]:
 
 
 def _function_at_work() -> str | None:
-    """The custom Function whose own backward runs what is called now; None within a recompute by PyTorch's checkpoint.
+    """Return the custom Function whose backward is running; None within a recompute by PyTorch's checkpoint.
 
-    That recompute begins wherever a backward asks for a saved tensor, in a custom one too.
+    That recompute begins where a backward asks for a saved tensor, which may be a custom Function's backward.
     """
     function = getattr(type(torch._C._current_autograd_node()), "_forward_cls", None)
     code = getattr(getattr(function, "backward", None), "__code__", None)

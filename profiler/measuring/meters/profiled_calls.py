@@ -1,4 +1,4 @@
-"""The calls and allocations of torch.profiler's tree of a step, in order of time."""
+"""Reads the operator calls and allocations of a step from torch.profiler's event tree, in order of time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 
 from profiler.measuring.meters.allocations import MODULE, PHASE
 
-NODE = "autograd::engine::evaluate_function: "  # what the profiler calls the run of one node of autograd
-COMPILED_CALL, COMPILED = "## Call CompiledFxGraph", "compiled code"  # torch._inductor/output_code.py; as we call it
-Sequence = tuple[int, int]  # a thread, and the number that autograd gave there to the node of an operator
+NODE = "autograd::engine::evaluate_function: "  # prefix of the profiler's event for one autograd node
+COMPILED_CALL, COMPILED = "## Call CompiledFxGraph", "compiled code"  # torch/_inductor/output_code.py; our name for it
+Sequence = tuple[int, int]  # a thread, and the number that autograd gives to an operator's node in that thread
 
 
 class _Place(NamedTuple):
-    """What is around an event of the profiler's tree."""
+    """The context of an event in the profiler's tree: the events that enclose it."""
 
     module: str = ""
-    name: str = ""  # of the innermost thing that has one
-    depth: int = 0  # how many nodes of autograd are around it: in a backward within one, two
-    node: Sequence | None = None  # the innermost of them
-    call: int | None = None  # the operator, by its place among all
-    function: Sequence | None = None  # the node that the user's own autograd Function around it makes
+    name: str = ""  # of the innermost enclosing event that has one
+    depth: int = 0  # the number of enclosing autograd nodes: two in a nested backward
+    node: Sequence | None = None  # the innermost enclosing autograd node
+    call: int | None = None  # the enclosing operator, by its index in `calls`
+    function: Sequence | None = None  # the node that the enclosing custom autograd Function makes
 
 
 class Call(NamedTuple):
-    """One call of one operator, or what else allocates."""
+    """One call of an operator, or of anything else that allocates."""
 
     name: str
     module: str
@@ -37,18 +37,16 @@ class Call(NamedTuple):
 
 
 class Profiled:
-    """The calls and allocations of the profiler's tree, in order of time."""
+    """The operator calls and allocations in the profiler's event tree, in order of time."""
 
     def __init__(self, tree: Iterable[Any]) -> None:
         self.calls: list[Call] = []
-        self.items: list[tuple[int, str, Any]] = []  # when it began; "call", "allocation" or "phase"; what it is
-        self.operator_of: dict[
-            Sequence, int
-        ] = {}  # the last operator that made the node; of a Function of the user's, its first
+        self.items: list[tuple[int, str, Any]] = []  # start time; "call", "allocation" or "phase"; the item
+        self.operator_of: dict[Sequence, int] = {}  # by node: the last operator that made it; a Function's first
         self.home: int | None = None  # the thread of the forward
         for event in tree:
             self._walk(event, _Place())
-        self.items.sort(key=lambda item: item[0])  # stable: what is around an event stays before it
+        self.items.sort(key=lambda item: item[0])  # stable: an enclosing event stays before those in it
 
     def _walk(self, event: Any, place: _Place) -> None:
         kind = str(event.tag)
@@ -66,7 +64,7 @@ class Profiled:
             self.items.append((event.start_time_ns, "allocation", (call, fields)))
 
     def _inside(self, event: Any, place: _Place) -> _Place:
-        """The place of what an event is around."""
+        """Record an event; return the context of its children."""
         name, sequence = event.name, (event.start_tid, event.extra_fields.sequence_number)
         if name.startswith(PHASE):
             self.home = event.start_tid
@@ -100,7 +98,7 @@ class Profiled:
         return len(self.calls) - 1
 
     def _node(self, event: Any, place: _Place) -> _Place:
-        """A node is of the thread that ran the forward; in a backward within a node, of the one that recomputed it."""
+        """Return the context within a node, made by the forward's thread or, in a nested backward, the recompute's."""
         thread = self.home if place.depth == 0 or self.home is None else event.start_tid
         node = (thread or 0, event.extra_fields.sequence_number)
         made_by = self.operator_of.get(node)
@@ -110,7 +108,7 @@ class Profiled:
 
 @cache
 def _overloads(name: str) -> tuple[Any, ...]:
-    """The kinds of an operator that the dispatcher knows, without those that write into what they are given."""
+    """Return the overloads of an operator that the dispatcher knows, without out= variants."""
     space, _, called = name.replace("::", ".").partition(".")
     packet: Any = getattr(getattr(torch.ops, space, None), called, None)
     names = [one for one in packet.overloads() if "out" not in one] if hasattr(packet, "overloads") else []
@@ -120,7 +118,7 @@ def _overloads(name: str) -> tuple[Any, ...]:
 
 @cache
 def _is_composite(name: str) -> bool:
-    """Whether an operator only calls others, also where gradients are wanted."""
+    """Whether an operator only calls other operators, also under autograd."""
     has, overloads = torch._C._dispatch_has_kernel_for_dispatch_key, _overloads(name)
     return bool(overloads) and all(has(one.name(), "CompositeImplicitAutograd") for one in overloads)
 

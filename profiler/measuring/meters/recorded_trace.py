@@ -13,14 +13,14 @@ from profiler.measuring.meters.allocations import Recording
 from profiler.measuring.meters.profiled_calls import Call, Profiled
 from profiler.training.workload import rounded
 
-WORKING = {  # operators, without their room, that ask for a workspace of a library's choice; and convolutions
+WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
     *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
     *("_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
 }
 
 
 class _Life(NamedTuple):
-    """The first and last entry during which a block is in use; the last is None where it outlives the step."""
+    """The lifetime of a block: the first and last entry that use it; the last is None if it outlives the step."""
 
     event: Event
     nbytes: int
@@ -30,11 +30,11 @@ class _Life(NamedTuple):
 
 
 def trace(recording: Recording) -> Trace:
-    """The recorded step. Its entries are the operators, each divided where it allocates after it has freed.
+    """Return the recorded step; its entries are the operators, split where one allocates after it has freed.
 
-    So the most that is live during any entry is the allocator's own peak, to the byte. In `moved_bytes` of operators is
-    what they read, and what was allocated for them; FLOPs are not counted. What backward nodes allocate has the line of
-    the operator whose backward they are.
+    So the largest sum of live bytes over all entries is the allocator's own peak, to the byte. `moved_bytes` of an
+    operator are the bytes of its inputs; FLOPs are not counted. What a backward node allocates has the line of the
+    operator whose backward it is.
     """
     profiled = Profiled(recording.tree)
     steps = _Steps(recording, profiled)
@@ -48,7 +48,7 @@ def trace(recording: Recording) -> Trace:
 
 
 class _Steps:
-    """The entries of a trace, the lives of the blocks in them, and the phases."""
+    """Builds the entries of a trace, the lifetimes of its blocks, and its phases."""
 
     def __init__(self, recording: Recording, profiled: Profiled) -> None:
         self.operators: list[Operator] = []
@@ -56,9 +56,9 @@ class _Steps:
         self._recording = recording
         self._profiled = profiled
         self._begun: list[int] = []  # when each entry began
-        self._calls: list[int] = []  # of which call each entry is
+        self._calls: list[int] = []  # the call of each entry
         self._sizes: list[tuple[int, int, int, int]] = []  # of each allocation: bytes, entry, call, total live after it
-        self._lines: dict[int, str] = {}  # by call: that of its first allocation
+        self._lines: dict[int, str] = {}  # by call: the line of its first allocation
         self._allocations = [event for event in recording.events if event.is_allocation]
         self._freed_before = _freed_before(recording.events)
         for item in profiled.items:
@@ -66,7 +66,7 @@ class _Steps:
         self._lives = self._follow()
 
     def before(self) -> Iterator[Allocation]:
-        """What was in use before the step."""
+        """Yield the blocks that were in use before the step."""
         freed = self._freed_from_before
         for block in self._recording.before:
             default = WORKSPACES if block.address in self._recording.workspaces else "inputs"
@@ -76,7 +76,7 @@ class _Steps:
             yield Allocation(block.nbytes, 0, died, "", module, "before", category, unsplit=unsplit, line=block.line)
 
     def during(self, categories: _Categories) -> Iterator[Allocation]:
-        """What was allocated in the step."""
+        """Yield the blocks that were allocated in the step."""
         for place, life in enumerate(self._lives):
             phase = self.operators[life.born - 1].phase
             category, owner = categories.of(place, life)
@@ -95,7 +95,7 @@ class _Steps:
             )
 
     def _is_workspace(self, life: _Life) -> bool:
-        """Whether a product or a convolution had the block to itself while it ran: how that grows is not known."""
+        """Whether a product or a convolution used the block only while it ran: how such a block grows is not known."""
         name = life.call.name.rpartition(".")[2]
         if life.died is None or not (name in WORKING or "convolution" in name):
             return False
@@ -129,11 +129,11 @@ class _Steps:
         self._lines.setdefault(call, event.line)
 
     def _follow(self) -> list[_Life]:
-        """The life of each block that was given in the step; of those from before, when they were taken back."""
+        """Return the lifetime of each block allocated in the step; record when blocks from before it were freed."""
         recording, born_at = self._recording, [entry for _, entry, _, _ in self._sizes]
         assert len(born_at) == len(self._allocations), "the profiler saw every allocation"
-        here: dict[int, int] = {}  # by address: its place
-        died: dict[int, int] = {}  # by place
+        here: dict[int, int] = {}  # by address: the index of the block's allocation
+        died: dict[int, int] = {}  # by that index: the last entry
         self._freed_from_before: dict[int, int] = {}
         live, place = sum(block.nbytes for block in recording.before), -1
         sizes = {block.address: block.nbytes for block in recording.before}
@@ -160,7 +160,7 @@ class _Steps:
         ]
 
     def _entry_at(self, number: int, event: Event, bounds: list[tuple[int, int]], low: int, high: int) -> int:
-        """The last entry in which a block was in use: by the clock, within its phase and between two allocations."""
+        """Return the last entry in which a freed block was in use: by time, within its phase and two allocations."""
         for first, before in bounds:
             if number < first:
                 high = max(low, min(high, before))
@@ -174,7 +174,7 @@ class _Steps:
 
 
 class _Categories:
-    """Tells what a storage was for: by its address where it has a name, else by when it was in use."""
+    """Finds the category of a storage: by its address if that is known, else by when it was in use."""
 
     def __init__(self, recording: Recording, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
         self._after = recording.held_after
@@ -185,7 +185,7 @@ class _Categories:
         self._ends = recompute_ends(operators)
 
     def of(self, place: int, life: _Life) -> tuple[str, str]:
-        """The category, and the module that owns it; "" where that is the one that made it."""
+        """Return the category and the owning module; "" if that is the module that allocated it."""
         if place in self._gradients:
             return "gradients", self._gradients[place]
         if life.died is None and life.event.address in self._after:
@@ -202,7 +202,7 @@ class _Categories:
 
 
 def _arrived(recording: Recording) -> dict[int, str]:
-    """The module of each gradient, by the place of its allocation."""
+    """Return the module of each gradient, by the index of its allocation."""
     found: dict[int, str] = {}
     here: dict[int, int] = {}
     arrivals, place = iter(sorted(recording.gradients, key=lambda one: one[1])), -1
@@ -223,7 +223,7 @@ def _arrived(recording: Recording) -> dict[int, str]:
 
 
 def _freed_before(events: Iterable[Event]) -> list[bool]:
-    """For each allocation, whether a block was freed since the one before it."""
+    """Return, for each allocation, whether a block was freed since the previous one."""
     found, freed = [], False
     for event in events:
         if event.is_allocation:

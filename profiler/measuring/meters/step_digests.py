@@ -1,7 +1,7 @@
-"""Digests of what the first two steps of a training loop leave behind, taken while they run.
+"""Digests of the results of a training loop's first two steps, taken while they run.
 
-They are those of `step_results.Results`, so that the steps whose bytes are read are those whose gradients are compared.
-Of what is taken nothing stays in memory. On a GPU nothing is allocated for it, but to coalesce sparse gradients.
+They equal those of `step_results.Results`, so that the steps whose bytes are read are also compared. Nothing that is
+read for them stays in memory, and nothing is allocated on a GPU, except to coalesce sparse gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class StepDigests:
 
     def __init__(self, workload: Workload) -> None:
         self.digests: dict[str, str] = {}  # of both steps, once they are finished
-        self.tells = False  # whether there was a gradient to compare
+        self.tells = False  # whether any gradient was finite and not zero
         self.trains = any(parameter.requires_grad for parameter in trained(workload).values())
         self.lost: tuple[str, ...] = ()  # parameters that train and got no gradient
         self._workload = workload
@@ -31,7 +31,7 @@ class StepDigests:
         self._later = Digest()
 
     def watched(self, step: Callable[[Mark], torch.Tensor]) -> Callable[[Mark], torch.Tensor]:
-        """The step, which is run twice."""
+        """Return the step, which is to be run twice, with digests taken."""
 
         def run(mark: Mark) -> torch.Tensor:
             self._num_steps += 1
@@ -46,13 +46,13 @@ class StepDigests:
         return run
 
     def finish(self) -> None:
-        """Take what the second step has left, while it is there."""
+        """Add the second step's gradients, while they exist, and complete the digests."""
         self._later.add(step_results.gradients_of(self._workload))
         self.digests = {**self._first, "second step": self._later.text()}
         del self._workload
 
     def _looking(self, mark: Mark) -> Mark:
-        """The mark, which looks at what the backward has left before the optimizer's step."""
+        """Return a mark that also takes digests after the backward, before the optimizer's step."""
 
         def marked(phase: str) -> None:
             if phase == "optimizer":

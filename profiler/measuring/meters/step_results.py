@@ -1,4 +1,4 @@
-"""What a training step left behind, as copies on the host: loss, gradients, buffers, random state."""
+"""The results of a training step, copied to the host: loss, gradients, buffers, random state."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """A fresh workload that was run to its gradients."""
+    """A fresh workload that has been run to its gradients."""
 
     workload: Workload
     loss: torch.Tensor
-    moved: Mapping[str, str] = {}  # what it keeps in plain Python, where the step has changed it
-    again: Callable[[], torch.Tensor]  # the optimizer's step by the gradients that are there, and the next gradients
+    moved: Mapping[str, str] = {}  # plain Python attributes that the step has changed
+    again: Callable[[], torch.Tensor]  # runs the optimizer's step, and the next step to its gradients
 
 
 GradientStep = Callable[[], Ran]
 
 
 class Second(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step after it left behind."""
+    """The results of the next step, copied to the host."""
 
     loss: torch.Tensor
     gradients: Gradients
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step left behind, as copies on the host."""
+    """The results of one step, copied to the host."""
 
     loss: torch.Tensor
     gradients: Gradients
     buffers: dict[str, torch.Tensor]
-    counts: frozenset[str] = frozenset()  # buffers that count a norm's batches: by how much they differ says nothing
+    counts: frozenset[str] = frozenset()  # buffers that count a norm's batches: how far they differ proves nothing
     random_states: dict[str, torch.Tensor]  # by source
-    moved: Mapping[str, str] = {}  # by attribute, what it holds in plain Python where the step has changed it
+    moved: Mapping[str, str] = {}  # plain Python attributes that the step has changed, with what they hold
     second: Second | None = None
 
     def digests(self) -> dict[str, str]:
-        """Returns one digest (128 bits, in hexadecimal) of each kind of result; equal results have equal digests."""
+        """Return one digest (128 bits, in hexadecimal) of each kind of result; equal results have equal digests."""
         later = {"loss": self.second.loss, **self.second.gradients} if self.second else {}
         return {
             "loss": digest_of({"loss": self.loss}),
@@ -60,7 +60,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 def state_digests(
     gradients: Gradients, buffers: Mapping[str, torch.Tensor], moved: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns those of `Results.digests` that are of the model."""
+    """Return the digests of `Results.digests` that describe the model."""
     return {
         "gradients": digest_of(gradients),
         "buffers": digest_of(buffers),
@@ -69,7 +69,7 @@ def state_digests(
 
 
 def nudge(workload: Workload) -> None:
-    """Move every weight to a neighbouring number of its type, away from 0 and towards it by turns."""
+    """Move every weight to an adjacent number of its type, by turns toward infinity and toward 0."""
     with torch.no_grad():
         for index, parameter in enumerate(map(local, workload.module.parameters())):
             if parameter.is_floating_point():
@@ -78,20 +78,20 @@ def nudge(workload: Workload) -> None:
 
 
 def tells(gradients: Iterable[torch.Tensor | None]) -> bool:
-    """Whether any gradient is finite and not zero: where none is, all strategies are equal, the wrong ones too."""
+    """Whether any gradient value is finite and not zero: if none is, even wrong strategies compare equal."""
     values = (dense(gradient) for gradient in gradients if gradient is not None)
     return any(bool((gradient.isfinite() & (gradient != 0)).any()) for gradient in values)
 
 
 def collect(step: GradientStep) -> Results:
-    """Run a step and copy what it left to the host."""
+    """Run a step; return its results, copied to the host."""
     return _results(step())
 
 
 def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
-    """Run a step, the optimizer's step, and the next one, and copy what they left to the host.
+    """Run a step, the optimizer's step, and the next step; return their results, copied to the host.
 
-    The optimizer takes the gradients of `update` where there are any, so that another model gets the same weights.
+    The optimizer uses the gradients of `update`, if given, so that another model gets the same weights.
     """
     ran = step()
     results, parameters = _results(ran), trained(ran.workload)
@@ -115,12 +115,12 @@ def _results(ran: Ran) -> Results:
 
 
 def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all buffers, by name."""
+    """Return copies of all buffers, by name."""
     return {name: copied(buffer) for name, buffer in module.named_buffers()}
 
 
 def gradients_of(workload: Workload) -> Gradients:
-    """Copies of the gradients that are there."""
+    """Return copies of the gradients, by parameter; None for a parameter without one."""
     return {
         name: None if parameter.grad is None else _copied(parameter.grad)
         for name, parameter in trained(workload).items()
@@ -128,5 +128,5 @@ def gradients_of(workload: Workload) -> Gradients:
 
 
 def _copied(gradient: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host in the gradient's own layout: there are optimizers that take no other."""
+    """Return a copy on the host in the gradient's own layout: some optimizers take no other."""
     return gradient.detach().coalesce().to("cpu", copy=True) if gradient.is_sparse else copied(gradient)

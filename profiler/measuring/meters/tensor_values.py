@@ -1,4 +1,4 @@
-"""Values of tensors on the host: copies, digests, and how far two are apart."""
+"""Values of tensors on the host: copies, digests, differences."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def difference(reference: torch.Tensor | None, other: torch.Tensor | None, *, least_scale: float = 0.0) -> float:
-    """The largest absolute difference over the largest absolute value of both, but at least `least_scale`: 0 to 2.
+    """Return the relative difference of two tensors, from 0 to 2.
 
-    2 where one is not finite, is not there, or is of another shape.
+    That is the largest absolute difference over the largest absolute value of both, or over `least_scale` if that is
+    larger. It is 2 if it is not finite, one tensor is missing, or the shapes differ.
     """
     if reference is None or other is None:
         return 0.0 if reference is other else 2.0
@@ -29,7 +30,7 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None, *, le
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """The largest absolute value of those that are finite; 0 where there are none."""
+    """Return the largest finite absolute value; 0 if there is none."""
     values = dense(tensor).abs()
     return float(values.masked_fill(~values.isfinite(), 0).max()) if values.numel() else 0.0
 
@@ -39,10 +40,10 @@ def _widest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy on the host: whole where the tensor is sharded over the ranks, and plain where it is a subclass.
+    """Return a plain copy on the host: a sharded tensor is gathered whole, a subclass becomes a torch.Tensor.
 
-    So tensors of a class of the user's own are compared by their values, not by what the class makes of operators. Of
-    one that holds other tensors instead of values, those are copied one after the other.
+    So tensors of a user's class are compared by their values, not by how the class overrides operators. For a wrapper
+    subclass, which holds other tensors instead of values, those are copied one after the other.
     """
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     if is_traceable_wrapper_subclass(whole):
@@ -62,32 +63,32 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Returns a digest of the values of tensors, in order."""
+    """Return a digest of the values of tensors, in order."""
     return digest_of({str(number): copied(tensor) for number, tensor in enumerate(tensors)})
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor | None]) -> str:
-    """Returns a digest of the names and values of tensors on the host, in order: 128 bits, in hexadecimal."""
+    """Return a digest of the names and values of tensors on the host, in order: 128 bits, in hexadecimal."""
     digest = Digest()
     digest.add(tensors)
     return digest.text()
 
 
 class Digest:
-    """What `digest_of` returns, of tensors that come one after the other."""
+    """Computes the digest of `digest_of` for tensors that are added one after the other."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Take names and values, in order."""
+        """Add names and values, in order."""
         for name, tensor in tensors.items():
             self._hash.update(f"{name} {None if tensor is None else (tuple(tensor.shape), tensor.dtype)}".encode())
             if tensor is not None:
                 self._hash.update(bytes_of(dense(tensor)).numpy().data)
 
     def text(self) -> str:
-        """Returns the digest of all that was taken."""
+        """Return the digest of all that was added."""
         return self._hash.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Reads the seconds of training steps, raw."""
+"""Reads the seconds of training steps, as raw samples."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from profiler.training.workload import Step
 Spans = list[tuple[str, float]]
 Switch = Callable[[bool], None]
 
-TICKS = 1000  # of the device's clock, that a sample has at least
-LEAST_CYCLES = 4  # of several strategies, that there must be time for: one of warm-up, and three
-MARGIN = 1.2  # times the slowest step: what the next one may take
+TICKS = 1000  # of the device's clock: the least length of a sample
+LEAST_CYCLES = 4  # of several strategies, which must fit in the time limit: one warm-up and three timed
+MARGIN = 1.2  # the next step is assumed to take this many times the slowest one
 
 
 class Sample(NamedTuple):
     """One step, or the mean of several run back to back."""
 
     spans: Spans
-    processor_seconds: float  # in which this thread had a core
-    launch_seconds: float  # until the host had asked for all of it
+    processor_seconds: float  # CPU time of this thread
+    launch_seconds: float  # until the host had launched all of it
 
     @property
     def seconds(self) -> float:
@@ -42,20 +42,20 @@ class Sample(NamedTuple):
 
 
 class _Series:
-    """The steps of one strategy and, where they alternate, as many without it."""
+    """The steps of one strategy and, if they alternate, as many without it."""
 
     def __init__(self, switch: Switch | None) -> None:
         self.switch = switch
-        self.first: list[Sample] = []  # before those that are timed
-        self.plain_first: list[Sample] | None = None  # without it; [] where that has no room, None where none was run
+        self.first: list[Sample] = []  # warm-up steps, before those that are timed
+        self.plain_first: list[Sample] | None = None  # without it; [] if that did not fit, None if not run
         self.own: list[Sample] = []
         self.plain: list[Sample] = []
-        self.is_late = False  # whether there is no time for a step without it beside one with it
+        self.is_late = False  # whether there is no time for pairs of steps with and without it
         self.stopped: str | None = None
         self.conditions: tuple[Conditions, ...] = ()
 
     def take(self, sample: Callable[[], Sample]) -> Sample:
-        """A step with the strategy, which is off before and after where it can be."""
+        """Run a step with the strategy; one that can be switched off is off before and after."""
         if self.switch is None:
             return sample()
         self.switch(True)
@@ -65,15 +65,15 @@ class _Series:
             self.switch(False)
 
     def warm_up(self, sample: Callable[[], Sample], warmup: int, is_late: Callable[[float], bool]) -> None:
-        """Run so many more steps, as far as they leave time for a sample; one without the strategy is of them."""
+        """Run `warmup` more steps as long as they leave time for a sample; a step without the strategy counts."""
         if self.plain_first is not None:
-            warmup += -1 if self.plain_first else 1  # where it had no room, what the device had kept was let go
+            warmup += -1 if self.plain_first else 1  # if it did not fit, the device's cache was emptied
         while warmup > 0 and not is_late(max(_steps([*self.first, *(self.plain_first or ())]))):
             self.first.append(self.take(sample))
             warmup -= 1
 
     def stop_reason(self, sampling: Sampling | UnsetType, *, samples: int, least_pairs: int | UnsetType) -> str | None:
-        """Why its sampling ends here; None to go on."""
+        """Return why sampling of this strategy ends here; None to go on."""
         own, plain = _steps(self.own), _steps(self.plain)
         if not sampling:
             return "samples" if len(own) >= samples else None
@@ -82,7 +82,7 @@ class _Series:
         return stop_reason(own, sampling, least=samples)
 
     def readings(self, device: Device, times: int, *, finds_warmup: bool, waits_for_ranks: bool) -> dict[str, Any]:
-        """The time fields of Readings; what is found to be warm-up among the timed steps is put with the first ones."""
+        """Return the time fields of Readings; timed steps that turn out to be warm-up are moved to the warm-up."""
         own, plain = _steps(self.own), _steps(self.plain)
         settling = (num_warmup_pairs(own, plain) if plain else num_warmup(own)) if finds_warmup else 0
         steady = self.own[settling:]
@@ -108,12 +108,12 @@ class _Series:
 def read(
     device: Device, step: Step, *, switch: Switch | None = None, group: Group = ALONE, **how: Any
 ) -> dict[str, Any]:
-    """Returns the time fields of Readings: a settling step, the warm-up, then one sample a step. No sample is dropped.
+    """Run a settling step, the warm-up and the samples; return the time fields of Readings. No sample is dropped.
 
-    `how` is as of `read_together`. With a `switch`, each sample has a neighbour without the strategy, unless that has
-    no room. For a first look on a CPU, where the steps of other passes ran before, the step that settles is the one
-    without the strategy: it takes the most memory, in which both steps of the pair then run. The ranks of a group begin
-    each sample together, take that of the slowest, and end when the first of them says so.
+    `how` is as in `read_together`. With a `switch`, each sample is paired with a step without the strategy, unless that
+    does not fit in memory. In a first look on a CPU, where other passes have run steps before, the settling step is the
+    one without the strategy: it takes the most memory, which both steps of the pair then reuse. The ranks of a group
+    begin each sample together, record the slowest rank's, and end when the first rank says so.
     """
     if switch is None:
         return _read(device, step, [_Series(None)], group, **how)[0]
@@ -125,19 +125,20 @@ def read(
 
 
 def read_together(device: Device, step: Step, switches: Sequence[Switch], **how: Any) -> list[dict[str, Any]]:
-    """As `read`, of several strategies of one model, all switched off; they share the steps without a strategy.
+    """Time several strategies of one model in turn, as `read` does; they share the steps without a strategy.
 
-    Takes exactly `samples` of each; where there is a `sampling` at least so many steps of both kinds, or `least_pairs`
-    of them, until it says to stop, and marks those that it finds to be warm-up. Before them are a settling step and
-    `warmup` more, the first of which is without a strategy. A step too fast for the device's clock is run several times
-    a sample. No step begins that would not end before the `clock` says `until`, but the first of the samples.
-    `round_number` draws the order. Raises what the step does, also where the one without a strategy has no room, and
-    Unsupported where steps take too long for all of them to be timed by then.
+    All strategies are switched off on entry. Takes exactly `samples` of each; with a `sampling`, at least that many
+    steps with and without it together, or `least_pairs` pairs, until the sampling says to stop, and detects warm-up
+    among them. Before the samples, a settling step and `warmup` more steps are run, the first of them without a
+    strategy. A step too short for the device's clock is run several times per sample. Except for the first sample, no
+    step begins that might end after `until` on the `clock`. `round_number` seeds the order of steps. Raises whatever a
+    step raises, also if the step without a strategy does not fit in memory, and Unsupported if the steps take too long
+    for all strategies to be timed before `until`.
     """
     return _read(device, step, [_Series(switch) for switch in switches], ALONE, **how)
 
 
-def _read(  # noqa: PLR0913  what `read_together` tells of them
+def _read(  # noqa: PLR0913  `read_together` explains them
     device: Device,
     step: Step,
     series: list[_Series],
@@ -186,7 +187,7 @@ def _read(  # noqa: PLR0913  what `read_together` tells of them
 def _settle(
     one: _Series, sample: Callable[[], Sample], device: Device, is_late: Callable[[float], bool], *, is_brief: bool
 ) -> None:
-    """Run the first step with the strategy, unless it is to be brief, and the first without it, where it has one."""
+    """Run the first step with the strategy, unless brief, and the first without it, if it can be switched off."""
     if is_brief and one.switch is not None:
         one.plain_first = [sample()]
         one.is_late = is_late(3 * one.plain_first[0].seconds)
@@ -199,7 +200,7 @@ def _settle(
 def _settle_among(
     series: Sequence[_Series], one: _Series, sample: Callable[[], Sample], is_late: Callable[[float], bool]
 ) -> None:
-    """Run the first step of one strategy of several, after that of the first strategy also the one without any."""
+    """Run the first step of one of several strategies; after the first strategy's, also one without a strategy."""
     one.first = [one.take(sample)]
     if one is series[0] and is_late((LEAST_CYCLES * (len(series) + 1)) * one.first[0].seconds):
         raise Unsupported("the steps of several strategies take too long to share a process")
@@ -207,17 +208,17 @@ def _settle_among(
 
 
 def _without(sample: Callable[[], Sample], device: Device) -> list[Sample]:
-    """The first step without the strategy; none where it has no room."""
+    """Run the first step without the strategy; return no sample if it does not fit in memory."""
     try:
         return [sample()]
     except torch.OutOfMemoryError:
-        pass  # what the traceback holds must be let go before anything is released
+        pass  # leave the handler first: the traceback holds tensors, which the release below could not free
     device.release()
     return []
 
 
 def _run_cycle(timed: list[_Series], sample: Callable[[], Sample], order: list[int]) -> float:
-    """Run a step of each, and one without a strategy where there is room for it; returns the seconds of all."""
+    """Run a step of each strategy, and one without if that fits; return the sum of their seconds."""
     is_paired = bool(timed[0].plain_first) and not timed[0].is_late
     taken = {place: timed[place - 1].take(sample) if place else sample() for place in order if place or is_paired}
     for place, one in enumerate(timed, start=1):
@@ -228,12 +229,12 @@ def _run_cycle(timed: list[_Series], sample: Callable[[], Sample], order: list[i
 
 
 def _steps_per_sample(seconds: float, least: float) -> int:
-    """Returns how many steps make a sample of at least `least` seconds, where one takes so many."""
+    """Return how many steps of this length make a sample of at least `least` seconds, at most MOST_STEPS."""
     return min(MOST_STEPS, max(1, ceil(least / seconds))) if seconds else MOST_STEPS
 
 
 def _conditions(device: Device, group: Group, began: float) -> Conditions:
-    """Returns the conditions of this rank's device; CPU time of the other ranks does not count as others'."""
+    """Return the conditions of this rank's device; other ranks' CPU time does not count as other processes'."""
     conditions, spent = device.conditions(), _spent_elsewhere(group) - began
     if not spent or conditions.others_seconds is None:
         return conditions
@@ -241,7 +242,7 @@ def _conditions(device: Device, group: Group, began: float) -> Conditions:
 
 
 def _spent_elsewhere(group: Group) -> float:
-    """Seconds of the CPU that the other ranks have used."""
+    """Return the CPU seconds that the other ranks have used."""
     by_rank = group.gather(time.process_time())
     return sum(by_rank) - by_rank[group.rank]
 
@@ -255,13 +256,13 @@ def _held(timed: list[Sample]) -> tuple[float, ...]:
 
 
 def _host_share(timed: list[Sample]) -> float | None:
-    """Returns the share of a step that the host spends launching it, the median over the samples."""
+    """Return the share of a step that the host spends launching it, the median over the samples."""
     shares = [sample.launch_seconds / sample.seconds for sample in timed if sample.seconds]
     return min(1.0, median(shares)) if shares else None
 
 
 def _sample(device: Device, step: Step, group: Group, *, times: int, clock: Callable[[], float]) -> Sample:
-    """Returns one step, or the mean of several run back to back."""
+    """Run and time one step, or several back to back, of which the sample is the mean."""
     phases: list[str] = []
     device.synchronize()
     group.wait()

@@ -1,1 +1,1 @@
-"""Case -> a chain of stages with what each costs: what planning works on."""
+"""Builds a case's chain of stages, with the bytes and seconds of each, for planning."""

@@ -1,4 +1,4 @@
-"""The seconds of each stage on a GPU that need not be there, from traced steps and the GPU's rates."""
+"""Estimates the seconds of each stage on a GPU that may be absent, from traced steps and the GPU's rates."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def seconds(
     rates: Rates,
     precision: str,
 ) -> list[Seconds]:
-    """Of each stage, kernels taken as ideal; `selective` has for each save option a step with it, and its stages by
-    name. The optimizer's time is the last stage's.
+    """Return the seconds of each stage with ideal kernels. `selective` has, for each save option, the trace of a step
+    with it and that step's stages by name. The optimizer's time is counted in the last stage.
     """
     clock = _Clock(trace, rates, precision)
     others = {
@@ -31,7 +31,7 @@ def seconds(
 
 
 class _Clock:
-    """Seconds up to every operator of a trace."""
+    """Cumulative seconds over the operators of a trace."""
 
     def __init__(self, trace: Trace, rates: Rates, precision: str) -> None:
         self._until = [0.0]
@@ -39,11 +39,11 @@ class _Clock:
             self._until.append(self._until[-1] + operator_seconds(operator, rates, precision))
 
     def between(self, first: int, last: int) -> float:
-        """Returns the seconds of the operators `first` to `last`, both included; 0 where there are none."""
+        """Return the seconds of the operators `first` to `last`, both included; 0 if there are none."""
         return max(0.0, self._until[last] - self._until[first - 1])
 
     def both(self, stage: StageSpan) -> tuple[float, float]:
-        """Returns the seconds of a stage's forward and backward."""
+        """Return the seconds of a stage's forward and backward."""
         return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
 
 

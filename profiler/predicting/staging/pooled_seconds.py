@@ -1,4 +1,4 @@
-"""Steps that were timed in turns -> the seconds of each stage, the same for equal stages."""
+"""Derives the seconds of each stage from steps timed in turns, pooled over equal stages."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import msgspec
 from profiler.analysis.timing_doubts import HELD
 from profiler.core.stats import interval
 
-# No stage timed, as a user's step; every stage kept; each checkpointed alone; each run of them in one checkpoint. Save
-# options stand beside, by name.
+# Ways to run a step: without marks, as a user's step; every stage kept; each stage checkpointed alone; each run of
+# stages in one checkpoint. The other ways are save options, by name.
 WHOLE, PLAIN, EVERY, TOGETHER = " whole", "", " every", " together"
-DOUBT = 1.0  # how far what a step takes is thought to be from what its stages take, as a fraction
+DOUBT = 1.0  # prior standard deviation of the ratio of whole-step to summed stage differences
 LEAST_FACTOR, MOST_FACTOR = 0.5, 10.0
-MOST_DOUBT = 0.9  # of what a recompute takes: it has FLOPs, and so takes time, however noisy the machine
+MOST_DOUBT = 0.9  # upper bound on a relative error: a recompute has FLOPs, so takes time, however noisy the machine
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage is. Stages of one kind are equal; those of one family have the same classes of modules."""
+    """What a stage runs. Stages of one kind are equal; those of one family have the same module classes."""
 
-    blocks: tuple[int, ...]  # none: what runs around them
-    feeds_next: bool = False  # whether the next stage takes what it gives, and nothing else does
+    blocks: tuple[int, ...]  # empty for what runs around the blocks
+    feeds_next: bool = False  # whether its output goes to the next stage and nowhere else
     kind: Hashable = ()
     family: Hashable = ()
-    forward: int = 0  # FLOPs, or bytes moved where there are none
+    forward: int = 0  # FLOPs, or bytes moved if there are no FLOPs
     backward: int = 0
 
 
@@ -35,10 +35,10 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of one step, and of each stage in it."""
 
     total: float
-    forward: tuple[float, ...]  # with what the checkpoint around it takes
+    forward: tuple[float, ...]  # including the overhead of the checkpoint around it
     recompute: tuple[float, ...]
     backward: tuple[float, ...]  # known only where the stage is recomputed
-    held: float | None = None  # of the total, in which its thread had a core; None where the device works by itself
+    held: float | None = None  # CPU seconds of its thread; None on an asynchronous device
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,17 +46,17 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
 
     forward: float
     backward: float
-    early_stop: float  # what a checkpoint adds: a recompute, which ends when all that is saved is there, and the host's
-    error: float = 0.0  # of the last: half of its interval
-    inner: float | None = None  # what a checkpoint adds to a stage before others of its run; None: not known
+    early_stop: float  # what a checkpoint adds: a recompute up to its last saved tensor, and host overhead
+    error: float = 0.0  # of the last: half of its confidence interval
+    inner: float | None = None  # what a checkpoint adds to a stage that others of its run follow; None: unknown
     inner_error: float = 0.0
     options: dict[str, tuple[float, float]]  # forward and backward under each save option
     option_errors: dict[str, float] = {}
-    doubts: dict[str, float] = {}  # by way, of every stage alike: how far all are off together, as a fraction
+    doubts: dict[str, float] = {}  # by way, the same for every stage: their common relative error
 
 
 class _Extra(NamedTuple):
-    """What a way adds to each stage; half the intervals of that; and the part of these that all are off together."""
+    """What a way adds to each stage, half the confidence intervals of that, and the error common to all stages."""
 
     parts: list[float]
     errors: list[float]
@@ -69,13 +69,13 @@ Samples = Mapping[str, Sequence[StepSample]]
 
 
 def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
-    """Returns the seconds of every stage; stages of a kind have the same, the last one has what is outside of all.
+    """Return the seconds of every stage: equal for stages of one kind; the last one also has the time outside of all.
 
-    Shares among kinds are those of their own marks, drawn towards their FLOPs by their noise; sums are those of whole
-    steps: all stages checkpointed add what the step with `all` takes more than the one without.
+    The shares of kinds come from the marks in the steps, shrunk towards shares by FLOPs as far as they are noisy. The
+    sums come from whole steps: what checkpoints add to all stages is the step with `all` less the step without.
     """
     every = samples[EVERY]
-    plain = samples.get(PLAIN)  # which may not fit
+    plain = samples.get(PLAIN)  # None if it does not fit in memory
     forward = by_stage([sample.forward for sample in plain or every], works, lambda work: work.forward)
     backward = by_stage([sample.backward for sample in every], works, lambda work: work.backward)
     whole = samples.get(WHOLE) or plain
@@ -98,7 +98,7 @@ def pooled(samples: Samples, works: Sequence[StageWork]) -> PooledSeconds:
 
 
 def runs(works: Sequence[StageWork]) -> list[list[int]]:
-    """The places of stages that feed each other alone, where there are several: one checkpoint can hold them."""
+    """Return the runs of two or more stages that feed each other alone, as indices: one checkpoint can hold a run."""
     found: list[list[int]] = [[]]
     for place, work in enumerate(works):
         if not (found[-1] and work.blocks and works[place - 1].feeds_next):
@@ -109,7 +109,7 @@ def runs(works: Sequence[StageWork]) -> list[list[int]]:
 
 
 def _run_by(way: str, works: Sequence[StageWork]) -> list[StageWork]:
-    """The stages that a way runs again; nothing stands for the others."""
+    """Return the stages that a way recomputes, with empty work in place of the others."""
     if way != TOGETHER:
         return [*works]
     inside = {place for run in runs(works) for place in run}
@@ -138,8 +138,8 @@ def _extra(
     without: Sequence[StepSample] | None,
     works: Sequence[StageWork],
 ) -> _Extra:
-    """What each stage takes longer, and all together by whole steps than those `without` it, of which there are more
-    where the timing was ended early.
+    """Return what the way of the `taken` steps adds to each stage, scaled so that the sum is the difference of whole
+    steps to those `without` it. If there are fewer `taken` than `without`, timing of the way was ended early.
     """
     recompute = [sample.recompute for sample in taken]
     parts = by_stage(recompute, works, lambda work: work.forward)
@@ -163,13 +163,16 @@ def _extra(
 
 
 def _stolen(samples: Sequence[StepSample]) -> float:
-    """The seconds of a step in which other processes had its core, where they are many: no smaller ones are sure."""
+    """Return the mean seconds of a step in which its thread had no core; 0 if they are too few to be certain."""
     total, held = sum(sample.total for sample in samples), sum(sample.held or sample.total for sample in samples)
     return (total - held) / len(samples) if held < HELD * total else 0.0
 
 
 def _factor(ratios: Sequence[float]) -> tuple[float, float]:
-    """By how much steps differ more than their stages do, and half its interval; drawn towards 1 by its noise."""
+    """Return the median ratio of whole-step to summed stage differences, and half its confidence interval.
+
+    Both are shrunk as far as they are noisy, the ratio towards 1.
+    """
     low, high = interval(ratios) or (min(ratios), max(ratios))
     noise = (high - low) / 2
     trust = DOUBT**2 / (DOUBT**2 + noise**2)
@@ -179,7 +182,7 @@ def _factor(ratios: Sequence[float]) -> tuple[float, float]:
 def by_stage(
     rows: Sequence[Sequence[float]], works: Sequence[StageWork], amount: Callable[[StageWork], int]
 ) -> list[float]:
-    """The median of each kind, by stage; kinds of one family are drawn towards what their work says."""
+    """Return each stage's median over its kind; kinds of one family are shrunk towards times in proportion to work."""
     pools = _pools(rows, works)
     middle = {kind: median(pool) for kind, pool in pools.items()}
     amounts = {work.kind: amount(work) for work in works if work.blocks}
@@ -198,13 +201,14 @@ def by_stage(
 def _drawn(
     middle: Mapping[Hashable, float], amounts: Mapping[Hashable, int], noise: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
-    """Each kind between what it was measured to take and the family's seconds a unit of work: the noisier, the nearer
-    to the latter. Source: empirical Bayes, Efron and Morris, JASA 68 (1973).
+    """Return the seconds of each kind, shrunk towards the family's seconds per unit of work, the noisier the more.
+
+    Source: empirical Bayes, Efron and Morris, JASA 68 (1973).
     """
     rates = {kind: log(seconds / amounts[kind]) for kind, seconds in middle.items()}
     common = median(rates.values())
     apart = fmean((rate - common) ** 2 for rate in rates.values())
-    real = max(0.0, apart - fmean(noise[kind] ** 2 for kind in rates))  # how far the kinds differ besides noise
+    real = max(0.0, apart - fmean(noise[kind] ** 2 for kind in rates))  # variance between kinds beyond noise
     kept = {kind: real / (real + noise[kind] ** 2) if real else 0.0 for kind in rates}
     return {kind: amounts[kind] * exp(common + kept[kind] * (rate - common)) for kind, rate in rates.items()}
 
@@ -228,7 +232,7 @@ def _relative_noise(rows: Sequence[Sequence[float]], works: Sequence[StageWork])
 
 
 def _noise(pool: Sequence[float]) -> float:
-    """Half the interval of the median, as a fraction of it; of too few samples, half their range."""
+    """Return half the median's confidence interval, relative to it; from half the range if samples are too few."""
     middle = median(pool)
     low, high = interval(pool) or (min(pool), max(pool))
     return (high - low) / 2 / middle if middle > 0 else 0.0

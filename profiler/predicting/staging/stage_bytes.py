@@ -1,4 +1,4 @@
-"""The bytes that each stage of a traced step holds, as a planner counts them."""
+"""Computes the bytes that each stage of a traced step holds, as a planner counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiler.predicting.staging.stage_operators import StageSpan
 
 
 class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """The byte fields of `planning.chain.Stage`, where their meaning stands."""
+    """The byte fields of a stage, as defined in `planning.chain.Stage`."""
 
     output_bytes: int
     saved_bytes: int
@@ -24,7 +24,7 @@ class StageBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
-    """Returns the bytes of every stage, from a step in which all are kept."""
+    """Return the bytes of every stage, from a step in which all are kept."""
     counted, later = [], 0
     own = _own(trace, stages)
     gone = [0, *(_gone(trace, *pair) for pair in pairwise(stages))]
@@ -38,7 +38,7 @@ def held(trace: Trace, stages: Sequence[StageSpan]) -> list[StageBytes]:
 
 
 def _gone(trace: Trace, before: StageSpan, stage: StageSpan) -> int:
-    """What the stage before hands on and a stage that is always kept does not keep: `cat` of a block's output."""
+    """Return the bytes of inputs that a pinned stage does not keep: `cat` does not keep a block's output."""
     if stage.blocks:
         return 0  # its checkpoint keeps its input
     allocations = [trace.allocations[place] for place in before.outputs]
@@ -46,7 +46,10 @@ def _gone(trace: Trace, before: StageSpan, stage: StageSpan) -> int:
 
 
 def _without(gone: int, held: StageBytes) -> StageBytes:
-    """Planners hold an output until the next stage's backward; one that is gone before is taken off what that saves."""
+    """Deduct input bytes that are freed early (`gone`) from what the stage saves.
+
+    Planners count an output as held until the next stage's backward.
+    """
     taken = min(gone, held.saved_bytes)
     own = min(held.own_saved_bytes, held.saved_bytes - taken)
     return msgspec.structs.replace(
@@ -59,12 +62,12 @@ def _without(gone: int, held: StageBytes) -> StageBytes:
 
 
 def static_bytes(trace: Trace, stages: Sequence[StageSpan]) -> int:
-    """Returns the bytes that are there before the forward and stay."""
+    """Return the bytes that are live before the forward and remain so."""
     return resting(trace, stages[0].first - 1)
 
 
 def floor_bytes(trace: Trace) -> int:
-    """The largest number of bytes outside of the stages: in the optimizer's step, or where gradients are zeroed."""
+    """Return the peak outside of forward and backward: in the optimizer's step, or where gradients are zeroed."""
     alive = live(trace)
     inside = {"forward", "backward"}
     return max(
@@ -74,7 +77,11 @@ def floor_bytes(trace: Trace) -> int:
 
 
 def _held(trace: Trace, stage: StageSpan, own: list[int], gradients: int, alive: list[int], base: int) -> StageBytes:
-    """`base` is what is there in the stage's backward besides its own: the stages before it, and all gradients."""
+    """Return the bytes of one stage.
+
+    `base` is what else is live in its backward: what was live before its forward, and the parameter gradients of later
+    stages and its own.
+    """
     own_outputs = [place for place in own if place in stage.outputs]
     outputs = sum(trace.allocations[place].nbytes for place in own_outputs)
     kept = [place for place in own if trace.allocations[place].died > stage.last or place in stage.outputs]
@@ -95,7 +102,7 @@ def _held(trace: Trace, stage: StageSpan, own: list[int], gradients: int, alive:
 
 
 def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
-    """By stage, the places of the storages that its forward makes."""
+    """Return, by stage, the indices of the storages that its forward allocates."""
     by_birth: dict[int, list[int]] = {}
     for place, allocation in enumerate(trace.allocations):
         by_birth.setdefault(allocation.born, []).append(place)
@@ -106,7 +113,7 @@ def _own(trace: Trace, stages: Sequence[StageSpan]) -> list[list[int]]:
 
 
 def _gradients(trace: Trace, stage: StageSpan) -> int:
-    """Returns the bytes of parameters' gradients that the stage's backward makes and leaves."""
+    """Return the bytes of parameter gradients that the stage's backward allocates."""
     return sum(
         allocation.nbytes
         for allocation in trace.allocations
@@ -115,7 +122,7 @@ def _gradients(trace: Trace, stage: StageSpan) -> int:
 
 
 def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -> int:
-    """The largest number of the stage's own bytes that its forward has at once."""
+    """Return the peak of what the stage's forward allocates; without `saving`, as if autograd kept nothing. Bytes."""
     change = [0] * (stage.last - stage.first + 3)
     for place in own:
         allocation = trace.allocations[place]
@@ -129,12 +136,12 @@ def _peak(trace: Trace, stage: StageSpan, own: Iterable[int], *, saving: bool) -
 
 
 def _let_go(allocation: Allocation, *, is_output: bool) -> int:
-    """Returns the operator with which it would go if autograd kept nothing."""
+    """Return the last operator of the storage's lifetime if autograd kept nothing."""
     return allocation.died if is_output or allocation.let_go is None else allocation.let_go
 
 
 def _resting(trace: Trace) -> list[int]:
-    """The bytes that are there when each operator has ended."""
+    """Return the bytes that are live after each operator has ended; index 0 is before the step."""
     change = [0] * (len(trace.operators) + 2)
     for allocation in trace.allocations:
         change[allocation.born] += allocation.nbytes

@@ -1,4 +1,4 @@
-"""Which operators of a traced step belong to which stage, forward and backward."""
+"""Assigns the operators of a traced step, forward and backward, to stages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from profiler.training.checkpointing.observed_forward import NOT_ONCE
 
 
 class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of the last forward of a step, and the same of the backward after it. Numbers of operators.
+    """The operator numbers of one stage in the last forward of a step and in the backward after it.
 
-    A stage is one or more blocks, or what runs before, between or behind them. Where its last operator is below its
+    A stage is one or more blocks, or what runs before, between or after blocks. If its last operator is below its
     first, it ran none.
     """
 
@@ -27,18 +27,18 @@ class StageSpan(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     backward_first: int
     backward_last: int
-    outputs: frozenset[int]  # places of the storages that it hands on
-    stop: int  # after it, a forward that is computed again has all that it saves
-    feeds_next: bool = False  # whether the next block takes what it gives, and nothing else does
+    outputs: frozenset[int]  # indices of the storages that it passes on
+    stop: int  # the operator at which a recompute has made all saved tensors and stops
+    feeds_next: bool = False  # whether its output goes to the next block and nowhere else
 
 
 def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -> list[StageSpan]:
-    """Returns the stages in the order of the forward; every operator of forward and backward is in one.
+    """Return the stages in forward order; every operator of forward and backward is in one.
 
-    `trace` was followed with its saves. In the backward a stage begins with the first operator of its modules, or where
-    the first of what it saved is asked for. Where `linked` tells which blocks feed the next alone, one that does not
-    keep its input is one stage with the one before, since a cut between them saves nothing. Raises Unsupported where
-    blocks do not run once each, in order.
+    `trace` must have been traced with its saves. In the backward, a stage begins with the first operator of its
+    modules, or where its first saved tensor is unpacked. With `linked` (which blocks feed the next alone), a block that
+    does not keep its input is merged with the block before it, since a cut between them saves nothing. Raises NotOnce
+    if blocks do not run once each, in order.
     """
     pieces = list(_pieces(trace, blocks))
     starts = _starts(trace, blocks, pieces)
@@ -63,8 +63,8 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:
-    """Joins a block that writes over its input with the block before it, and one that neither keeps its input nor saves
-    more than a checkpoint round it would keep.
+    """Merge into the block before it each block that overwrites its input, or that neither keeps its input nor saves
+    more than a checkpoint around it would keep.
     """
     before = stages[0]
     for stage in stages[1:]:
@@ -76,7 +76,7 @@ def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> It
 
 
 def _is_one(before: StageSpan, stage: StageSpan, linked: Sequence[bool]) -> bool:
-    """Whether both are blocks, the one feeds the other alone, and nothing is between."""
+    """Whether both are blocks, the first feeds only the second, and nothing runs between them."""
     return bool(stage.blocks) and before.last + 1 == stage.first and _feeds_next(before, linked)
 
 
@@ -111,23 +111,23 @@ def _both(before: StageSpan, stage: StageSpan) -> StageSpan:
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """A stage in the forward."""
+    """The forward of a stage."""
 
     blocks: tuple[int, ...]
     name: str
     first: int
     last: int
     saves: tuple[int, int]
-    given: tuple[int, ...]  # what the block gave; of what is not a block, what the next one is given
+    given: tuple[int, ...]  # indices of output storages; outside of blocks, the inputs of the next block
 
 
 def _last(trace: Trace, phase: str) -> tuple[int, int]:
-    """The first and last operator of the last forward or backward."""
+    """Return the first and last operator of the last forward or backward."""
     return [(first, last) for name, first, last in trace.spans() if name == phase][-1]
 
 
 def _pieces(trace: Trace, blocks: Sequence[str]) -> Iterator[_Piece]:
-    """The blocks, and what runs around them wherever something does."""
+    """Yield the blocks in forward order, and whatever runs before, between and after them."""
     at, end = _last(trace, "forward")
     done, name = bisect_left(trace.saves, at - 1, key=lambda save: save.packed), ""
     for index, call in enumerate(_calls(trace, blocks, at)):
@@ -144,7 +144,7 @@ def _calls(trace: Trace, blocks: Sequence[str], begin: int) -> list[Call]:
     inside = [call for call in trace.calls if call.before >= begin - 1 and call.module in names]
     outermost = {
         (call.module, call.last): call for call in inside
-    }  # a checkpointed block calls itself, and ends with it
+    }  # a checkpointed block calls itself; both calls end together
     calls = sorted(outermost.values(), key=lambda call: call.last)
     if [call.module for call in calls] != list(blocks) or any(a.last > b.before for a, b in pairwise(calls)):
         raise NotOnce(NOT_ONCE)
@@ -152,7 +152,7 @@ def _calls(trace: Trace, blocks: Sequence[str], begin: int) -> list[Call]:
 
 
 def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[int]:
-    """Where each stage begins in the backward. The last begins it; one of which nothing is seen has nothing of it."""
+    """Return the first backward operator of each stage: the last stage begins the backward, an unseen one is empty."""
     stage = stage_of(tuple(blocks))
     begin, end = _last(trace, "backward")
     first_of: dict[str, int] = {}
@@ -167,7 +167,7 @@ def _starts(trace: Trace, blocks: Sequence[str], pieces: list[_Piece]) -> list[i
 
 
 def _in_order(starts: list[int | None], end: int) -> list[int]:
-    """By stage in the order of the forward: none begins before those behind it, or where it has nothing."""
+    """Return the starts in forward order, made non-increasing; a missing one is that of the stage before (empty)."""
     ordered, at = [], end + 1
     for start in starts:
         at = at if start is None else min(at, start)

@@ -1,4 +1,4 @@
-"""The seconds of each stage on a device that is there: whole steps of one model, its checkpoints switched in turns."""
+"""Times each stage on a present device: whole steps of one model, with its checkpoints switched between steps."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from profiler.training.checkpointing.block_segments import (
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Step
 
-ROUNDS = 4  # of every way, in turns
+ROUNDS = 4  # timed steps of each way, interleaved
 LEAST_ROUNDS = 3
-MOST_SECONDS = 2.0  # after which no more rounds begin than the least
-LOOKS = 2  # rounds in which a save option must have been faster than a checkpoint once, to be timed on
-BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # of a block's own work under its checkpoint
+MOST_SECONDS = 2.0  # after which no round beyond LEAST_ROUNDS begins
+LOOKS = 2  # rounds after which a save option is dropped if it never was faster than a checkpoint
+BEFORE, INSIDE, BEHIND, AFTER = "before", "inside", "behind", "after"  # marks of a block's own work in its checkpoint
 
 
 def seconds(
@@ -54,14 +54,14 @@ def seconds(
     on_step: Callable[[str], None] = lambda step: None,
     in_calls: bool = False,
 ) -> PooledSeconds:
-    """Times steps as they are, with every stage kept, with each checkpointed alone, with all in one checkpoint (one for
-    each run of stages that feed each other alone), and under every save option, in turns.
+    """Time, interleaved, steps as they are, with every stage kept, with each stage checkpointed alone, with each run of
+    stages that feed each other alone in one checkpoint, and under every save option.
 
-    All are steps of one model in one process, so that drift and the machine's load are the same for all. What the
-    checkpoints and PyTorch's selective contexts cost is in the steps, and so in the costs. A save option that is slower
-    than a checkpoint in the first rounds is timed no more, and nothing is sure of it. `fits` tells which ways fit the
-    memory; EVERY is always tried. `on_step` is told before each step how many there are, and the time left. Where a
-    forward leaves blocks out at random, none are run in one checkpoint.
+    All are steps of one model in one process, so that drift and the machine's load affect all alike. The steps, and so
+    the costs, include the overhead of checkpoints and of PyTorch's selective contexts. A save option that is slower
+    than a checkpoint in the first rounds is no longer timed, and its error is set to MOST_DOUBT. `fits` tells which
+    ways fit in memory; EVERY is always tried. `on_step` is called before each step with its number and the time left.
+    If a forward skips blocks at random, no run is put in one checkpoint.
     """
     ways = [WHOLE, PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
     try:
@@ -107,7 +107,7 @@ def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: 
 
 
 def _is_slow(way: str, samples: Mapping[str, Sequence[StepSample]]) -> bool:
-    """Whether a save option, which takes more memory than a checkpoint, was not faster than one in any look."""
+    """Whether a save option, which takes more memory than a checkpoint, was never faster than one in LOOKS rounds."""
     looks = list(zip(samples[way], samples[EVERY], strict=False))
     is_save = way not in (WHOLE, PLAIN, EVERY, TOGETHER)
     return is_save and len(looks) >= LOOKS and all(mine.total >= checkpointed.total for mine, checkpointed in looks)
@@ -115,7 +115,7 @@ def _is_slow(way: str, samples: Mapping[str, Sequence[StepSample]]) -> bool:
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Objects that are there are not looked at by the collection of cycles: it took longer than a step, in some."""
+    """Exclude existing objects from garbage collection, which took longer than a step in some steps."""
     gc.collect()
     gc.freeze()
     try:
@@ -125,8 +125,9 @@ def _settled() -> Iterator[None]:
 
 
 def step_text(done: int, left: Sequence[int], *, seconds: float) -> str:
-    """Which step comes after `done` ones in so many seconds, of how many at most, and the time left once it is known:
-    `step 3 of 14, 4 s left`. `left` are the steps to come, at least and at most.
+    """Return the progress text after `done` steps in `seconds`: `step 3 of 14, 4 s left`, of the most steps possible.
+
+    `left` are the steps to come, at least and at most. No time is stated before the first step.
     """
     text = f"step {done + 1} of {done + left[-1]}"
     if not done:
@@ -136,7 +137,7 @@ def step_text(done: int, left: Sequence[int], *, seconds: float) -> str:
 
 
 class _SwitchedStep:
-    """One model whose stages are kept, checkpointed alone or in runs, or selectively, as it is told for each step."""
+    """One model whose stages are kept, checkpointed alone, in runs or selectively, as chosen anew for each step."""
 
     def __init__(self, case: Case, works: Sequence[StageWork], ways: Sequence[str], *, in_calls: bool) -> None:
         assembled = assemble(case, in_calls=in_calls)
@@ -156,17 +157,18 @@ class _SwitchedStep:
         _, self._step = assembled.trainer()
 
     def keep_memory(self) -> None:
-        """What is freed is kept for the steps that follow."""
+        """Have the device keep freed memory for the following steps."""
         self._device.keep_memory()
 
     def uncounted_ways(self, ways: Iterable[str]) -> list[str]:
-        """The ways that have a step before those that are counted. On a CPU that of the step as it is will do: the
-        others run the same code, in the memory that it has left.
+        """Return the ways that need a warm-up step.
+
+        On a CPU, WHOLE is enough: the others run the same code, in the memory that it has freed.
         """
         return list(ways) if self._device.is_asynchronous or WHOLE not in ways else [WHOLE]
 
     def sample(self, way: str) -> StepSample | None:
-        """One step; None where its memory is not there."""
+        """Time one step; None if it runs out of memory, which EVERY raises."""
         self._way = way
         self._switch(way != WHOLE)
         try:
@@ -194,13 +196,13 @@ class _SwitchedStep:
         return msgspec.structs.replace(sample, held=held)
 
     def _run(self, place: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """A stage's call, under what the step is told; its own work is between marks, in the recompute too."""
+        """Run a stage's call under the current checkpoint; marks enclose its own work, in the recompute too."""
 
         def inside(*inner: Any, **named: Any) -> Any:
             self._tell(INSIDE, place)
             try:
                 return function(*inner, **named)
-            finally:  # a recompute ends with an exception, once it has all that is saved
+            finally:  # early stop: a recompute ends with an exception
                 self._tell(BEHIND, place)
 
         self._tell(BEFORE, place)
@@ -209,7 +211,7 @@ class _SwitchedStep:
         return value
 
     def _run_together(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """A run's call, under one checkpoint where the step is told so."""
+        """Run a run's call, under one checkpoint if the way is TOGETHER."""
         checkpoint = checkpoint_without_reentry if self._way == TOGETHER else _kept
         return checkpoint(function, *arguments, **keywords)
 
@@ -219,7 +221,7 @@ class _SwitchedStep:
 
 
 def _read(spans: Sequence[tuple[tuple[str, int], float]], count: int) -> StepSample:
-    """The seconds of a step by stage. A backward lasts from the end of its recompute to the next mark."""
+    """Return the seconds of a step by stage. A backward lasts from the end of its recompute to the next mark."""
     forward, recompute, backward = ([0.0] * count for _ in range(3))
     phase = ""
     for (label, place), span in spans:

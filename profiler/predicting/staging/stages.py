@@ -1,4 +1,4 @@
-"""Trial -> the chain of stages that planning works on: bytes by a traced step, seconds by a device or by its rates."""
+"""Builds a trial's chain of stages for planning: bytes from a traced step, seconds timed or estimated from rates."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
 
-# PyTorch's words of a saved result that is written over before the backward, and of a recompute by other operators.
+# Parts of PyTorch's errors: a saved result is overwritten before the backward; a recompute runs other operators.
 UNSAVABLE = "has been mutated", UNKNOWN
 
 
 def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
-    """Returns what each stage of the trial's model costs. Its device is there, or its rates are known.
+    """Return what each stage of the trial's model costs. The device must be present, or its rates known.
 
-    Bytes are of a traced step, with what operators were measured to hide where the trial tells. Between blocks that do
-    not feed each other alone is a stage that must be kept, so that no plan computes them together. Without the pass
-    `time`, seconds are 0 and there are no save options; they are 0 too where no plan can fit the trial's budget.
-    `build` stands in for the catalogue's model, where the trial is predicted. `on_step` is told of each step that is
-    timed. Raises UserError where nothing is known
-    of the device's time, Unsupported where the blocks do not run once each, in order, or the forward runs a backward,
-    and whatever the model raises.
+    Bytes are those of a traced step, with operators' hidden bytes as measured if the trial has a calibration. A pinned
+    stage separates blocks that do not feed each other alone, so that no plan computes them together. Without the pass
+    `time`, seconds are 0 and there are no save options; seconds are also 0 if no plan can fit the trial's budget.
+    `build` replaces the catalogue's model, for predicted trials only. `on_step` is called with a text before each
+    timed step. Raises UserError if nothing is known of the device's time, Unsupported if the blocks do not run once
+    each, in order, or the forward runs a backward, and whatever the model raises.
     """
     assert build is None or trial.case.is_predicted, "seconds are measured of the catalogue's models alone"
     try:
@@ -66,7 +65,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     _refuse_backward_in_forward(trace)
     linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
-    offers = [] if assumed.is_unfused else _saves(trial, trace, stage_spans)  # Inductor writes over what would be saved
+    offers = [] if assumed.is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
     found = {save: _selective(trial, fake, save, build, in_calls=in_calls) for save in offers}
     selective = {save: of for save, of in found.items() if of is not None}
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
@@ -84,7 +83,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
         ]
         return Chain(
-            input_bytes=0,  # the batch is there before the step
+            input_bytes=0,  # the batch is live before the step
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
             workspace_bytes=taken_workspace(trace, workspace_bytes(fake)),
@@ -119,7 +118,7 @@ def _refuse_backward_in_forward(trace: Trace) -> None:
 
 
 def _rates(trial: Trial) -> Rates | None:
-    """Returns the rates of a device that is absent or hollow; None where time is measured or not requested."""
+    """Return the rates of a device that is absent or hollow; None if time is measured or not requested."""
     if "time" not in trial.passes:
         return None
     if not trial.case.is_predicted:
@@ -133,7 +132,7 @@ def _rates(trial: Trial) -> Rates | None:
 
 
 def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list[str]:
-    """The save options that the blocks have operators for."""
+    """Return the save options for which the blocks have operators."""
     inside = [
         operator.name for span in stage_spans if span.blocks for operator in trace.operators[span.first - 1 : span.last]
     ]
@@ -173,13 +172,13 @@ def _seconds(
 
 
 def _room(device: str) -> int:
-    """The bytes that a step may take without fear for its process."""
+    """Return the bytes that a step may take without running its process out of memory."""
     total = None if device.startswith("cpu") else open_device(device).facts().total_bytes
     return available_bytes() if total is None else total
 
 
 def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
-    """What tells whether a stage takes the time of another: classes, shapes, and what it runs."""
+    """Return what decides whether stages take equal time: module classes, parameter shapes and operators."""
     if not span.blocks:
         return StageWork(blocks=())
     modules = [workload.block(workload.blocks[index]) for index in span.blocks]
@@ -199,15 +198,15 @@ def _work(trace: Trace, span: StageSpan, workload: Workload) -> StageWork:
 
 
 def _amount(operators: Sequence[Operator]) -> int:
-    """FLOPs, or bytes moved where there are none."""
+    """Return the FLOPs, or the bytes moved if there are no FLOPs."""
     return sum(operator.flops for operator in operators) or sum(operator.moved_bytes for operator in operators)
 
 
-_Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by name of the block
+_Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by the name of the stage
 
 
 def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective | None:
-    """A step with every block under a save option; None where PyTorch cannot save its results."""
+    """Trace a step with every block under a save option; None if PyTorch cannot save its results."""
     case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
     try:
         built, trace, _ = trace_case(
@@ -260,7 +259,7 @@ def _option(save: str, bytes_: StageBytes, time: Seconds) -> SaveOption:
 
 
 def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan]) -> list[Stage]:
-    """Adds a stage that is always kept wherever two blocks must not be computed together."""
+    """Insert an empty pinned stage wherever two blocks must not be computed together."""
     stages = [made[0]]
     for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
         if before.blocks and span.blocks and not before.feeds_next:

@@ -1,6 +1,7 @@
-"""A simulation of PyTorch's caching allocator for CUDA, and its settings, without torch.
+"""Simulates PyTorch's CUDA caching allocator and its settings, without torch.
 
-The rules and numbers are those of c10/cuda/CUDACachingAllocator.cpp, for an endless device: nothing is given back.
+The rules and numbers are those of c10/cuda/CUDACachingAllocator.cpp, for a device with unlimited memory: segments are
+never given back.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ from profiler.core.allocator_history import GRANULE
 SMALL_REQUEST = 2**20  # bytes: the largest request that the small pool serves
 SMALL_PAGE = 2 * 2**20  # bytes: a segment of the small pool
 LARGE_PAGE = 20 * 2**20  # bytes: a segment that large requests below 10 MiB share
-LARGE_REMAINDER = SMALL_REQUEST + GRANULE  # bytes: what is left of a large block stays with it up to 1 MiB
-LARGE_BASE = LARGE_PAGE * 2**24  # the first address of the large pool, beyond all of the small one's
+LARGE_REMAINDER = SMALL_REQUEST + GRANULE  # bytes: a large block is split only if at least this much is left over
+LARGE_BASE = LARGE_PAGE * 2**24  # the large pool's first address, beyond all of the small pool's
 MAY_SHARE = 10 * 2**20  # bytes: from here on a request gets a segment of its own
-SEGMENT_GRANULE = 2 * 2**20  # bytes: what the size of such a segment is rounded up to
-MAX_ROUNDING = 20 * 2**20  # bytes: a block that is not split is no more than this larger than its request
+SEGMENT_GRANULE = 2 * 2**20  # bytes: such a segment's size is rounded up to a multiple of this
+MAX_ROUNDING = 20 * 2**20  # bytes: a block too large to be split serves only requests smaller by less than this
 NO_LIMIT = 2**62  # bytes
 ADDRESS_BITS = 50  # more than CUDA's own addresses have
-ENDLESS = 2**48  # bytes: an address range that is never used up
+ENDLESS = 2**48  # bytes: an address range too large to be used up
 USED, FREE, UNMAPPED = range(3)
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # PyTorch reads both
-NUM_INTERVALS = 16  # of sizes: below 2 MiB, from each power of two to the next, from 32 GiB on
+NUM_INTERVALS = 16  # size intervals: below 2 MiB, from each power of two to the next, from 32 GiB on
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes the blocks that the allocator gives; the defaults are PyTorch's."""
+    """The settings that change which blocks the allocator returns; the defaults are PyTorch's."""
 
-    expandable_segments: bool = False  # each pool is one range of addresses that grows by pages
-    max_split_bytes: int | None = None  # blocks of at least this are not split; None: every block may be
-    divisions: tuple[int, ...] = ()  # by interval of sizes: into how many steps powers of two are divided to round up
+    expandable_segments: bool = False  # each pool is one address range that grows by pages
+    max_split_bytes: int | None = None  # blocks of at least this size are not split; None: no limit
+    divisions: tuple[int, ...] = ()  # by interval of sizes: rounding steps between two powers of two
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Returns the settings in `VARIABLES`, read as in c10/core/AllocatorConfig.cpp.
+    """Return the settings in `VARIABLES`, read as in c10/core/AllocatorConfig.cpp.
 
-    Settings that are not here do not change which blocks a step is given.
+    Settings that are ignored here do not change which blocks a step is given.
     """
     words = ",".join(environment.get(name, "") for name in VARIABLES).replace(" ", "")
     expandable = re.search(r"expandable_segments:(true)", words, re.IGNORECASE)
@@ -55,7 +56,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def _divisions(by_size: str | None, everywhere: str | None) -> tuple[int, ...]:
-    """The number of steps for each interval: from `4` for all, or from `256:1,512:2,>:4` by the size in MiB."""
+    """Return the number of rounding steps of each interval: `4` for all, or by size in MiB, `256:1,512:2,>:4`."""
     if everywhere is not None:
         return (int(everywhere),) * NUM_INTERVALS
     divisions = [0] * NUM_INTERVALS
@@ -73,12 +74,12 @@ def _divisions(by_size: str | None, everywhere: str | None) -> tuple[int, ...]:
 
 
 def round_up(nbytes: int, to: int) -> int:
-    """Returns the next multiple of `to`."""
+    """Return `nbytes`, rounded up to a multiple of `to`."""
     return -(-nbytes // to) * to
 
 
 class CachingAllocator:
-    """Blocks handed out and taken back as `torch.cuda` does it, in bytes."""
+    """Allocates and frees blocks as `torch.cuda` does, in bytes."""
 
     def __init__(self, settings: Settings) -> None:
         self.reserved = 0  # bytes taken from the device, as `torch.cuda.memory_reserved` counts them
@@ -86,7 +87,7 @@ class CachingAllocator:
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream: of small requests, and of large ones
 
     def allocate(self, nbytes: int, stream: int = 0) -> MemoryBlock:
-        """A block of at least `nbytes`, which `free` takes back."""
+        """Return a block of at least `nbytes`, to be given to `free` later."""
         assert nbytes > 0, "PyTorch asks its allocator for nothing where a tensor is empty"
         size = self._rounded(nbytes)
         small, large = self._pools.get(stream) or self._open(stream)
@@ -99,12 +100,12 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock, stream: int = 0) -> None:
-        """Take a block back, for the stream that had it. What it was part of stays reserved."""
+        """Free a block for the stream that allocated it. Its segment stays reserved."""
         assert block.state == USED, "this block is free already"
         self._pools[stream][block.address >= LARGE_BASE].give(block)
 
     def _rounded(self, nbytes: int) -> int:
-        """The size of a request's block: a multiple of the granule, or of a division between two powers of two."""
+        """Return the size of a request's block: a multiple of the granule, or of a step between two powers of two."""
         bits = nbytes.bit_length() - 1
         by_interval = self._settings.divisions
         divisions = by_interval[min(max(bits - 20, 0), NUM_INTERVALS - 1)] if by_interval else 0
@@ -113,7 +114,7 @@ class CachingAllocator:
         return round_up(nbytes, GRANULE)
 
     def _open(self, stream: int) -> tuple[Pool, Pool]:
-        """Add the pools of a stream: blocks are not shared, since one stream would have to wait for the other."""
+        """Add the pools of a stream. Streams do not share blocks: one would have to wait for the other."""
         kind, remainder = (ExpandablePool, GRANULE) if self._settings.expandable_segments else (Pool, LARGE_REMAINDER)
         limit = NO_LIMIT if self._settings.max_split_bytes is None else self._settings.max_split_bytes
         small = kind(page=SMALL_PAGE, least_remainder=GRANULE, base=0)
@@ -122,7 +123,7 @@ class CachingAllocator:
 
 
 class MemoryBlock(msgspec.Struct, eq=False):
-    """A stretch of addresses in bytes; `before` and `after` are its neighbours in the same segment."""
+    """A range of addresses in bytes; `before` and `after` are its neighbors in the same segment."""
 
     address: int
     size: int
@@ -131,7 +132,7 @@ class MemoryBlock(msgspec.Struct, eq=False):
     after: MemoryBlock | None
 
     def cut(self, size: int, state: int) -> MemoryBlock:
-        """Keep the first `size` bytes; the rest is a new block after it."""
+        """Keep the first `size` bytes; return the rest as a new block after it."""
         rest = MemoryBlock(self.address + size, self.size - size, state, self, self.after)
         if self.after is not None:
             self.after.before = rest
@@ -140,26 +141,26 @@ class MemoryBlock(msgspec.Struct, eq=False):
 
 
 class Pool:
-    """The free blocks of one stream, of small or of large requests. It grows by segments of their own addresses.
+    """The free blocks of one stream, for small or for large requests. It grows by segments at separate addresses.
 
-    Blocks are found by (size, address), which is one number here for speed. No two free ones of a segment touch.
+    Blocks are ordered by (size, address), packed into one number for speed. No two free blocks of a segment touch.
     """
 
-    splits_always = False  # also blocks that are larger than those which may be split, once one is given
+    splits_always = False  # whether a block beyond the size limit for splits is split, too, once it is taken
 
     def __init__(self, *, page: int, least_remainder: int, base: int, max_split: int = NO_LIMIT) -> None:
-        self._page = page  # bytes that are asked of the device at once
+        self._page = page  # bytes requested from the device at once
         self._least_remainder = least_remainder
         self._max_split = max_split
-        self._end = base  # of all segments: the device is taken to give ever higher addresses
+        self._end = base  # of all segments: each new one is assumed to have higher addresses
         self._order: list[int] = []  # the keys of `_free`, sorted
         self._free: dict[int, MemoryBlock] = {}
 
     def take(self, size: int, *, has_grown: bool = False) -> MemoryBlock | None:
-        """The smallest free block that holds `size`, the lowest of equals, cut where enough is left over.
+        """Take the smallest free block that holds `size`, the lowest address first, split if enough is left over.
 
-        One that is not to be split is left for larger requests, unless the pool has just grown for this one. The end
-        of an address range counts as large as it can become, so that it is used last.
+        A block too large to be split is left for larger requests, unless the pool has just grown for this one. The end
+        of an expandable range counts as large as it can become, so it is used last. None if no block fits.
         """
         place = bisect_left(self._order, size << ADDRESS_BITS)
         if place == len(self._order):
@@ -178,7 +179,7 @@ class Pool:
         return block
 
     def give(self, block: MemoryBlock) -> None:
-        """Take a block back and join it with its free neighbours."""
+        """Free a block and merge it with its free neighbors."""
         block.state = FREE
         before, after = block.before, block.after
         if before is not None and before.state == FREE:
@@ -197,7 +198,7 @@ class Pool:
         self._insert(block)
 
     def grow(self, size: int) -> int:
-        """Take bytes from the device, so that `take` finds `size`; returns how many."""
+        """Reserve bytes of the device, so that `take` finds `size`; return how many."""
         nbytes = self._page if size < MAY_SHARE else round_up(size, SEGMENT_GRANULE)
         self._insert(MemoryBlock(self._end, nbytes, FREE, None, None))
         self._end += nbytes
@@ -215,7 +216,7 @@ class Pool:
 
 
 class ExpandablePool(Pool):
-    """Grows by mapping pages of one address range: the rules are those where `expandable_segments:True`."""
+    """Grows by mapping pages of one address range, as with `expandable_segments:True`."""
 
     splits_always = True
 
@@ -224,12 +225,12 @@ class ExpandablePool(Pool):
         self._unmapped = MemoryBlock(base, round_up(ENDLESS, page), UNMAPPED, None, None)  # the end of the range
 
     def grow(self, size: int) -> int:
-        """Map pages behind the last block, where that is free with it; returns their bytes."""
+        """Map pages after the last block, extending it if it is free; return their bytes."""
         grown = self._unmapped
         last = grown.before
         free = last.size if last is not None and last.state == FREE else 0
         nbytes = round_up(max(0, size - free), self._page)
-        if nbytes:  # else the last block is large enough, but was not to be split
+        if nbytes:  # else the last block is large enough; `take` passed over it as too large to be split
             self._unmapped = grown.cut(nbytes, UNMAPPED)
             self.give(grown)
         return nbytes

@@ -1,7 +1,7 @@
-"""The bytes that attention's fused kernels take on CUDA besides their results.
+"""Computes the bytes that fused attention kernels take on CUDA besides their results.
 
-Which kernel runs, and its workspace: aten/src/ATen/native/transformers/cuda/attention_backward.cu, with
-mem_eff_attention/kernels/cutlassB.h and mem_eff_attention/kernel_backward.h beside it; the flash kernels:
+Sources: which kernel runs, and its workspace, aten/src/ATen/native/transformers/cuda/attention_backward.cu, with
+mem_eff_attention/kernels/cutlassB.h and mem_eff_attention/kernel_backward.h in that folder; the flash kernels,
 flash_attn/flash_api.cpp.
 """
 
@@ -17,15 +17,15 @@ from profiler.predicting.trace.allocator import round_up
 from profiler.predicting.trace.kernel_bytes import AMPERE, FLOAT, HALF, TURING, VOLTA, ceil_div, request, tensor_request
 
 aten = torch.ops.aten
-ENOUGH_SHARED = 128 * 2**10  # bytes of a multiprocessor: those of 8.6, 8.9 and 12.0 have 100 KiB, 8.0 and up 164 KiB
-PADDING = 4  # words beside each tile of the queries' gradients
-MOST_PARALLEL, LEAST_PARALLEL = 200, 256  # blocks of threads: of the splitting of keys
+ENOUGH_SHARED = 128 * 2**10  # bytes per multiprocessor: 8.6, 8.9 and 12.0 have 100 KiB, 8.0 and others 164 KiB or more
+PADDING = 4  # words of padding per tile of the queries' gradients
+MOST_PARALLEL, LEAST_PARALLEL = 200, 256  # thread blocks: thresholds for splitting the keys
 FLASH_ROWS, MOST_SPLITS = 64, 128
-AT_ONCE = 128  # channels of a value: the widest of the forward kernels that keep them (cutlassF.h beside the other)
+AT_ONCE = 128  # value channels: the most that a forward kernel accumulates in one pass (cutlassF.h)
 
 
 class _Tile(NamedTuple):
-    """Of a memory-efficient backward kernel: its block of queries and of keys, and the widest head it takes."""
+    """The tile of a memory-efficient backward kernel: numbers of queries and keys, and its widest head."""
 
     queries: int
     keys: int
@@ -33,7 +33,7 @@ class _Tile(NamedTuple):
 
 
 class _Heads(NamedTuple):
-    """Sizes of an attention: query (batch, heads, time, channels), key (batch, heads, source, channels)."""
+    """Sizes of an attention call: query (batch, heads, time, channels), key (batch, heads, source, channels)."""
 
     batch: int
     heads: int
@@ -45,20 +45,20 @@ class _Heads(NamedTuple):
 
 
 def attention_bytes(func: Any, args: Any, kwargs: Any, rates: Rates) -> int:
-    """Returns the bytes that an attention kernel takes; 0 for other operators."""
+    """Return the bytes that an attention kernel takes besides its results; 0 for other operators."""
     count = COUNTS.get(func)
     return count(args, kwargs or {}, rates) if count else 0
 
 
 def _efficient_forward(args: Any, kwargs: Any, rates: Rates) -> int:
-    """The result in fp32, where a head is too wide to be added up at once."""
+    """Return the bytes of an fp32 result, if a head is too wide to be accumulated in one pass."""
     query, value = args[0], args[2]
     is_added_up = query.dtype in HALF and value.shape[3] > AT_ONCE
     return request(query.numel() // query.shape[3] * value.shape[3] * FLOAT) if is_added_up else 0
 
 
 def _efficient_backward(args: Any, kwargs: Any, rates: Rates) -> int:
-    """The gradient as it is read, the sums over each row, and the workspace of the splits."""
+    """Return the bytes of a copied gradient, of the sums over rows, and of the workspace."""
     gradient, query, key, value = args[:4]
     heads = _heads(query, key, value)
     is_half = query.dtype in HALF
@@ -74,7 +74,7 @@ def _efficient_backward(args: Any, kwargs: Any, rates: Rates) -> int:
 
 
 def _tile(widest: int, rates: Rates, *, is_half: bool, drops: bool) -> _Tile:
-    """The first kernel in cutlassB.h that takes such heads and fits into the shared memory."""
+    """Return the tile of the first kernel in cutlassB.h that takes such heads and fits in shared memory."""
     is_ampere = rates.compute_capability >= AMPERE
     fits = not is_ampere or rates.chip is None or rates.chip.shared_memory_bytes >= ENOUGH_SHARED
     if widest <= 64:
@@ -90,12 +90,12 @@ def _tile(widest: int, rates: Rates, *, is_half: bool, drops: bool) -> _Tile:
 
 
 def _stays_in_registers(tile: _Tile) -> bool:
-    """Whether the gradients of keys and values do, in half precision."""
+    """Whether a half-precision kernel keeps the gradients of keys and values in registers."""
     return tile.widest <= tile.queries
 
 
 def _workspace(heads: _Heads, tile: _Tile, rates: Rates, *, is_half: bool) -> int:
-    """Params::workspace_size: tiles of the queries' gradients, and of keys' and values' for each split."""
+    """As Params::workspace_size: tiles of the queries' gradients, and of keys' and values' for each split."""
     if rates.compute_capability < VOLTA and not is_half:
         return 0
     num_tiles = ceil_div(heads.time, tile.queries) * ceil_div(heads.channels, tile.keys)
@@ -114,7 +114,7 @@ def _num_splits(heads: _Heads, tile: _Tile) -> int:
 
 
 def _flash_forward(args: Any, kwargs: Any, rates: Rates) -> int:
-    """Where the keys are split, the result of each split."""
+    """Return the bytes of the result of each split, if the keys are split."""
     query, key, value = args[:3]
     heads, drops = _heads(query, key, value), args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
     if drops or rates.chip is None:
@@ -132,7 +132,7 @@ def _flash_forward(args: Any, kwargs: Any, rates: Rates) -> int:
 
 
 def _flash_splits(num_blocks: int, num_units: int, num_key_blocks: int) -> int:
-    """As num_splits_heuristic: the fewest that keep nearly as many units at work as any."""
+    """As num_splits_heuristic: the fewest splits with at least 85 % of the best occupancy."""
     if num_blocks >= 0.8 * num_units:
         return 1
     most = min(MOST_SPLITS, num_units, num_key_blocks)
@@ -152,7 +152,7 @@ def _flash_width(channels: int) -> int:
 
 
 def _flash_backward(args: Any, kwargs: Any, rates: Rates) -> int:
-    """The gradient and the result as they are read, the sums over rows, and queries' gradients in fp32."""
+    """Return the bytes of copies of gradient and result, of sums over rows, and of queries' gradients in fp32."""
     gradient, query, key, value, out = args[:5]
     heads = _heads(query, key, value)
     rows = heads.batch * heads.heads * round_up(heads.time, 128) * FLOAT
@@ -162,14 +162,14 @@ def _flash_backward(args: Any, kwargs: Any, rates: Rates) -> int:
 
 
 def _grouped_bytes(heads: _Heads, *of: torch.Tensor) -> int:
-    """Where several heads share a key and a value, the gradients of each, before they are added up."""
+    """Return the bytes of the gradients per head, before they are summed, if several heads share a key and a value."""
     if heads.key_heads == heads.heads:
         return 0
     return sum(request(tensor.numel() // heads.key_heads * heads.heads * tensor.itemsize) for tensor in of)
 
 
 def _copied(tensor: torch.Tensor) -> int:
-    """The kernels read (batch, time, heads, channels)."""
+    """Return the bytes of a copy in the order (batch, time, heads, channels); 0 if the tensor has it already."""
     return 0 if tensor.transpose(1, 2).is_contiguous() else tensor_request(tensor)
 
 

@@ -1,7 +1,7 @@
-"""Autocast on fake CPU tensors in the precisions that CUDA chooses.
+"""Makes autocast on fake CPU tensors choose precisions as on CUDA.
 
-The lists are those of aten/src/ATen/autocast_mode.h. What both devices run in half precision stays PyTorch's; what only
-the CPU has a rule for runs as if there were none.
+The lists are those of aten/src/ATen/autocast_mode.h. Operators that both devices run in half precision keep PyTorch's
+rule; rules that only the CPU has are disabled.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ IN_FLOAT = (
     *("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d"),
     *("_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"),
 )
-TO_FLOAT = (  # as an option of theirs
+TO_FLOAT = (  # by their argument `dtype`
     *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm"),
     *("linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList"),
 )
-FUSED = {"softmax.int": torch.ops.aten._softmax, "log_softmax.int": torch.ops.aten._log_softmax}  # from float16
-IN_HALF = (  # of those in half precision, the ones that the CPU leaves alone
+FUSED = {"softmax.int": torch.ops.aten._softmax, "log_softmax.int": torch.ops.aten._log_softmax}  # for float16 inputs
+IN_HALF = (  # in half precision on CUDA, without such a rule on the CPU
     *("_convolution", "convolution", "addmv", "addr", "einsum", "mv", "chain_matmul", "linalg_multi_dot"),
     *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 )
@@ -50,7 +50,7 @@ Kernel = Callable[..., Any]
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """CUDA's rules for what autocast runs on the CPU. A model that asks for autocast on CUDA gets the CPU's."""
+    """Give autocast on the CPU the rules of CUDA. Autocast that a model enables for CUDA applies to the CPU."""
     start, is_enabled, get_dtype = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def dtype_of(device_type: str) -> torch.dtype:
@@ -74,13 +74,13 @@ def cuda_autocast() -> Iterator[None]:
 
 
 def ruled(key: str) -> set[str]:
-    """The operators, with their overloads, that PyTorch has a rule for under this dispatch key."""
+    """Return the operators, with their overloads, that have a kernel under this dispatch key."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return {name.removeprefix("aten::") for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
 
 
 def cast(given: Any, dtype: torch.dtype) -> Any:
-    """As autocast casts what an operator is given; other values, and other tensors, stay as they are."""
+    """Cast tensors of the types in FLOATS, as autocast casts arguments; everything else stays as it is."""
     return tree_map(
         lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype in FLOATS else leaf, given
     )
@@ -134,7 +134,7 @@ def _to_float(operator: Any, fused: Any) -> Kernel:
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
-    """As CUDA does (`AT_ERROR` of the banned ones)."""
+    """Raise as CUDA does for banned operators (`AT_ERROR`)."""
     raise RuntimeError(
         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
         "use binary_cross_entropy_with_logits"

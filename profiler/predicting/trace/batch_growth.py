@@ -1,9 +1,9 @@
-"""Which storages of a followed step grow with its batch, and by which of their dimensions.
+"""Finds which storages of a traced step grow with the batch size, and along which of their dimensions.
 
-A dimension grows along its stride: of a storage of (batch, time, channels), whatever runs over the bytes between one
-sample and the last one does. So views need no rule. What an operator makes grows where the operator itself says so: it
-is run once more on tensors without data that are twice as long where they grow. Only where a size is a plain number
-(`torch.zeros(batch, states)`, `expand`) is it told by its value.
+Growth of a storage is a range of strides: in (batch, time, channels), from the bytes of one sample to those of all. A
+dimension of any view grows if it runs over that range, so views need no rule. Which results of an operator grow is
+found by running it again on `meta` tensors that are twice as long where they grow. Only sizes that are plain numbers
+(`torch.zeros(batch, states)`, `expand`) are recognized by their value.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from torch.utils._pytree import tree_map
 aten = torch.ops.aten
 META = torch.device("meta")
 OF_PLAIN_SIZES = (aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty_strided, aten.repeat)
-SIZE_NAMES = ("input_size", "input_sizes", "sizes", "N")  # of arguments that repeat the sizes of a tensor
-NOT_WITHOUT_DATA = (  # what kernels for `meta` raise, in C++ and in Python
+SIZE_NAMES = ("input_size", "input_sizes", "sizes", "N")  # names of arguments that repeat the sizes of a tensor
+NOT_WITHOUT_DATA = (  # raised by operators that cannot run on `meta`, in C++ and in Python
     *(RuntimeError, LookupError, TypeError, ValueError),
     *(ArithmeticError, AttributeError, AssertionError),
 )
 
-Grown = tuple[tuple[int, int], ...]  # of a storage, for each dimension that grows: its stride and its extent in bytes
-Places = tuple[int, ...]  # the dimensions of a tensor that grow; twice where the square of the batch is in one
-Find = Callable[[torch.Tensor], Grown | None]  # what is known of a tensor's storage; None where nothing is
+Grown = tuple[tuple[int, int], ...]  # of a storage: the stride and the extent in bytes of each dimension that grows
+Places = tuple[int, ...]  # the dimensions of a tensor that grow; twice if with the square of the batch
+Find = Callable[[torch.Tensor], Grown | None]  # returns the growth of a tensor's storage; None if unknown
 
 
 def size_of(batch: Sequence[torch.Tensor], batch_size: int | None) -> int | None:
-    """The size of a batch: this one where a tensor has it, else the one that most tensors have. None without any.
+    """Return `batch_size` if a tensor has that size, else the size that most tensors have; None without tensors.
 
-    Of several such sizes it is the one that leads the first tensor.
+    Ties go to the size that comes first in the first tensor.
     """
     shapes = [tensor.shape for tensor in batch if tensor.ndim]
-    counts = Counter(size for shape in shapes for size in dict.fromkeys(shape))  # in the order in which they are met
+    counts = Counter(size for shape in shapes for size in dict.fromkeys(shape))  # in order of appearance
     return batch_size if batch_size in counts else max(counts, key=counts.__getitem__, default=None)
 
 
 class BatchGrowth:
-    """Follows what grows with a batch of this size through the operators of a step."""
+    """Propagates growth with a batch of this size through the operators of a step."""
 
     def __init__(self, size: int, find: Find) -> None:
         self._size = size
         self._find = find
-        self._grown_sizes = {size}  # of dimensions that grow
-        self._fixed_sizes: set[int] = set()  # of the others of the same tensors
+        self._grown_sizes = {size}  # sizes of dimensions that grow
+        self._fixed_sizes: set[int] = set()  # sizes of the other dimensions of the same tensors
         self._outcomes: dict[Any, tuple[Places, ...]] = {}
 
     def of_batch(self, tensor: torch.Tensor) -> Grown:
-        """How a tensor of the batch grows. Indices without a dimension of its size are taken to be of more samples."""
+        """Return the growth of a batch tensor; integers without the batch's size grow along their longest dimension."""
         shape = list(tensor.shape)
         if self._size in shape:
             places: Places = (shape.index(self._size),)
@@ -64,7 +64,7 @@ class BatchGrowth:
         return extents(tensor, places)
 
     def of_results(self, func: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> list[Grown]:
-        """How the storages that an operator made grow, in the order of its results."""
+        """Return the growth of the storages of an operator's results, in their order."""
         given = {id(tensor): self._places(tensor) for tensor in tensors_of((args, kwargs))}
         if func._overloadpacket in OF_PLAIN_SIZES or not given:
             outcome = [self._by_sizes(tensor.shape) or _flattened(tensor, args, given) for tensor in results]
@@ -81,7 +81,7 @@ class BatchGrowth:
         ]
 
     def with_half(self, hidden: Callable[[Any, Any, Any], int], func: Any, args: Any, kwargs: Any, now: int) -> int:
-        """What an operator that takes `now` besides its results takes with half the batch. Bytes."""
+        """Return an operator's hidden bytes with half the batch; `now` are those with the whole batch."""
         given = {id(tensor): self._places(tensor) for tensor in tensors_of((args, kwargs))}
         if not any(given.values()):
             return now
@@ -93,14 +93,14 @@ class BatchGrowth:
 
     @staticmethod
     def _unreduced(tensor: torch.Tensor, given: dict[int, Places]) -> Grown:
-        """A result in a storage of all elements before they were reduced: it grows, and none of its dimensions does."""
+        """Return the growth of a result whose storage holds all elements from before a reduction: all of it grows."""
         nbytes = tensor.untyped_storage().nbytes()
         return ((nbytes, nbytes),) if nbytes > tensor.nbytes and any(given.values()) else ()
 
     def _places(self, tensor: torch.Tensor) -> Places:
-        """The dimensions of a tensor that grow; else an expanded one.
+        """Return the dimensions of a tensor that grow or, if none does, an expanded one of a growing size.
 
-        Of several over the same bytes it is the one of the batch's size, or the outermost.
+        Of several dimensions over the same bytes, the one of the batch's size counts, else the outermost.
         """
         grown = self._find(tensor)
         if grown is None:
@@ -122,7 +122,7 @@ class BatchGrowth:
         return tuple(dim for dim, (size, stride) in enumerate(dims) if not stride and size > 1 and size in sizes)[:1]
 
     def _by_sizes(self, shape: Sequence[int]) -> Places:
-        """The first dimension of a size that grows. Where that may as well be a fixed size, a square is fixed."""
+        """Return the first dimension of a growing size. An ambiguous batch size counts, except in a square shape."""
         is_square = len(set(shape)) == 1
         sizes = self._grown_sizes - self._fixed_sizes | (set() if is_square else {self._size})
         return tuple(dim for dim, size in enumerate(shape) if size > 1 and size in sizes)[:1]
@@ -149,13 +149,13 @@ class BatchGrowth:
 
 
 def extents(tensor: torch.Tensor, places: Places) -> Grown:
-    """How the storage of a new tensor grows."""
+    """Return the growth of a new tensor's storage, whose dimensions `places` grow."""
     width = tensor.itemsize
     return tuple((tensor.stride(dim) * width, tensor.stride(dim) * tensor.shape[dim] * width) for dim in places)
 
 
 def _resized(func: Any, args: Any, kwargs: Any, given: dict[int, Places], by: Fraction) -> tuple[Any, Any]:
-    """The arguments of an operator, without data, as those of a batch that is so many times as large."""
+    """Return an operator's arguments for a batch `by` times as large, with tensors on `meta`."""
     sizes = max(([tensor.shape[dim] for dim in given[id(tensor)]] for tensor in tensors_of((args, kwargs))), key=len)
 
     def resized(value: Any, name: str) -> Any:
@@ -169,7 +169,7 @@ def _resized(func: Any, args: Any, kwargs: Any, given: dict[int, Places], by: Fr
 
 
 def _resized_sizes(value: Any, sizes: Sequence[int], by: Fraction) -> Any:
-    """Sizes of a tensor as plain numbers: each that grows is the first of its value."""
+    """Scale the growing ones of sizes given as plain numbers: for each, the first number equal to it."""
     changed = list(value) if isinstance(value, (tuple, list)) else [value]
     for size in sizes:
         if size in changed:
@@ -178,7 +178,7 @@ def _resized_sizes(value: Any, sizes: Sequence[int], by: Fraction) -> Any:
 
 
 def _without_data(tensor: torch.Tensor, places: Places, by: Fraction) -> torch.Tensor:
-    """A tensor on `meta` with other sizes where it grows, that lies as this one does."""
+    """Return a tensor on `meta`, scaled where it grows, with strides in the same order."""
     sizes, strides = list(tensor.shape), list(tensor.stride())
     for dim in places:
         before, sizes[dim] = sizes[dim], max(1, int(sizes[dim] * by))
@@ -187,7 +187,7 @@ def _without_data(tensor: torch.Tensor, places: Places, by: Fraction) -> torch.T
 
 
 def _longer(tensor: torch.Tensor, other: torch.Tensor) -> Places:
-    """The dimensions in which the other is longer; twice where it is more than three times as long."""
+    """Return the dimensions in which the other is longer; twice if it is more than three times as long."""
     if tensor.ndim != other.ndim:
         raise ValueError("the results are of different kinds")
     pairs = list(enumerate(zip(tensor.shape, other.shape, strict=True)))
@@ -196,13 +196,13 @@ def _longer(tensor: torch.Tensor, other: torch.Tensor) -> Places:
 
 
 def _flattened(result: torch.Tensor, args: Any, given: dict[int, Places]) -> Places:
-    """Of a new tensor in one row: it grows where it has as many elements as a tensor that does."""
+    """Return the growing dimension of a 1-D result: it grows if an argument with as many elements does."""
     numbers = {tensor.numel() for tensor in tensors_of(args) if given[id(tensor)]}
     return (0,) if result.ndim == 1 and result.numel() in numbers else ()
 
 
 def _matched(func: Any, result: torch.Tensor, given: Sequence[torch.Tensor], growing: dict[int, Places]) -> Places:
-    """Of an operator that cannot be run without data: the dimensions that an argument has in their places."""
+    """Return a result's growing dimensions, if the operator cannot run on `meta`: an argument's of equal sizes."""
     for tensor in given:
         own = growing[id(tensor)]
         places = tuple(dim for dim in own if dim < result.ndim and result.shape[dim] == tensor.shape[dim])
@@ -217,7 +217,7 @@ def _names(func: Any) -> tuple[str, ...]:
 
 
 def _spelled(value: Any, given: dict[int, Places]) -> Any:
-    """All that the outcome depends on."""
+    """Return a hashable key of all that the outcome depends on."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, given[id(value)]
     if isinstance(value, (tuple, list)):
@@ -228,7 +228,7 @@ def _spelled(value: Any, given: dict[int, Places]) -> Any:
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested tuples, lists and dicts, in order."""
+    """Yield all tensors in nested tuples, lists and dicts, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What a step of several ranks does besides: collectives, and elementwise operators on DTensors."""
+"""Traces what only a step of several ranks does: collectives, and elementwise operators on DTensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiler.predicting.trace.host_state import entered_in_steps
 from profiler.predicting.trace.tracer import Tracer
 from profiler.training.workload import local
 
-EXCHANGED = {  # the operator: which of its arguments is made for it, and what that is
+EXCHANGED = {  # by operator: the place of the argument that is allocated for it, and its category
     "c10d._allgather_base_": (0, GATHERED),
     "c10d._reduce_scatter_base_": (1, BUCKETS),
 }
@@ -29,16 +29,16 @@ FOREACH = "_foreach_"
 
 
 def sharded_types() -> tuple[type, ...]:
-    """Returns the types of sharded tensors; none where nobody has imported DTensor."""
+    """Return the types of sharded tensors; none if DTensor has not been imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
 
 class Exchange:
-    """Names what a tracer sees: whole parameters that are gathered, buckets of gradients that are reduced.
+    """Sets the categories of storages in a tracer: gathered parameters, and buckets of reduced gradients.
 
-    FSDP2 gives the bytes of whole parameters back, and takes them again, by resizing their storages, which is no
-    operator. To know the shape of a result, DTensors run operators on whole tensors, which nobody ever holds.
+    FSDP2 frees and reallocates gathered parameters by resizing their storages, which is no operator. To infer result
+    shapes, DTensor runs operators on whole tensors, which are never allocated.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -46,7 +46,7 @@ class Exchange:
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """Follow storages that are resized within, and leave out operators that only propagate shapes."""
+        """Track storages that are resized within, and leave out operators that only propagate shapes."""
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
             module = sys.modules.get("torch.distributed.tensor._sharding_prop")
@@ -56,7 +56,7 @@ class Exchange:
             yield
 
     def see(self, operator: str, arguments: Any) -> None:
-        """Name the storage of an exchange that has just run."""
+        """Set the category of the storage that a collective has just used."""
         if operator not in EXCHANGED:
             return
         place, category = EXCHANGED[operator]
@@ -84,15 +84,15 @@ class Exchange:
 
 
 def on_parts(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-    """Within it, the optimizer's elementwise operators run on the shards of DTensors.
+    """Context manager in which the optimizer's elementwise operators run directly on the shards of DTensors.
 
-    DTensors come to the same, but look for it: with hundreds of parameters, most of a trace was that.
+    DTensor's dispatch gives the same results, but took most of the time of a trace with hundreds of parameters.
     """
     return entered_in_steps(optimizer, [_OnShards(kind) for kind in sharded_types()])
 
 
 class _OnShards(TorchDispatchMode):
-    """`kind` is the type of a tensor of which each rank holds a shard."""
+    """Runs elementwise operators on local shards. `kind` is the type of sharded tensors."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ class _OnShards(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as CachingFakeMode
+        return False  # for the reason given in CachingFakeMode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
@@ -115,7 +115,7 @@ class _OnShards(TorchDispatchMode):
         return self._whole(out, args[0])
 
     def _whole(self, out: Any, like: Any) -> Any:
-        """Wraps results as shards of tensors as large as those they were made of."""
+        """Wrap results as shards of tensors that are as large as `like`."""
         if isinstance(out, (list, tuple)):
             return [self._whole(shard, source) for shard, source in zip(out, like, strict=True)]
         if not isinstance(like, self._kind):

@@ -1,4 +1,4 @@
-"""The trace of a checkpointed step from the trace of the step without: arithmetic, without torch.
+"""Derives the trace of a checkpointed step from that of the step without checkpoints: arithmetic, without torch.
 
 The rules are those of `torch.utils.checkpoint` in its non-reentrant form, with its early stop.
 """
@@ -15,14 +15,14 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Allocation, Call, Operator, Trace
 
 RANDOM_STATE = 5056  # bytes of torch.get_rng_state(): the Mersenne Twister of the CPU
-OUT_OF_PLACE = {"aten.relu_": "aten.relu"}  # in-place operators whose other form saves the same
+OUT_OF_PLACE = {"aten.relu_": "aten.relu"}  # in-place operators whose out-of-place form saves the same tensors
 
 
 def compose(trace: Trace, blocks: Sequence[str], segments: Iterable[Sequence[int]]) -> Trace:
-    """The step with segments of its blocks checkpointed, each one or more consecutive indices of `blocks`.
+    """Return the trace of the step with `segments` checkpointed, each one or more consecutive indices of `blocks`.
 
-    `trace` is of the step without checkpointing, followed with its saves. What comes out has none, and cannot be
-    composed again. Raises Unsupported where the blocks of a segment do not follow each other in the step.
+    `trace` is that of the step without checkpointing, traced with its saves. The result has no saves, and cannot be
+    composed again. Raises Unsupported if the blocks of a segment do not directly follow each other in the step.
     """
     assert trace.calls, "follow the step with its saves"
     names = [[blocks[index] for index in segment] for segment in segments]
@@ -48,30 +48,30 @@ def compose(trace: Trace, blocks: Sequence[str], segments: Iterable[Sequence[int
 
 
 class _SegmentForward(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment as one forward ran it: its operators, and those up to `stop` that are run again after `trigger`."""
+    """A segment in one forward: its operators, of which those up to `stop` are recomputed after `trigger`."""
 
     module: str  # its first block
     first: int
     last: int
     inputs: tuple[int, ...]
-    saves: tuple[int, ...]  # places in Trace.saves
-    stop: int  # after it, all that was saved is there
-    trigger: int | None  # the operator of the backward after which the first saved tensor is asked for
-    released: int  # when nothing is saved any more, and the checkpoint lets go of its input
-    passed_on: dict[int, int]  # what is only given from one block to the next, and the last operator of that
+    saves: tuple[int, ...]  # indices into Trace.saves
+    stop: int  # the operator after which all saved tensors exist
+    trigger: int | None  # the operator after which the backward unpacks the first saved tensor
+    released: int  # when the last saved tensor is released, and with it the checkpoint's input
+    passed_on: dict[int, int]  # storages passed on within the segment: the last operator of the block that takes them
 
 
 class _PlacedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece in the new step; all by new numbers."""
+    """A segment in the composed step; `start`, `end` and `held` are operator numbers of that step."""
 
     piece: _SegmentForward
-    start: int | None  # the operator before those that are run again; None where the backward asks for nothing
-    end: int  # the last of those
-    held: int  # the last operator that the checkpoint is there for
+    start: int | None  # the operator before the recompute; None if the backward unpacks nothing
+    end: int  # the last operator of the recompute
+    held: int  # the last operator during which the checkpoint holds its inputs
 
 
 def _keep_inputs(trace: Trace, firsts: set[str]) -> Trace:
-    """A module that begins a segment does not write over its input, from which the segment is computed again."""
+    """Have modules that begin a segment write out of place: the segment is recomputed from their input."""
     for index, call in enumerate(trace.calls):
         if call.module in firsts and _writes_over(trace, call):
             trace = _kept_input(trace, index)
@@ -79,14 +79,14 @@ def _keep_inputs(trace: Trace, firsts: set[str]) -> Trace:
 
 
 def _writes_over(trace: Trace, call: Call) -> bool:
-    """Whether the module itself gives back the storage that it was given, written to."""
+    """Whether the module itself returns a storage that it was given, modified in place."""
     own = [operator for operator in trace.operators[call.before : call.last] if operator.module == call.module]
     is_in_place = any(operator.name.split(".")[1].endswith("_") for operator in own)
     return is_in_place and any(place in call.outputs for place in call.inputs)
 
 
 def _kept_input(trace: Trace, index: int) -> Trace:
-    """The module makes a storage instead, which is read from then on."""
+    """Have the module call allocate its result, which later operators use instead of the input."""
     call, new = trace.calls[index], len(trace.allocations)
     operator, first = trace.operators[call.before], call.before + 1
     if operator.name not in OUT_OF_PLACE or call.last != first or len(call.inputs) != 1:
@@ -123,7 +123,7 @@ def _renamed(places: tuple[int, ...], old: int, new: int) -> tuple[int, ...]:
 
 
 def _pieces(trace: Trace, names: list[str]) -> Iterator[_SegmentForward]:
-    """One for each forward of the step."""
+    """Yield the segment once for each forward of the step."""
     calls = [[call for call in trace.calls if call.module == name] for name in names]
     for name, ran in zip(names, calls, strict=True):
         if not ran or len(ran) != len(calls[0]):
@@ -156,7 +156,7 @@ def _piece(trace: Trace, chain: tuple[Call, ...]) -> _SegmentForward:
 
 
 def _moved(trace: Trace, pieces: list[_SegmentForward]) -> list[int]:
-    """The new number of every operator, by its old one."""
+    """Return the new number of every operator, by its old one."""
     inserted = [0] * (len(trace.operators) + 1)
     for piece in pieces:
         if piece.trigger is not None:
@@ -165,7 +165,7 @@ def _moved(trace: Trace, pieces: list[_SegmentForward]) -> list[int]:
 
 
 def _placed(pieces: list[_SegmentForward], moved: list[int]) -> list[_PlacedSegment]:
-    """The pieces in the order of their forwards. Of two that begin at once in the backward, the later comes first."""
+    """Place the segments, in forward order. Of recomputes with one trigger, that of the later segment comes first."""
     placed, ends = [], dict[int, int]()
     for piece in reversed(pieces):
         start, end = None, 0
@@ -178,7 +178,7 @@ def _placed(pieces: list[_SegmentForward], moved: list[int]) -> list[_PlacedSegm
 
 
 def _first_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
-    """Everything as it is without what autograd keeps of the pieces, and with what the checkpoints hold."""
+    """Yield the original allocations, without what autograd saved in segments, with what checkpoints hold."""
     let_go = _let_go(trace, placed)
     ends = [moved[old] for old in let_go]
     within = {place: segment.piece for segment in placed for place in segment.piece.saves}
@@ -199,7 +199,7 @@ def _first_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -
 
 
 def _let_go(trace: Trace, placed: list[_PlacedSegment]) -> list[int]:
-    """When all but autograd lets go of every storage: in a segment, only the next block has a block's output."""
+    """Return when only autograd holds each storage. In a segment, only the next block holds a block's output."""
     ends = [life.died if life.let_go is None else life.let_go for life in trace.allocations]
     for segment in placed:
         for place, last in segment.piece.passed_on.items():
@@ -209,7 +209,7 @@ def _let_go(trace: Trace, placed: list[_PlacedSegment]) -> list[int]:
 
 
 def _forward_ends(trace: Trace) -> list[int]:
-    """By operator: the last one of the forward that it is in; 0 outside of forwards."""
+    """Return, by operator, the last operator of its forward; 0 outside of forwards."""
     ends = [0] * (len(trace.operators) + 1)
     for phase, first, last in trace.spans():
         if phase == "forward":
@@ -218,7 +218,7 @@ def _forward_ends(trace: Trace) -> list[int]:
 
 
 def _second_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
-    """What the pieces make again: saved until it was, everything else until they end at the latest."""
+    """Yield the recomputed allocations: saved ones live until used, others at most until the recompute ends."""
     again = {number: segment for segment in placed if segment.start is not None for number in _numbers(segment.piece)}
     saved, let_go = _saved_until(trace, placed, moved), _let_go(trace, placed)
     for place, allocation in enumerate(trace.allocations):
@@ -239,12 +239,12 @@ def _second_lives(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) 
 
 
 def _numbers(piece: _SegmentForward) -> range:
-    """The operators that are run again."""
+    """Return the numbers of the operators that are recomputed."""
     return range(piece.first, piece.stop + 1)
 
 
 def _saved_until(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> dict[tuple[int, int], int]:
-    """By the piece's first operator and the storage: until when the piece's nodes keep it."""
+    """Return how long a segment's nodes keep each storage, by the segment's first operator and the storage."""
     until: dict[tuple[int, int], int] = {}
     for segment in placed:
         for save in (trace.saves[place] for place in segment.piece.saves):
@@ -255,7 +255,7 @@ def _saved_until(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -
 
 
 def _caller(module: str, called: set[str]) -> str:
-    """The module that calls another, where its checkpoint is taken: the nearest above it that is called itself."""
+    """Return the module that calls another under a checkpoint: the nearest ancestor that is called itself."""
     above = module.rpartition(".")[0]
     while above and above not in called:
         above = above.rpartition(".")[0]
@@ -263,7 +263,7 @@ def _caller(module: str, called: set[str]) -> str:
 
 
 def _random_states(trace: Trace, placed: list[_PlacedSegment], moved: list[int]) -> Iterator[Allocation]:
-    """On a CPU, where no operator makes them: each checkpoint's, and the one to go back to after a recompute."""
+    """Yield RNG states, which no operator makes on a CPU: one per checkpoint, and one to restore after a recompute."""
     if trace.device != "cpu":
         return
     forward_ends = _forward_ends(trace)
@@ -283,7 +283,7 @@ def _random_states(trace: Trace, placed: list[_PlacedSegment], moved: list[int])
 
 
 def _operators(trace: Trace, placed: list[_PlacedSegment]) -> Iterator[Operator]:
-    """The old ones, with those that are run again where they are."""
+    """Yield the original operators, with the recomputed ones inserted."""
     done = 0
     for segment in sorted(
         (segment for segment in placed if segment.start is not None), key=lambda segment: segment.start or 0

@@ -1,8 +1,8 @@
-"""The bytes that convolutions on CUDA take besides their results and cuDNN's workspaces.
+"""Computes the bytes that convolutions on CUDA take besides their results and cuDNN's workspaces.
 
-cuDNN reads the input, the weight and the gradient in one memory format, and PyTorch copies what lies otherwise
-(aten/src/ATen/native/Convolution.cpp, cudnn/ConvShared.cpp); so do the kernels of its own for one filter a channel
-(cuda/DepthwiseConv2d.cu), which only take tensors that are not channels last.
+cuDNN reads the input, the weight and the gradient in one memory format, and PyTorch copies tensors in another one
+(aten/src/ATen/native/Convolution.cpp, cudnn/ConvShared.cpp). It also copies for its own depthwise kernels
+(cuda/DepthwiseConv2d.cu), which take no channels-last tensors.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from profiler.predicting.trace.tracer import Hidden
 aten = torch.ops.aten
 SPATIAL = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 PLANE = 4
-LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not asked for one filter a channel
+LEAST_CHANNELS, LEAST_WIDTH = 32, 7  # below, cuDNN is not used for depthwise convolutions
 
 
 class Machine(NamedTuple):
-    """What convolutions go by; without a chip, the buffers of sums are not foreseen."""
+    """What the choice of kernels depends on; without a chip, reduction buffers are not predicted."""
 
     chip: Chip | None = None
     capability: tuple[int, int] = AMPERE
-    workspace_bytes: int = 0  # cuBLAS's, while a product runs
+    workspace_bytes: int = 0  # cuBLAS's, allocated while a matrix product runs
 
 
 def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
-    """Returns `hidden` with the copies that CUDA's kernels make, and with what convolutions take."""
+    """Return `hidden` plus the copies that CUDA's kernels make, and what convolutions take."""
 
     def with_copies(func: Any, args: Any, kwargs: Any) -> int:
         own = hidden(func, args, kwargs)
@@ -44,14 +44,14 @@ def taking_copies(hidden: Hidden, machine: Machine) -> Hidden:
 
 
 def machine_of(rates: Rates | None, workspace_bytes: int) -> Machine:
-    """Returns the machine of a GPU; None is a GPU of which only the kind is known."""
+    """Return the Machine of a GPU; `rates` are None if only the kind of device is known."""
     if rates is None:
         return Machine(workspace_bytes=workspace_bytes)
     return Machine(rates.chip, rates.compute_capability, workspace_bytes)
 
 
 def convolution_bytes(func: Any, args: Any, kwargs: Any, machine: Machine) -> int:
-    """Returns the most bytes that a convolution, or its backward, takes at once beyond its results."""
+    """Return the most bytes that a convolution, or its backward, takes at once besides its results."""
     if func is aten.convolution.default:
         return _forward(machine, *args, **(kwargs or {}))
     return _backward(machine, *args, **(kwargs or {})) if func is aten.convolution_backward.default else 0
@@ -75,9 +75,10 @@ def _backward(
     *options: Any,
     **named: Any,
 ) -> int:
-    """The copy of the weight is for the gradient of the input only, that of the input for the weight's.
+    """Return the most bytes that the backward takes at once.
 
-    The bias' gradient comes last.
+    The weight is copied only for the gradient of the input, the input only for the weight's. The gradient of the bias
+    comes last.
     """
     wants_input, wants_weight, wants_bias = options[-1]
     if _is_product(machine, input, weight, *options[:-1]):
@@ -99,14 +100,14 @@ def _backward(
 
 
 def _sum_bytes(machine: Machine, gradient: torch.Tensor) -> int:
-    """What the gradient of the bias takes while it is summed up."""
+    """Return the bytes of the buffer in which the gradient of the bias is summed."""
     return buffer_bytes(gradient, [0, *range(2, gradient.dim())], machine.chip) if machine.chip else 0
 
 
 def _is_product(machine: Machine, input: torch.Tensor, weight: torch.Tensor, *options: Any) -> bool:
-    """Whether columns of pixels are multiplied, since cuDNN is not asked: bfloat16 before Ampere.
+    """Whether the convolution is a matrix product of im2col columns, without cuDNN: bfloat16 before Ampere.
 
-    `use_cudnn` in Convolution.cpp; of planes that are neither transposed nor dilated, and that no own kernel takes.
+    See `use_cudnn` in Convolution.cpp. Only 2-D convolutions that are neither transposed nor dilated nor depthwise.
     """
     if input.dtype != torch.bfloat16 or machine.capability >= AMPERE or input.dim() != PLANE:
         return False
@@ -116,7 +117,7 @@ def _is_product(machine: Machine, input: torch.Tensor, weight: torch.Tensor, *op
 
 
 def _product_bytes(machine: Machine, input: torch.Tensor, weight: torch.Tensor, *options: Any) -> int:
-    """Of groups, one after the other, all results are held until they are joined (Convolution.cpp)."""
+    """Return the bytes of the product form; groups run in turn, their results held until joined (Convolution.cpp)."""
     stride, padding, *_, groups = options
     columns = _columns_bytes(machine, input, weight, stride, padding)
     if groups == 1:
@@ -128,7 +129,10 @@ def _product_bytes(machine: Machine, input: torch.Tensor, weight: torch.Tensor, 
 def _product_backward_bytes(
     machine: Machine, gradient: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *options: Any
 ) -> int:
-    """Copies are there throughout, and so are the columns, which both gradients use; files as of the forward."""
+    """Return the bytes of the product form's backward; sources are those of the forward.
+
+    Copies are live throughout, and so are the columns, which both gradients use.
+    """
     stride, padding, *_, groups, (wants_input, wants_weight, wants_bias) = options
     columns = _columns_bytes(machine, input, weight, stride, padding)
     copies = straightened(gradient) + straightened(input)
@@ -143,14 +147,14 @@ def _product_backward_bytes(
 
 
 def _group_bytes(tensor: torch.Tensor, groups: int) -> int:
-    """Returns the bytes of a copy of a group's channels; those of a single image lie side by side."""
+    """Return the bytes of a copy of one group's channels; 0 for a single image, where they are contiguous."""
     return tensor_bytes(tensor) // groups if tensor.shape[0] > 1 else 0
 
 
 def _columns_bytes(machine: Machine, input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> int:
-    """The columns of one image, where they are not the image itself, and the product's workspace.
+    """Return the bytes of one image's columns, unless they are the image itself, and of the product's workspace.
 
-    cuda/ConvolutionMM2d.cu.
+    Source: cuda/ConvolutionMM2d.cu.
     """
     if (*weight.shape[2:], *stride) == (1, 1, 1, 1) and not any(padding):
         return machine.workspace_bytes
@@ -159,7 +163,7 @@ def _columns_bytes(machine: Machine, input: torch.Tensor, weight: torch.Tensor, 
 
 
 def _places(input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any) -> list[int]:
-    """The height and width of the result."""
+    """Return the height and width of the result."""
     sides = zip(input.shape[2:], weight.shape[2:], stride, padding, strict=True)
     return [(side + 2 * pad - size) // step + 1 for side, size, step, pad in sides]
 
@@ -167,9 +171,9 @@ def _places(input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any
 def _is_own(
     input: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, *, groups: int
 ) -> bool:
-    """Whether PyTorch's kernel for one filter a channel does it, which begins with the gradient of the weight.
+    """Whether PyTorch's own depthwise kernel runs, whose backward computes the gradient of the weight first.
 
-    `use_cudnn_depthwise` in Convolution.cpp.
+    See `use_cudnn_depthwise` in Convolution.cpp.
     """
     channels = input.shape[1]
     if not 1 < groups == channels or input.dim() not in SPATIAL or weight.shape[0] % channels:
@@ -181,7 +185,7 @@ def _is_own(
 
 
 def _is_cudnn_workload(input: torch.Tensor, weight: torch.Tensor, step: int) -> bool:
-    """Whether cuDNN is asked for one filter a channel: `check_cudnn_depthwise_workload_with_filter`."""
+    """Whether cuDNN runs a depthwise convolution: `check_cudnn_depthwise_workload_with_filter`."""
     (num_images, channels, height, width), side = input.shape, weight.shape[3]
     if height == 1 and step == 1:
         return True
@@ -195,7 +199,7 @@ def _is_cudnn_workload(input: torch.Tensor, weight: torch.Tensor, step: int) -> 
 
 
 def _format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """As cudnn_conv_suggest_memory_format in ConvUtils.h chooses."""
+    """Return the memory format, as cudnn_conv_suggest_memory_format in ConvUtils.h."""
     last = SPATIAL.get(input.dim())
     if input.dtype != torch.float64 and last and last in (suggest_memory_format(input), suggest_memory_format(weight)):
         return last

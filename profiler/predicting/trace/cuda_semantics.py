@@ -1,7 +1,7 @@
-"""Operators on fake CPU tensors that save, and return, what CUDA's do.
+"""Makes operators on fake CPU tensors save, and return, what CUDA's do.
 
-Fake tensors on CUDA itself work in the forward only: where there is no GPU, autograd's engine fails in the backward.
-Kernels are swapped by patching: a function mode is off inside its own handler, so that a recompute would run others.
+Fake CUDA tensors work in the forward only: without a GPU, autograd's engine fails in the backward. Kernels are swapped
+by patching, not by a function mode, which is off inside its own handler: a recompute there would run other kernels.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from profiler.training.optimizers.wrapped import wrapped
 from profiler.training.strategies import offload
 
 aten = torch.ops.aten
-WEIGHT = 2  # its place among what F.batch_norm takes after the input
+WEIGHT = 2  # its place among F.batch_norm's arguments after the input
 unfused_dropout, out_of_place_linear, strided_batch_norm = F.dropout, F.linear, F.batch_norm
 unfused_rms_norm = F.rms_norm
-unfused_attention = F.scaled_dot_product_attention  # for what the fused kernels do not take
+unfused_attention = F.scaled_dot_product_attention  # for calls that no fused kernel takes
 _CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
 Change = Callable[[Any, Any], Any]  # the results and arguments of an operator -> its results on CUDA
 
 
 @contextmanager
 def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
-    """Dropout with a boolean mask, the fused attention kernels, offloading to a host, CUDA's autocast.
+    """Patch in CUDA's operators: fused dropout, attention, norms and RNN cells, offloading to the host, autocast.
 
-    Which kernels there are goes by the device's compute capability.
+    Which fused kernels exist depends on the device's compute capability.
     """
     token = _CAPABILITY.set(capability)
     with ExitStack() as stack:
@@ -49,7 +49,7 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.enter_context(mock.patch.multiple(F, dropout=dropout, scaled_dot_product_attention=attention))
         stack.enter_context(mock.patch.multiple(F, linear=linear, batch_norm=batch_norm, rms_norm=rms_norm))
         stack.enter_context(half_fft.as_on_cuda())
-        for module in (torch, torch._VF):  # nn.GRUCell calls the second
+        for module in (torch, torch._VF):  # nn.GRUCell calls that of torch._VF
             stack.enter_context(mock.patch.multiple(module, create=True, gru_cell=gru_cell, lstm_cell=lstm_cell))
         stack.enter_context(mock.patch.object(offload, "save_on_cpu", _pinned))
         stack.enter_context(mock.patch.object(FakeTensors, "changes", CHANGES))
@@ -58,19 +58,19 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
 
 
 def _pinned(*, pin_memory: bool) -> save_on_cpu:
-    """Our own offloading is pinned on CUDA, which is not here."""
+    """Return save_on_cpu as the strategy offload uses it on CUDA: always pinned."""
     return save_on_cpu(pin_memory=True)
 
 
 def foreach(optimizer: torch.optim.Optimizer) -> None:
-    """What optimizers choose by themselves for CUDA's parameters: all in one kernel, with a list of temporaries."""
+    """Set `foreach`, the optimizers' default for CUDA parameters: one kernel for all, with a list of temporaries."""
     for group in (group for part in wrapped(optimizer) for group in part.param_groups):
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """The fused kernel, whose mask takes one byte an element; in place there is none (native/Dropout.cpp)."""
+    """Run the fused kernel, whose mask takes one byte per element; in place there is none (native/Dropout.cpp)."""
     if not training or p == 0:
         return input
     if inplace:
@@ -80,13 +80,13 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace:
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The bias is added in place where it is no part of the product (aten/src/ATen/native/Linear.cpp)."""
+    """Add the bias in place if the product does not include it (aten/src/ATen/native/Linear.cpp)."""
     with adding_in_place():
         return out_of_place_linear(input, weight, bias)
 
 
 def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """cuDNN's takes, and keeps, a dense input (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp)."""
+    """Make the input dense for cuDNN, which saves it (`_batch_norm_impl_index` in native/Normalization.cpp)."""
     weight = args[2] if len(args) > WEIGHT else kwargs.get("weight")
     if is_cudnn_norm(input, weight):
         input = input.contiguous(memory_format=suggest_memory_format(input))
@@ -94,9 +94,9 @@ def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """Keeps its input, its weight and a number for each row: a layer norm's kernels, without the mean.
+    """Saves its input, its weight and one number per row: the kernels of a layer norm, without the mean.
 
-    rms_norm_symint in aten/src/ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu.
+    Source: rms_norm_symint in aten/src/ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu.
     """
 
     @staticmethod
@@ -120,7 +120,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 def rms_norm(
     input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """The fused kernel, where the weight has the input's type."""
+    """Run the fused kernel if the weight has the input's dtype."""
     if torch.is_autocast_enabled("cpu"):
         input, weight = cast((input, weight), torch.float32)
         with torch.autocast("cpu", enabled=False):
@@ -132,7 +132,7 @@ def rms_norm(
 
 
 def gru_cell(input: torch.Tensor, hidden: torch.Tensor, *weights: Any) -> torch.Tensor:
-    """The fused kernel, which keeps five numbers for each of the new state's (native/RNN.cpp, cuda/RNN.cu).
+    """Run the fused kernel, which saves five numbers per number of the new state (native/RNN.cpp, cuda/RNN.cu).
 
     Shapes: input (batch, features) and hidden (batch, states), or both without the batch.
     """
@@ -147,7 +147,7 @@ def gru_cell(input: torch.Tensor, hidden: torch.Tensor, *weights: Any) -> torch.
 
 
 def lstm_cell(input: torch.Tensor, hidden: Any, *weights: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fused kernel, which keeps its gates (aten/src/ATen/native/RNN.cpp, cuda/RNN.cu). Shapes as of `gru_cell`."""
+    """Run the fused kernel, which saves its gates (native/RNN.cpp, cuda/RNN.cu). Shapes are those of `gru_cell`."""
     if torch.is_autocast_enabled("cpu"):
         given = cast((input, hidden, *weights), torch.get_autocast_dtype("cpu"))
         with torch.autocast("cpu", enabled=False):
@@ -169,9 +169,9 @@ def attention(  # noqa: PLR0917  as torch's
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Flash attention for 16-bit tensors without a mask, the memory-efficient kernel else, as PyTorch prefers them.
+    """Run flash attention for 16-bit tensors without a mask, else the memory-efficient kernel, as PyTorch prefers them.
 
-    What the device has no such kernel for (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) is done in steps.
+    If the device has neither for a call (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), it is done in steps.
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
     Batch and heads may be missing.
     """
@@ -200,7 +200,7 @@ def attention(  # noqa: PLR0917  as torch's
 
 
 def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the device has a kernel for this type, whose loads are as wide as these heads allow."""
+    """Whether the device has a fused kernel for this dtype, whose vector loads these head sizes allow."""
     capability = _CAPABILITY.get()
     if query.dtype == torch.bfloat16 and capability < AMPERE:
         return False
@@ -209,16 +209,16 @@ def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """A boolean mask becomes numbers, and every mask is seen as one of all heads."""
+    """Return the mask as numbers to add, expanded to all heads; None without a mask."""
     if mask is None:
         return None
     return numbers_of(mask, query.dtype).expand(*query.shape[:-1], key.shape[-2])
 
 
 def _in_float(out: Any, args: Any) -> Any:
-    """The results of a norm, with its statistics in fp32 for 16-bit tensors: CUDA's accumulation type.
+    """Return the results of a norm, with its statistics in fp32 for 16-bit tensors: CUDA's accumulation type.
 
-    aten/src/ATen/native/cuda/Normalization.cu, cuda/layer_norm_kernel.cu.
+    Source: aten/src/ATen/native/cuda/Normalization.cu, cuda/layer_norm_kernel.cu.
     """
     values, *statistics = out
     if values.dtype not in HALF:
@@ -227,13 +227,13 @@ def _in_float(out: Any, args: Any) -> Any:
 
 
 def _without_buffer(out: Any, args: Any) -> Any:
-    """The result with an empty buffer: only the CPU's backward reads one (aten/src/ATen/native/cuda/Activation.cpp)."""
+    """Return the result with an empty buffer, which only the CPU's backward reads (native/cuda/Activation.cpp)."""
     values, buffer = out
     return values, buffer.new_empty((0,))
 
 
 def _in_complex64(out: Any, args: Any) -> Any:
-    """The transform of bfloat16, for which there is no complex type (aten/src/ATen/native/cuda/SpectralOps.cpp)."""
+    """Return the transform of bfloat16, which has no complex type, as complex64 (native/cuda/SpectralOps.cpp)."""
     if args[0].dtype != torch.bfloat16:
         return out
     return out.new_empty_strided(out.shape, out.stride(), dtype=torch.complex64)
@@ -258,16 +258,16 @@ def attention_in_steps(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention for which a device has no fused kernel, as PyTorch's own steps make it on CUDA.
+    """Compute attention for which the device has no fused kernel, in the steps that PyTorch takes on CUDA.
 
-    `_scaled_dot_product_attention_math` in aten/src/ATen/native/transformers/attention.cpp, which takes fake tensors
-    for subclasses and the CPU's dropout for any. What is in half precision is scaled, multiplied and added in float.
+    The steps are those of `_scaled_dot_product_attention_math` in aten/src/ATen/native/transformers/attention.cpp,
+    which itself would treat fake tensors as subclasses and use the CPU's dropout. Half precision is computed in float.
 
     Shapes: query (batch, heads, time, channels), key and value (batch, heads, source, channels).
     """
     dtype, given = query.dtype, (query, key, value)
     is_wide = dtype in HALF and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    kept = [tensor.float() for tensor in given] if is_wide else list(given)  # all of them until the end
+    kept = [tensor.float() for tensor in given] if is_wide else list(given)  # all are live until the end
     factor = math.sqrt(abs(scale) if scale else 1 / math.sqrt(query.shape[-1]))
     scaled = torch.mul(kept[0], -factor if scale and scale < 0 else factor)
     if is_causal:
@@ -281,18 +281,18 @@ def attention_in_steps(
     weights = torch._safe_softmax(weights, -1)
     if dropout_p:
         weights = torch.native_dropout(weights, dropout_p, True)[0]
-    returned = weights.to(dtype)  # beside the result, and first
+    returned = weights.to(dtype)  # returned besides the result, and cast before it
     out = torch.matmul(weights, kept[-1]).to(dtype)
     del returned
     return out
 
 
 def _is_chosen() -> bool:
-    """Whether selective checkpointing sees operators: beneath its mode, PyTorch does not write in place."""
+    """Whether selective checkpointing's dispatch mode is active: under it, PyTorch does not write in place."""
     modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     return any(type(mode).__module__ == checkpoint.__name__ for mode in modes)
 
 
 def numbers_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns what is added to scores: `convert_boolean_attn_mask` in attention.cpp."""
+    """Return the mask as numbers to add to scores: `convert_boolean_attn_mask` in attention.cpp."""
     return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype)) if mask.dtype == torch.bool else mask

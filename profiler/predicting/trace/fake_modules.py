@@ -1,4 +1,4 @@
-"""Modules of fake tensors: neither initialised nor copied for a conversion."""
+"""Lets modules of fake tensors be built and converted, without initialization and without copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEEPCOPY: Callable[..., torch.Tensor] = torch.Tensor.__deepcopy__
 
 @contextmanager
 def as_fake() -> Iterator[None]:
-    """Let modules be made, copied and converted within although their tensors are fake."""
+    """Let modules be built, copied and converted within although their tensors are fake."""
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
@@ -31,7 +31,7 @@ def _as_it_is(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.T
 
 
 def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Tensor.__deepcopy__ of fake tensors too, whose storages cannot be copied."""
+    """Stand-in for Tensor.__deepcopy__ that also takes fake tensors, whose storages cannot be copied."""
     if not isinstance(tensor, FakeTensor):
         return DEEPCOPY(tensor, memo)
     if id(tensor) not in memo:
@@ -43,12 +43,12 @@ def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def _converted(module: nn.Module, convert: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """nn.Module._apply for fake parameters, which cannot be swapped: each stays the same object."""
+    """Stand-in for nn.Module._apply: fake parameters cannot be swapped, so each stays the same object."""
     for parameter in module.parameters():
         with torch.no_grad():
             parameter.data = convert(parameter)
             if isinstance(parameter, FakeTensor):
-                parameter.constant = None  # of the values that it had
+                parameter.constant = None  # the values before the conversion
     for child in module.modules():
         for name, buffer in child._buffers.items():
             if buffer is not None:

@@ -1,4 +1,4 @@
-"""One of many ranks with nobody else there: PyTorch's fake process group, in which every exchange is done at once."""
+"""Runs one rank of many alone, on PyTorch's fake process group, in which every collective completes at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from profiler.core.errors import Unsupported
 from profiler.predicting.trace.kernel_bytes import ceil_div
 
-AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read what fakes do not have
+AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read values, which fakes lack
 
 
 class FakeRank:
-    """The mesh of all ranks; DDP's modules on this one, and the buckets that it has exchanged, by their numbers."""
+    """The mesh of all ranks, with this rank's DDP modules and the buckets that it has reduced, by their index."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -31,13 +31,13 @@ class FakeRank:
         self.modules: list[DistributedDataParallel] = []
 
     def refuse_unused(self) -> None:
-        """After a step, raises Unsupported for what DDP itself would refuse in its next one."""
+        """Raise Unsupported, after a step, for an unused parameter that DDP would refuse in the next step."""
         for name, parameter in (named for module in self.modules for named in module.module.named_parameters()):
             if parameter.requires_grad and parameter.grad is None:
                 raise Unsupported(f"DDP: '{name}' gets no gradient, which it refuses; ddp:unused=true lets it be")
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Answers DDP's request for a bucket with the bucket: the fake group's own answer holds no tensor."""
+        """Reduce a bucket and return a future of it: the future of the fake group has no tensor."""
         buffer = self.buckets[bucket.index()] = bucket.buffer()
         distributed.all_reduce(buffer)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -47,9 +47,9 @@ class FakeRank:
 
 @contextmanager
 def fake_rank(ranks: int) -> Iterator[FakeRank]:
-    """Act as the first of so many ranks, which holds the most where parts are uneven.
+    """Act as the first of so many ranks, which holds the most if shards are uneven.
 
-    For fake tensors: no value that is exchanged is right. The mesh itself is real.
+    For fake tensors only: exchanged values are wrong. The mesh itself is real.
     """
     with ExitStack() as stack:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -64,7 +64,7 @@ def fake_rank(ranks: int) -> Iterator[FakeRank]:
 
 
 class _Chunks:
-    """A lazy `torch.chunk`: FSDP2 takes two of thousands of chunks."""
+    """A lazy `torch.chunk`: FSDP2 uses two of thousands of chunks."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
@@ -94,5 +94,5 @@ def _nothing(*arguments: Any, **keywords: Any) -> None:
 
 
 def _as_they_are(reducer: Reducer) -> bool:
-    """Keeps DDP from rebuilding its buckets after the first step: together they would be as large."""
+    """Keep DDP from rebuilding its buckets after the first step; their total size would be the same."""
     return False

@@ -1,4 +1,4 @@
-"""Models and steps without memory or compute: PyTorch's fake tensors, cached, and what any model needs to be built."""
+"""Runs models and steps without memory or compute: PyTorch's fake tensors, with a faster cache and known values."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from profiler.training.known_values import Draws, follow, tested
 from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
-LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # than their results are their storages
+LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # operators whose storages are larger than their results
 HOST, META = torch.device("cpu"), torch.device("meta")
-DEVICE = torch.ops.prim.device.default  # which autograd asks of every tensor, several times
-KNOWN = 1024  # elements: no model is built by more
+DEVICE = torch.ops.prim.device.default  # called by autograd several times for every tensor
+KNOWN = 1024  # elements: building a model reads no larger tensors
 FACTORIES = {
     aten.arange.default,
     aten.arange.start,
@@ -58,7 +58,7 @@ _MAY_GUESS: ContextVar[bool] = ContextVar("_MAY_GUESS", default=True)
 
 @contextmanager
 def without_guesses() -> Iterator[None]:
-    """Refuse what only data could tell (DataDependentOutputException) instead of guessing it."""
+    """Raise DataDependentOutputException within for values that depend on data, instead of guessing them."""
     token = _MAY_GUESS.set(False)
     try:
         yield
@@ -68,20 +68,20 @@ def without_guesses() -> Iterator[None]:
 
 @contextmanager
 def fake_tensors(routing: str | None = None) -> Iterator[FakeTensors]:
-    """Make every tensor created within fake; modules are neither initialised nor copied for a conversion.
+    """Make every tensor created within fake; modules are neither initialized nor copied for a conversion.
 
-    `routing` (balanced, worst) says where tokens go that the data would send; None leaves that unknown.
+    `routing` (balanced, worst) sets where tokens go if data would decide; None leaves that unknown.
     """
     with as_fake(), uncollected(), ExitStack() as stack:
         fakes = FakeTensors(routing)
         stack.enter_context(mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", fakes.most_known))
-        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it prints what it raises, at length
+        stack.enter_context(mock.patch.object(fake_tensor.log, "disabled", True))  # it logs what it raises, at length
         yield stack.enter_context(fakes)
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Make transformers take fake tensors for real ones: otherwise it builds masks that a real run skips."""
+    """Make transformers treat fake tensors as real ones: otherwise it builds masks that a real run skips."""
     imports, masks = (sys.modules.get(f"transformers.{name}") for name in ("utils.import_utils", "masking_utils"))
     every = getattr(masks, "fast_all", None)
     with ExitStack() as stack:
@@ -93,16 +93,16 @@ def unseen() -> Iterator[None]:
 
 
 def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
-    """`mask.all()` by a sum: where its values are not known it passes, too."""
+    """Run `every`, transformers' `mask.all()` by a sum; as with `all()`, a result of unknown value counts as true."""
     out = every(mask)
     out.is_true = True
     return out
 
 
 class CachingFakeMode(FakeTensorMode):
-    """FakeTensorMode with a shorter key to its cache, and a way past it: most of a trace went into its keys."""
+    """FakeTensorMode with a shorter cache key, and no cache for trivial operators: keys took most of a trace's time."""
 
-    _keys: ClassVar[dict[Any, Any]] = {}  # as long as FakeTensorMode's own cache, which is the class's too
+    _keys: ClassVar[dict[Any, Any]] = {}  # lives as long as FakeTensorMode's own cache, also a class attribute
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -117,12 +117,12 @@ class CachingFakeMode(FakeTensorMode):
         return self.dispatch(func, types, args, kwargs)
 
     def _is_plain(self, value: Any) -> bool:
-        """Whether it is a fake tensor of this mode without values or keys of its own, which its detached twin keeps."""
+        """Whether it is a fake tensor of this mode without values or dispatch keys for its detached copy to keep."""
         is_own = type(value) is FakeTensor and value.fake_mode is self
         return is_own and value.constant is None and getattr(value, "dispatch_keys", None) is None
 
     def _in_kernel(self, func: Any, args: Any, kwargs: Any, device: torch.device) -> FakeTensor:
-        """What the operator makes on the device meta, as a tensor of the device that is stood for."""
+        """Run the operator on the device meta; return the result as a fake tensor on `device`."""
         with in_kernel_invocation_manager(self):
             made = func(*args, **kwargs)
         return FakeTensor(self, made, device)
@@ -138,7 +138,7 @@ class CachingFakeMode(FakeTensorMode):
         return key
 
     def _spell(self, words: list[Any], values: Any) -> bool:
-        """Append everything that the result depends on; returns False where that is not known."""
+        """Append everything that the result depends on to `words`; return False if that is not known."""
         words.append(len(values))
         for value in values:
             kind = type(value)
@@ -159,12 +159,12 @@ class CachingFakeMode(FakeTensorMode):
 
 
 class FakeTensors(CachingFakeMode):
-    """Fake tensors that know their values where these are small and follow from the code alone, not from data.
+    """Fake tensors with known values if these are small and follow from the code alone, not from data.
 
-    Models are built by such values: the depth and the widths of their stages, the rates of stochastic depth. Tests are
-    answered from the values of the batch, too (known_values). Of what only data could tell, a test is taken as passed
-    and a number with a point as 0, each counted in `num_guesses`; whole numbers, which are sizes, are refused
-    (DataDependentOutputException).
+    Building a model reads such values: the depth and widths of its stages, the rates of stochastic depth. Tests are
+    also answered from values of the batch (known_values). If only data could decide, `all()` is taken as true, other
+    tests as false (`equal` by shape) and floats as 0, each counted in `num_guesses`; integers, which are sizes, are
+    refused (DataDependentOutputException).
     """
 
     changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # by operator: its results on another device
@@ -175,7 +175,7 @@ class FakeTensors(CachingFakeMode):
         self.num_guesses = 0
         self.most_known = routes.NUM_KNOWN if routing else KNOWN
         self._routing = routing
-        self._has_chosen = False  # among entries, by values that are not known
+        self._has_chosen = False  # whether an operator has chosen among entries by unknown values
         self._draws: Draws | None = Draws()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -189,7 +189,7 @@ class FakeTensors(CachingFakeMode):
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """What is drawn is not known: each step draws other numbers, and a recompute those of its forward."""
+        """Make drawn numbers unknown within: each step draws others, and a recompute repeats those of its forward."""
         draws, self._draws = self._draws, None
         try:
             yield
@@ -220,7 +220,7 @@ class FakeTensors(CachingFakeMode):
         return routes.with_choices(out, func, args, kwargs or {}, self._routing, self._known) if self._routing else out
 
     def _completed(self, out: Any, func: Any, args: Any) -> Any:
-        """The result as the operator's own kernel returns it on the device that is stood for."""
+        """Return the result as the operator's kernel returns it on the simulated device."""
         if func._overloadpacket is aten.all:
             out.is_true = True
         if func in self.changes:
@@ -229,7 +229,7 @@ class FakeTensors(CachingFakeMode):
         return self._as_stored(out, func, args) if func._overloadpacket in LARGER else out
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A small tensor with its values, any other without."""
+        """Return a new tensor, with its values if it is small."""
         out: Any = super().__torch_dispatch__(func, (), args, kwargs)
         if out.numel() > self.most_known or out.device.type != "cpu":
             return out
@@ -241,7 +241,7 @@ class FakeTensors(CachingFakeMode):
         return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
 
     def _as_stored(self, out: Any, func: Any, args: Any) -> Any:
-        """A result in a storage as large as the operator makes it."""
+        """Return the result in a storage as large as the operator allocates."""
         shape = temporaries.stored_shape(func, args, out)
         stored = super().__torch_dispatch__(aten.new_empty.default, (), (out, shape))
         return super().__torch_dispatch__(aten.as_strided.default, (), (stored, out.shape, out.stride()))
@@ -254,7 +254,7 @@ class FakeTensors(CachingFakeMode):
         if not tensor.is_floating_point() and tensor.dtype != torch.bool:
             raise DataDependentOutputException(func)
         if self._has_chosen and tensor.dtype == torch.bool and not self._routing:
-            raise DataDependentOutputException(func)  # perhaps whether an expert has tokens
+            raise DataDependentOutputException(func)  # it may ask whether an expert has tokens
         self._guess(func)
         return _passed(tensor) if tensor.dtype == torch.bool else 0.0
 
@@ -269,14 +269,14 @@ uncompiled(FakeTensors.__torch_dispatch__)
 
 
 class _Converter(FakeTensorConverter):
-    """Converts as ever, but writes no log of it, for which torch would import its compiler."""
+    """Converts tensors without a log entry, for which torch would import its compiler."""
 
     def from_real_tensor(self, *arguments: Any, **keywords: Any) -> Any:
         return super().from_real_tensor(*arguments, **{**keywords, "trace": False})
 
 
 def _is_test(tensor: torch.Tensor) -> bool:
-    """Of ATen's own functions, which compare one number with `true`."""
+    """Whether it is one boolean, as in ATen functions that test a condition by comparing it with `true`."""
     return tensor.dtype == torch.bool and tensor.ndim == 0
 
 
@@ -286,13 +286,13 @@ def _passed(test: torch.Tensor) -> bool:
 
 @cache
 def _only_writes(func: Any) -> bool:
-    """Elementwise and in place: the outcome is the first argument, which need not be worked out."""
+    """Whether the operator is elementwise and in place: its result is its first argument, so it need not run."""
     name = func._overloadpacket.__name__
     is_in_place = func._schema.is_mutable and name.endswith("_") and func.namespace == "aten"
     return bool(is_in_place and (torch.Tag.pointwise in func.tags or name.startswith("_foreach_")))
 
 
 def _is_known(written: Any) -> bool:
-    """Whether the value of what is written to is followed: the steps that an optimizer counts."""
+    """Whether the written tensor has a known value, as an optimizer's step count has."""
     first = written if isinstance(written, torch.Tensor) else written[0]
     return getattr(first, "constant", None) is not None

@@ -1,7 +1,7 @@
-"""Fourier transforms of half precision, which CUDA's kernels take and the CPU's, that stand for them, refuse.
+"""Runs Fourier transforms in half precision, which CUDA's kernels take and the CPU's stand-ins refuse.
 
-The steps are those of aten/src/ATen/native/SpectralOps.cpp, from where it has promoted its input. What is in bfloat16
-becomes complex64, what is in float16 complex32, as there.
+The steps are those of aten/src/ATen/native/SpectralOps.cpp after it has promoted its input: bfloat16 to complex64,
+float16 to complex32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 aten = torch.ops.aten
 COMPLEX = {torch.float16: torch.complex32, torch.complex32: torch.complex32}
-if hasattr(torch, "bcomplex32"):  # before that type, CUDA refuses bfloat16 too
+if hasattr(torch, "bcomplex32"):  # PyTorch without that type refuses bfloat16 on CUDA, too
     COMPLEX[torch.bfloat16] = torch.complex64
 Dims = int | Sequence[int] | None
-ONE, TWO = -1, (-2, -1)  # the dimensions that are transformed where none are named; of an n-dimensional one all
-KINDS: dict[str, tuple[str, bool, Dims]] = {  # by name: how it is transformed, whether forward, and its dimensions
+ONE, TWO = -1, (-2, -1)  # default dimensions; an n-dimensional transform has all
+KINDS: dict[str, tuple[str, bool, Dims]] = {  # by name: kind of transform, whether forward, default dimensions
     "fft": ("one", True, ONE),
     "ifft": ("one", False, ONE),
     "rfft": ("real", True, ONE),
@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[str, bool, Dims]] = {  # by name: how it is transformed, 
 
 @contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Let the functions of torch.fft take half precision."""
+    """Let the functions of torch.fft take half precision within."""
     with ExitStack() as stack:
         for name, kind in KINDS.items():
             function = partial(_transform, getattr(torch.fft, name), *kind)
@@ -48,7 +48,7 @@ def as_on_cuda() -> Iterator[None]:
         yield
 
 
-def _transform(  # noqa: PLR0917  the last three as torch's
+def _transform(  # noqa: PLR0917  torch's signature
     own: Callable[..., torch.Tensor],
     kind: str,
     forward: bool,
@@ -78,7 +78,7 @@ def _transform(  # noqa: PLR0917  the last three as torch's
 def _computed(
     kind: str, values: torch.Tensor, dims: list[int], sizes: list[int], *, forward: bool, norm: str | None
 ) -> torch.Tensor:
-    """The kernel's results of values that are made as long as they are transformed."""
+    """Return the kernel's result for `values`, cut or padded to the sizes of the transform."""
     scale = 1 if norm == "ortho" else 2 if (norm == "forward") == forward else 0  # fft_norm_mode
     taken = [*sizes[:-1], sizes[-1] // 2 + 1] if kind == "to real" else sizes
     values = _resized(values, dims, taken)
@@ -98,7 +98,7 @@ def _listed(dims: int | Sequence[int]) -> list[int]:
 
 
 def _sizes(input: torch.Tensor, size: Dims, dim: Dims) -> tuple[list[int], list[int]]:
-    """The dimensions that are transformed, and how long each is."""
+    """Return the dimensions that are transformed, and the size of each."""
     if dim is None:
         dim = range(input.dim() if size is None else len(_listed(size)))
         dim = [place - len(dim) for place in dim]
@@ -108,7 +108,7 @@ def _sizes(input: torch.Tensor, size: Dims, dim: Dims) -> tuple[list[int], list[
 
 
 def _resized(values: torch.Tensor, dims: list[int], sizes: list[int]) -> torch.Tensor:
-    """Cut where it is longer, with zeros where it is shorter."""
+    """Return the values cut, or padded with zeros, to `sizes`."""
     padding = [0] * (2 * values.dim())
     for dim, size in zip(dims, sizes, strict=True):
         padding[2 * (values.dim() - dim) - 1] = max(0, size - values.shape[dim])

@@ -1,9 +1,9 @@
-"""Tells apart what is on the host: an optimizer's state, such as Adam's step count, and what is moved.
+"""Tells tensors on the host from those on the device: optimizer state, such as Adam's step count, and offloads.
 
-All tensors of a prediction are on the CPU, also those that stand for a device's; a tensor of the host is marked. The
-optimizer's state is the host's where it is made without a device or on "cpu" by name; the device's is made on the
-device of a parameter. What makes or changes a tensor of the host runs without being followed; what takes a device's
-tensor to the host, or back, allocates on the device as CUDA's copies do (aten/src/ATen/native/cuda/Copy.cu).
+All tensors of a prediction are on the CPU, including those that stand for device tensors; host tensors are marked.
+Optimizer state is on the host if it is created without a device or with device "cpu"; state on the device is created on
+the device of a parameter. Operators that create or change a host tensor are not traced; copies between host and device
+allocate on the device as CUDA's copies do (aten/src/ATen/native/cuda/Copy.cu).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FACTORIES = {torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.zeros, to
 
 TENSOR: Any = torch.Tensor
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
-NUM_OPTIONS = 2  # of `TENSOR.to` by place: non_blocking and copy
-ANSWERS = {  # what a tensor says of where it is, by whether that is the host
+NUM_OPTIONS = 2  # positional flags of `TENSOR.to`: non_blocking and copy
+ANSWERS = {  # queries of a tensor's device: the answers for one on the device, and on the host
     TENSOR.is_cuda.__get__: (True, False),
     TENSOR.is_cpu.__get__: (False, True),
     TENSOR.get_device: (0, -1),
@@ -40,7 +40,7 @@ IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default  # torch 2.9 has 
 
 @contextmanager
 def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Make the optimizer's steps mark what they create on the host, and accept `capturable` as on CUDA."""
+    """Make the optimizer's steps mark tensors that they create on the host, and accept `capturable` as on CUDA."""
     with entered_in_steps(optimizer, [HostMarking()]), ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
@@ -50,8 +50,8 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 @contextmanager
 def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> Iterator[None]:
-    """Enter the modes whenever the optimizer steps, or one that it holds or hooks step."""
-    at_work: list[Any] = []  # optimizers, each within the step of the one before
+    """Enter the modes during each step of the optimizer, or of one that it wraps or that hooks run."""
+    at_work: list[Any] = []  # the optimizers that are stepping, the outermost first
 
     def enter(part: Any, *given: Any) -> None:
         for mode in () if at_work else modes:
@@ -71,12 +71,12 @@ def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> 
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
-    """Whether the tensor was made on the host under `HostMarking`."""
+    """Whether the tensor was marked as being on the host."""
     return getattr(tensor, "is_on_host", False)
 
 
 class HostMarking(TorchFunctionMode):
-    """Marks the tensors that are made on the host while it is entered."""
+    """Function mode that marks the tensors that factories create on the host."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         options = keywords or {}
@@ -87,15 +87,15 @@ class HostMarking(TorchFunctionMode):
 
 
 def _as_cuda(*given: Any, **named: Any) -> list[str]:
-    """The devices that `capturable` supports: the CPU, whose tensors stand for CUDA's here."""
+    """Return the devices that `capturable` supports: the CPU, whose tensors stand for CUDA's here."""
     return ["cpu"]
 
 
 class HostMoves(TorchFunctionMode):
-    """Lets tensors be on the device, but for those that were made on the host or moved there while it was entered."""
+    """Function mode in which tensors appear on the device, except those that it saw created on or moved to the host."""
 
     def __enter__(self) -> Any:
-        FakeTensor.device = property(_said_device)  # type: ignore[method-assign,assignment]  # a property of its own, past all modes
+        FakeTensor.device = property(_said_device)  # type: ignore[method-assign,assignment]  # replaced, since it bypasses all modes
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
@@ -117,7 +117,7 @@ class HostMoves(TorchFunctionMode):
             return _run(TENSOR.clone, arguments[:1], {}, to_host=True)
         named.pop("pin_memory", None)
         given = tensors((arguments, named))
-        to_host = is_on_host(given[0]) if given else True  # where torch makes what has no device
+        to_host = is_on_host(given[0]) if given else True  # torch's default device
         if named.get("device") is not None:
             to_host = _is_host(named["device"])
             named["device"] = HOST
@@ -125,7 +125,7 @@ class HostMoves(TorchFunctionMode):
 
 
 def _said_device(tensor: FakeTensor) -> torch.device:
-    """Where a tensor is to the code that is followed; within an operator, where the mode is off, its own."""
+    """Return the device that traced code sees; within an operator, where the mode is off, the tensor's own."""
     if not isinstance(_get_current_function_mode(), HostMoves):
         own: torch.device = OWN_DEVICE.fget(tensor)  # type: ignore[attr-defined]
         return own
@@ -133,7 +133,7 @@ def _said_device(tensor: FakeTensor) -> torch.device:
 
 
 def _run(function: Any, arguments: Any, keywords: Any, *, to_host: bool) -> Any:
-    """The result, which is marked and not followed where it is the host's."""
+    """Run the function; a result on the host is marked and not traced."""
     with on_host() if to_host else nullcontext():
         out = function(*arguments, **keywords)
     for tensor in tensors(out) if to_host else ():
@@ -142,7 +142,7 @@ def _run(function: Any, arguments: Any, keywords: Any, *, to_host: bool) -> Any:
 
 
 def _to(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-    """`TENSOR.to` in all its forms: of a device, a type, both, or another tensor."""
+    """Stand-in for `TENSOR.to` in all its forms: with a device, a dtype, both, or another tensor."""
     flags = [argument for argument in arguments if isinstance(argument, bool)]
     non_blocking, copy = (*flags, *(False,) * NUM_OPTIONS)[:NUM_OPTIONS]
     options = {
@@ -178,13 +178,13 @@ def _moved(
     if to_host:
         tensor = _straight(tensor.to(wanted) if non_blocking else tensor)
     elif non_blocking and wanted != tensor.dtype:
-        tensor = tensor.clone()  # on the device in the host's type, and converted there
+        tensor = tensor.clone()  # copied in the host's dtype, and converted on the device
     moved: torch.Tensor = _run(TENSOR.to, (tensor, wanted), {"copy": True}, to_host=to_host)
     return moved
 
 
 def _straight(tensor: torch.Tensor) -> torch.Tensor:
-    """What is copied to the host at once: what does not lie dense is first copied on the device."""
+    """Return the tensor to copy to the host: one that is not dense is first copied on the device."""
     return tensor if IS_DENSE(tensor) else tensor.contiguous()
 
 

@@ -1,7 +1,8 @@
-"""Where autograd writes in place, but not for fake tensors, which it takes for subclasses.
+"""Tells where autograd would write in place if tensors were not fake: it treats fake tensors as subclasses.
 
-Its formulas have both ways (`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and so has the sum
-of the gradients of what was used more than once (torch/csrc/autograd/input_buffer.cpp).
+Its formulas have an in-place and an out-of-place form (`areAnyTensorSubclassLike` in
+torch/csrc/autograd/FunctionsManual.cpp), and so has the sum of gradients of a tensor that was used more than once
+(torch/csrc/autograd/input_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _ADDS_IN_PLACE: ContextVar[bool] = ContextVar("_ADDS_IN_PLACE", default=False)
 
 aten = torch.ops.aten
 SUM = aten.add.Tensor
-TENSOR_HOLDERS, STORAGE_HOLDERS = 5, 2  # where only autograd has it: the others are its way to here
-NODES = {  # whose backward has these as its in-place form
+TENSOR_HOLDERS, STORAGE_HOLDERS = 5, 2  # reference counts if only autograd holds it, those of this call included
+NODES = {  # by operator: backward nodes that have it in an in-place form
     aten.index_put.default: ("IndexBackward0",),
     aten.scatter_add.default: ("GatherBackward0",),
     aten.scatter.src: (
@@ -31,12 +32,12 @@ NODES = {  # whose backward has these as its in-place form
     aten.sub.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
     aten.mul.Tensor: ("BinaryCrossEntropyWithLogitsBackward0",),
 }
-ADDING = ("VarMeanBackward0", "StdMeanBackward0")  # whose formulas themselves add, to a new tensor
+ADDING = ("VarMeanBackward0", "StdMeanBackward0")  # nodes whose formulas themselves add, out of place
 
 
 @contextmanager
 def adding_in_place() -> Iterator[None]:
-    """Write a forward's sums into their first term."""
+    """Write sums of the forward into their first term within."""
     token = _ADDS_IN_PLACE.set(True)
     try:
         yield
@@ -45,14 +46,14 @@ def adding_in_place() -> Iterator[None]:
 
 
 def is_sum_in_place(func: Any, args: Any) -> bool:
-    """Whether a forward's sum is written in place now; its result is another tensor of the first term's storage."""
+    """Whether this is a sum to write in place; its result is an alias of the first term."""
     return func is SUM and _ADDS_IN_PLACE.get()
 
 
 def is_in_place(func: Any, args: Any) -> bool:
-    """Whether autograd writes to the first argument, were it not fake; it has the result's shape then.
+    """Whether autograd would write to the first argument if it were not fake; it then has the result's shape.
 
-    Where gradients are on, it does not: the backward is differentiated itself, or this is a recompute, not its formula.
+    False if gradients are enabled: the backward itself is differentiated, or this is a recompute, not a formula.
     """
     if (func is not SUM and func not in NODES) or torch.is_grad_enabled():
         return False
@@ -66,7 +67,7 @@ def is_in_place(func: Any, args: Any) -> bool:
 
 
 def _is_sum(first: torch.Tensor, second: Any) -> bool:
-    """Whether nothing else holds the gradient that came first, and its elements do not overlap."""
+    """Whether this sums two gradients, of which only autograd holds the first, without overlapping elements."""
     if not isinstance(second, torch.Tensor) or (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
     num_holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
@@ -74,6 +75,6 @@ def _is_sum(first: torch.Tensor, second: Any) -> bool:
 
 
 def _is_as_large(written: torch.Tensor, factor: Any) -> bool:
-    """Not so of a weight of the positives, with which the target is multiplied."""
+    """Whether the result has the shape of `written`, unlike a smaller `pos_weight` that is multiplied by the target."""
     is_factor = isinstance(factor, torch.Tensor) and factor.is_floating_point()
     return not is_factor or torch.broadcast_shapes(written.shape, factor.shape) == written.shape

@@ -1,4 +1,4 @@
-"""The words that the rules of CUDA's kernels share: requests for bytes, sizes of tensors, types and capabilities."""
+"""Definitions that the rules of CUDA's kernels share: requests for bytes, tensor sizes, dtypes and capabilities."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WARP = 32  # threads
 
 
 class Requests(int):
-    """The bytes of several requests, which keep their order when they are added to others.
+    """The sum of the bytes of several requests, which stay separate and in order when sums are added.
 
-    The allocator gives each request a block of its own, so that their sum alone would not tell the blocks.
+    The allocator gives each request its own block, so the sum alone does not determine the blocks.
     """
 
     parts: tuple[int, ...]
@@ -40,29 +40,29 @@ class Requests(int):
 
 
 class Measured(int):
-    """The bytes that were read of one call: what other sizes would take is not known."""
+    """The bytes that were measured for one call; those for other sizes are unknown."""
 
 
 def request(nbytes: int) -> Requests:
-    """One request, rounded up to the allocator's granule."""
+    """Return one request, rounded up to the allocator's granule."""
     return Requests(round_up(nbytes, GRANULE))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of all elements of a tensor, whatever its storage has."""
+    """Return the bytes of all elements of a tensor, whatever the size of its storage."""
     return tensor.numel() * tensor.itemsize
 
 
 def tensor_request(tensor: torch.Tensor) -> Requests:
-    """Returns the request for a dense copy of a tensor."""
+    """Return the request for a dense copy of a tensor."""
     return request(tensor_bytes(tensor))
 
 
 def ceil_div(number: int, by: int) -> int:
-    """Returns the quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-number // by)
 
 
 def parts_of(nbytes: int) -> tuple[int, ...]:
-    """The requests of a sum; a plain number is one."""
+    """Return the requests in a sum; a plain number is a single request."""
     return nbytes.parts if isinstance(nbytes, Requests) else (nbytes,)

@@ -1,4 +1,4 @@
-"""What matrix products take of the allocator besides their results, and what cuBLAS keeps.
+"""Computes the bytes that matrix products allocate besides their results, and those that cuBLAS keeps.
 
 The rules are those of aten/src/ATen/native/cuda/Blas.cpp and aten/src/ATen/cuda/CublasHandlePool.cpp in 2.15.
 """
@@ -18,7 +18,7 @@ from profiler.predicting.trace.kernel_bytes import HALF, Requests, parts_of, ten
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
-PRODUCTS = {  # which of their arguments are the factors
+PRODUCTS = {  # by operator: the places of the two factors
     aten.mm: (0, 1),
     aten.bmm: (0, 1),
     aten.mv: (0, 1),
@@ -31,49 +31,49 @@ PRODUCTS = {  # which of their arguments are the factors
     aten.baddbmm_: (1, 2),
     aten.addbmm: (1, 2),
 }
-BIASED = (aten.addmm, aten._addmm_activation)  # which cuBLASLt takes where it can add the bias itself
+BIASED = (aten.addmm, aten._addmm_activation)  # run by cuBLASLt if it can add the bias itself
 NAMES = tuple(f"aten.{product.__name__}" for product in PRODUCTS)
-LT_WORKSPACE = 2**20  # bytes: cuBLASLt's on every device
+LT_WORKSPACE = 2**20  # bytes: cuBLASLt's default on every device
 
 
 def taking_workspaces(hidden: Hidden | None, nbytes: int) -> Hidden:
-    """Returns `hidden` with what products take: copies of their factors, and cuBLAS's workspace of `nbytes`.
+    """Return `hidden` plus what products take: copies of their factors, and cuBLAS's workspace of `nbytes`.
 
-    What was measured of an operator has both in it already. Without `nbytes` workspaces are kept, and not counted here.
+    Measured bytes of an operator include both already. If `nbytes` is 0, workspaces are kept, and not counted here.
     """
     return partial(_hidden_bytes, hidden, nbytes)
 
 
 def given_workspace(nbytes: int) -> int:
-    """cuBLAS's workspace as the environment asks for it in KiB, in pairs `:SIZE:COUNT`; else `nbytes`."""
+    """Return the bytes of cuBLAS's workspace set in the environment, as pairs `:SIZE:COUNT` in KiB; else `nbytes`."""
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     return sum(int(size) * int(count) for size, count in pairs) * 2**10 if pairs else nbytes
 
 
 def keeps_workspaces() -> bool:
-    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and where the environment asks for it.
+    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and if the environment asks for it.
 
-    aten/src/ATen/cuda/CublasHandlePool.cpp.
+    Source: aten/src/ATen/cuda/CublasHandlePool.cpp.
     """
     return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def taken_workspace(trace: Trace, nbytes: int) -> int:
-    """The bytes of cuBLAS's workspace, of `nbytes`, where a product of the step takes it; or of those that are kept."""
+    """Return the bytes of all kept workspaces in the step or, without any, `nbytes` if a product takes a workspace."""
     kept = sum(storage.nbytes for storage in trace.allocations if storage.category == WORKSPACES)
     taking = (operator for operator in trace.operators if operator.name in NAMES and operator.hidden_bytes >= nbytes)
     return kept or (nbytes if any(taking) else 0)
 
 
 class _KeptByLt(int):
-    """Bytes that a product of cuBLASLt takes for good, where its thread has run none before."""
+    """The workspace bytes that a product of cuBLASLt allocates if it is the first in its thread, and keeps."""
 
 
 def telling_lt(hidden: Hidden) -> Hidden:
-    """Returns `hidden` with a mark at each product of cuBLASLt, where that keeps a workspace of its own.
+    """Return `hidden` with a mark at each product that cuBLASLt runs, if cuBLASLt keeps its own workspace.
 
-    It does so before 2.15, beside that of cuBLAS; `with_workspaces` reads the marks and takes them away. Seen with 2.9
-    and 2.11.
+    It does so before 2.15, besides that of cuBLAS; `with_workspaces` reads the marks and removes them. Observed with
+    2.9 and 2.11.
     """
     is_unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1" or torch.__version__ >= "2.15"
     return hidden if is_unified else partial(_marked, hidden)
@@ -85,7 +85,7 @@ def _marked(hidden: Hidden, func: Any, args: Any, kwargs: Any) -> int:
 
 
 def with_workspaces(trace: Trace, nbytes: int) -> Trace:
-    """The trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
+    """Return the trace with the workspaces that cuBLAS keeps: one for the forward's thread and one for autograd's."""
     if not nbytes:
         return trace
     last = len(trace.operators)
@@ -111,7 +111,7 @@ def _hidden_bytes(hidden: Hidden | None, nbytes: int, func: Any, args: Any, kwar
     if measured or func._overloadpacket not in PRODUCTS:
         return measured
     if func._overloadpacket is aten.bmm and args[0].shape[2] == 1:
-        return 0  # it is multiplied element by element
+        return 0  # it is computed by an elementwise product
     factors = [args[place] for place in PRODUCTS[func._overloadpacket]]
     if any(not factor.numel() for factor in factors):
         return 0
@@ -132,7 +132,7 @@ def _runs_on_lt(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float) -> bool:
-    """Whether cuBLASLt adds the bias: a row, or a whole matrix in half precision."""
+    """Whether cuBLASLt adds the bias: one row, or a full matrix in half precision."""
     (_, inner), columns = left.shape, right.shape[1]
     if inner == 1 or columns == 1:
         return False
@@ -143,7 +143,7 @@ def _is_added_by_lt(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor,
 
 
 def _copied_bytes(factor: torch.Tensor) -> int:
-    """Returns the bytes of a copy of a factor whose rows and columns both have gaps or overlap; else 0."""
+    """Return the bytes of a copy of a factor that has gaps or overlaps in both rows and columns; else 0."""
     if factor.dim() < 2 or factor.is_contiguous():
         return 0
     (rows, columns), (down, across) = factor.shape[-2:], factor.stride()[-2:]

@@ -1,4 +1,4 @@
-"""What a recurrent layer of oneDNN keeps for its backward: how many bytes only oneDNN knows, so that it is asked."""
+"""Sizes the workspace that a oneDNN recurrent layer saves for its backward, by running oneDNN, which alone knows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils._mode_utils import no_dispatch
 
 from profiler.predicting.trace.fake_tensors import FakeTensors
 
-LAYER = torch.ops.aten.mkldnn_rnn_layer.default  # of an LSTM on the CPU: aten/src/ATen/native/mkldnn/RNN.cpp
+LAYER = torch.ops.aten.mkldnn_rnn_layer.default  # an LSTM on the CPU: aten/src/ATen/native/mkldnn/RNN.cpp
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 @contextmanager
 def kept_by_layers() -> Iterator[None]:
-    """Make each layer keep its workspace, which PyTorch's own fake result leaves out."""
+    """Have each layer return its workspace, which PyTorch's own fake result leaves out."""
     with mock.patch.object(FakeTensors, "changes", {LAYER: _with_workspace}):
         yield
 
@@ -40,9 +40,9 @@ def _word(argument: Any) -> Any:
 
 @cache
 def _workspace_bytes(words: tuple[Any, ...], is_training: bool) -> int:
-    """Runs one layer on zeros of these shapes."""
+    """Return the workspace bytes of one layer, run on zeros of these shapes."""
     arguments = [torch.zeros(word[0], dtype=word[1]) if _is_tensor(word) else word for word in words]
-    with torch.set_grad_enabled(is_training):  # without gradients there is none
+    with torch.set_grad_enabled(is_training):  # without gradients there is no workspace
         workspace: torch.Tensor | None = LAYER(*arguments)[3]
     return 0 if workspace is None else workspace.numel()
 

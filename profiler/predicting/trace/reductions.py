@@ -1,8 +1,8 @@
-"""The bytes of the buffers that sums, means, norms and their like take on CUDA.
+"""Computes the bytes of the buffers that sums, means, norms and other reductions take on CUDA.
 
-Where an output's inputs are shared out among blocks of threads, each block writes what it found to global memory. How
-they are shared out: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh; how dimensions are put in order and joined
-before: aten/src/ATen/TensorIterator.cpp.
+If the inputs of an output are split among thread blocks, each block writes its partial result to global memory. Source
+of the split: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh; of the order and coalescing of dimensions before
+it: aten/src/ATen/TensorIterator.cpp.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from profiler.predicting.trace.kernel_bytes import HALF, WARP, ceil_div, request
 
 aten = torch.ops.aten
 MAX_THREADS = 512
-LEAST_VALUES, MOST_VALUES = 16, 256  # that a thread adds up
-INDEXED = 2**31 - 1  # bytes that 32 bits can address
+LEAST_VALUES, MOST_VALUES = 16, 256  # values that a thread reduces
+INDEXED = 2**31 - 1  # bytes: the limit of 32-bit indexing
 WELFORD = 16  # bytes of a running mean and variance with its counts (aten/src/ATen/native/SharedReduceOps.h)
 SUMS = (aten.sum, aten.nansum)
 MOMENTS = (aten.var, aten.std, aten.var_mean, aten.std_mean)
@@ -28,25 +28,25 @@ NO_DIMENSIONS: tuple[Any, ...] = ([], (), None)
 
 
 class Dim(NamedTuple):
-    """One dimension of what is reduced; strides in elements."""
+    """One dimension of the input; strides in elements."""
 
     size: int
     stride: int
-    output_stride: int  # 0: it is reduced
+    output_stride: int  # 0 if the dimension is reduced
 
 
 class _Shape(NamedTuple):
-    """What the configuration of a reduction goes by."""
+    """What the configuration of a reduction depends on."""
 
-    dims: list[Dim]  # those that are reduced first, each the faster one first
+    dims: list[Dim]  # reduced ones first; within both kinds, the fastest first
     itemsize: int  # of an input
-    accumulated: int  # bytes of what is carried from one input to the next
+    accumulated: int  # bytes of the accumulator
     vector: int  # inputs that a thread reads at once
     offset: int  # of the input in its storage, in elements
 
 
 def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
-    """Returns the bytes of the buffer and the semaphores of a reduction; 0 for other operators."""
+    """Return the bytes of the buffer and the semaphores of a reduction; 0 for other operators."""
     if func._overloadpacket not in REDUCTIONS:
         return 0
     input = args[0]
@@ -54,7 +54,7 @@ def reduction_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
 
 
 def buffer_bytes(input: torch.Tensor, reduced: Any, chip: Chip, operator: Any = aten.sum) -> int:
-    """Returns the bytes that reducing these dimensions, or all of them, takes besides the result."""
+    """Return the bytes that reducing these dimensions, or all if none are given, takes besides the result."""
     if input.numel() == 0 or input.ndim == 0:
         return 0
     places = range(input.ndim) if reduced in NO_DIMENSIONS else [place % input.ndim for place in reduced]
@@ -87,7 +87,7 @@ def _accumulated(operator: Any, dtype: torch.dtype) -> int:
 
 
 def _dimensions(input: torch.Tensor, reduced: set[int]) -> list[Dim]:
-    """Returns the dimensions, the last one first, for a contiguous result."""
+    """Return the dimensions, the last one first, with output strides of a contiguous result."""
     dims, stride = [], 1
     for place in reversed(range(input.ndim)):
         size = input.shape[place]
@@ -97,7 +97,7 @@ def _dimensions(input: torch.Tensor, reduced: set[int]) -> list[Dim]:
 
 
 def _ordered(dims: list[Dim]) -> list[Dim]:
-    """As TensorIteratorBase::reorder_dimensions: an insertion sort, which ambiguous pairs leave as they are."""
+    """As TensorIteratorBase::reorder_dimensions: an insertion sort that leaves ambiguous pairs in place."""
     ordered = list(dims)
     for begin in range(1, len(ordered)):
         place = begin
@@ -112,7 +112,7 @@ def _ordered(dims: list[Dim]) -> list[Dim]:
 
 
 def _compared(left: Dim, right: Dim) -> int:
-    """Returns 1 where they are to be swapped, -1 where they are in order, 0 where that is open."""
+    """Return 1 if two dimensions are to be swapped, -1 if they are in order, 0 if that is ambiguous."""
     if (left.output_stride == 0) != (right.output_stride == 0):
         return 1 if right.output_stride == 0 else -1
     for first, second in ((left.output_stride, right.output_stride), (left.stride, right.stride)):
@@ -140,7 +140,7 @@ def _joined(dims: list[Dim]) -> list[Dim]:
 
 
 def _indexable(shape: _Shape) -> _Shape:
-    """Halves of the widest dimension, until one is small enough to be addressed with 32 bits."""
+    """Halve the widest dimension until the input can be indexed with 32 bits."""
     dims = list(shape.dims)
     while 1 + sum((dim.size - 1) * dim.stride * shape.itemsize for dim in dims) > INDEXED:
         widest = max(range(len(dims)), key=lambda place: (dims[place].size - 1) * dims[place].stride)
@@ -149,13 +149,13 @@ def _indexable(shape: _Shape) -> _Shape:
 
 
 def _kept_apart(shape: _Shape) -> int:
-    """Where parts are reduced one after the other, what is carried between them, if the result is in half precision."""
+    """Return the bytes of accumulators kept between parts reduced in turn, if the result is in half precision."""
     num_outputs = prod(dim.size for dim in shape.dims if dim.output_stride)
     return request(num_outputs * shape.accumulated) if shape.accumulated > shape.itemsize else 0
 
 
 class _Threads(NamedTuple):
-    """How a block of threads is laid over inputs and outputs."""
+    """How a thread block is laid out over inputs and outputs."""
 
     num_inputs: int
     num_outputs: int
@@ -166,7 +166,7 @@ class _Threads(NamedTuple):
 
 
 def _global_bytes(shape: _Shape, chip: Chip) -> int:
-    """As setReduceConfig and ReduceConfig::global_memory_size, with the semaphores beside it."""
+    """As setReduceConfig and ReduceConfig::global_memory_size, plus the semaphores."""
     threads = _threads(shape)
     step_input, step_output = (threads.width, 1) if threads.along_inputs else (1, threads.width)
     if ceil_div(threads.num_inputs, step_input) < min(threads.height * LEAST_VALUES, MOST_VALUES):
@@ -211,12 +211,12 @@ def _block(wide: int, high: int, most: int) -> tuple[int, int]:
 
 
 def _power(number: int) -> int:
-    """Returns the largest power of two that is not above the number."""
+    """Return the largest power of two that is not above the number."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 
 def _output_vector(shape: _Shape, fastest: Dim) -> int:
-    """As get_output_vec_size: what divides the address, the outputs beside each other and all other strides."""
+    """As get_output_vec_size: a divisor of the offset, of the fastest dimension's size and of all other strides."""
     others = [dim.stride for dim in shape.dims if dim is not fastest]
     vector = 4
     for number in (shape.offset, fastest.size, *others):

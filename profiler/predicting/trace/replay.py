@@ -1,4 +1,4 @@
-"""A traced step replayed by the simulated allocator, without torch."""
+"""Replays a traced step on the simulated allocator, without torch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from msgspec.structs import replace
 from profiler.core.trace_data import Allocation, Building, Operator, Trace
 from profiler.predicting.trace.allocator import CachingAllocator, MemoryBlock, Settings
 
-Lifetime = tuple[int, int, int]  # an allocation's index in its trace, and the operators with which it begins and ends
+Lifetime = tuple[int, int, int]  # an allocation's index in its trace, and the first and last operator of its lifetime
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """A second step as the allocator counts it. Bytes."""
+    """A second training step with the allocator's block sizes. Bytes."""
 
-    trace: Trace  # the bytes of every storage are those of its block; `unsplit` of them were not asked for
-    reserved: dict[str, int]  # the largest in each phase
+    trace: Trace  # every storage has the bytes of its block, of which `unsplit` were not requested
+    reserved: dict[str, int]  # the most in each phase
 
 
 def replay(trace: Trace, settings: Settings) -> Replayed:
-    """The second step with the blocks that the allocator gives it, after the building of the model and a first step.
+    """Replay the building of the model and two steps; return the second step with its allocator blocks.
 
-    The allocator is empty before the building. The first step has no gradients before it, and no optimizer state before
-    its optimizer's phase; gradients that are accumulated over steps are allocated with that state. Storages are
-    allocated in the order of their birth and freed after the operator with which they die. An operator's outputs are
-    allocated before its hidden bytes, as in aten/src/ATen/native/cuda/Blas.cpp and cudnn/ConvShared.cpp.
+    The allocator starts empty. The first step begins without gradients, and without optimizer state until its optimizer
+    phase; gradients that are accumulated over steps are allocated with that state. Storages are allocated in the order
+    of their birth and freed after the last operator of their lifetime. An operator's outputs are allocated before its
+    hidden bytes, as in aten/src/ATen/native/cuda/Blas.cpp and cudnn/ConvShared.cpp.
     """
     blocks = _Blocks(CachingAllocator(settings))
     if trace.building:
@@ -35,28 +35,28 @@ def replay(trace: Trace, settings: Settings) -> Replayed:
     second = blocks.run(trace, _second_step(trace, blocks.held))
     return Replayed(
         trace=_with_blocks(trace, second),
-        # nothing is given back to the device, so that the last value of a phase is its largest
+        # no memory is given back to the device, so the last value of a phase is its largest
         reserved={phase: second.reserved[last] for phase, _, last in trace.spans()},
     )
 
 
 class _ReplayedStep(msgspec.Struct):
-    """What one replay gives: the sizes of blocks, and the reserved bytes."""
+    """The result of one replay: block sizes and reserved bytes."""
 
     sizes: dict[int, int]  # by the index of the allocation
-    hidden: list[int]  # of what operators hide; by operator, 0 being before the step
-    reserved: list[int]  # after each operator, 0 being before the step
+    hidden: list[int]  # block sizes of operators' hidden bytes, by operator; index 0 is before the step
+    reserved: list[int]  # after each operator; index 0 is before the step
 
 
 class _Blocks:
-    """The blocks of a trace's storages; `held` has those that are in use, by the index of the allocation."""
+    """The allocator's blocks for a trace's storages; `held` has those in use, by the index of the allocation."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.held: dict[int, MemoryBlock] = {}
         self._allocator = allocator
 
     def build(self, building: Building) -> None:
-        """Replay the building of the model; what it leaves to the step is held by its index in the step's trace."""
+        """Replay the building of the model; blocks that outlive it are held by their index in the step's trace."""
         last = len(building.operators)
         kept = {index: place for index, place in enumerate(building.places) if place is not None}
         lives = [
@@ -67,7 +67,7 @@ class _Blocks:
         self.held = {kept[index]: block for index, block in self.held.items()}
 
     def run(self, trace: Trace | Building, lives: Iterable[Lifetime]) -> _ReplayedStep:
-        """Allocate and free as these lives say."""
+        """Allocate and free blocks for these lifetimes."""
         allocator, held = self._allocator, self.held
         step = _ReplayedStep({index: block.size for index, block in held.items()}, [], [])
         born, died = _by_operator(lives, len(trace.operators))
@@ -83,17 +83,17 @@ class _Blocks:
         return step
 
     def _hide(self, operator: Operator) -> int:
-        """Allocate and free what an operator takes while it runs; returns the bytes of those blocks."""
+        """Allocate and free an operator's hidden bytes; return the bytes of their blocks."""
         requests = operator.requests or (operator.hidden_bytes,)
         blocks = [self._allocator.allocate(nbytes) for nbytes in requests if nbytes]
-        size = sum(block.size for block in blocks)  # before they are freed: then they grow by their free neighbours
+        size = sum(block.size for block in blocks)  # read before `free`, which merges blocks with free neighbors
         for block in blocks:
             self._allocator.free(block)
         return size
 
 
 def _with_blocks(trace: Trace, step: _ReplayedStep) -> Trace:
-    """The trace with the bytes of blocks in place of those that were asked for; the building is left out."""
+    """Return the trace with block sizes in place of requested bytes, without its building."""
     allocations, operators = list(trace.allocations), list(trace.operators)
     for index, size in step.sizes.items():
         unsplit = size - allocations[index].nbytes
@@ -118,7 +118,7 @@ def _first_step(trace: Trace, held: dict[int, MemoryBlock]) -> list[Lifetime]:
 
 
 def _second_step(trace: Trace, held: dict[int, MemoryBlock]) -> list[Lifetime]:
-    """Gradients from before the step that are not held were the first step's: this one begins by freeing them."""
+    """Return the lifetimes in the second step. Old gradients that are not held get none: it begins by freeing them."""
     return [
         (index, allocation.born, _died(allocation, len(trace.operators)))
         for index, allocation in enumerate(trace.allocations)
@@ -127,16 +127,16 @@ def _second_step(trace: Trace, held: dict[int, MemoryBlock]) -> list[Lifetime]:
 
 
 def _died(allocation: Allocation, last: int) -> int:
-    """The operator with which it is freed: beyond the last one for what is there before the step and after it."""
+    """Return the last operator of the lifetime; beyond the step's last one for what is live before and after it."""
     return allocation.died if allocation.born or allocation.died < last else last + 1
 
 
 def _by_operator(lives: Iterable[Lifetime], last: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The indices of the allocations that begin with each operator, and of those that end with it."""
+    """Return, by operator, the indices of the allocations that begin with it, and of those that end with it."""
     born: list[list[int]] = [[] for _ in range(last + 2)]
     died: list[list[int]] = [[] for _ in range(last + 2)]
     for index, begin, end in lives:
-        if begin <= end:  # otherwise it is gone before the operator runs
+        if begin <= end:  # otherwise it is freed before the operator runs
             born[begin].append(index)
             died[end].append(index)
     return born, died

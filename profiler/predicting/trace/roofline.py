@@ -1,4 +1,4 @@
-"""Estimated seconds of a traced step on a GPU that need not be there: arithmetic, without torch."""
+"""Estimates the seconds of a traced step on a GPU that may be absent: arithmetic, without torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from profiler.core.trace_data import Operator, Trace
 
 # No kernel reaches the datasheet. With a fifth off, BERT-base's published +25 % (batch 64, on T4 and V100) comes out
 # as +27 % where the first 10 of its 12 layers are checkpointed, and as +32 % where all are.
-COMPUTE_EFFICIENCY = 0.8  # of the datasheet's FLOP a second, as large matrix products reach it
-BANDWIDTH_EFFICIENCY = 0.8  # of its bytes a second, as large elementwise kernels reach it
+COMPUTE_EFFICIENCY = 0.8  # of the datasheet's FLOP per second, as large matrix products reach
+BANDWIDTH_EFFICIENCY = 0.8  # of its bytes per second, as large elementwise kernels reach
 LAUNCH_SECONDS = 3e-6  # from one kernel to the next, however little it does
-PHASES = ("zero", "forward", "recompute", "backward", "optimizer")  # of a step; more may run after its end
+PHASES = ("zero", "forward", "recompute", "backward", "optimizer")  # of a step; other phases may follow its end
 RATIOS = "ratios of strategies are nearer than seconds (BERT-base's published +25 % comes out as +27 to +32 %)"
-FREE = (  # what starts no kernel though it names tensors: bookkeeping, and memory that is only taken
+FREE = (  # operators that launch no kernel: bookkeeping, and mere allocation
     "prim.",
     "profiler.",
     "aten.empty",
     "aten.new_empty",
     "aten._unsafe_view",
     "aten.lift_fresh",
-    "aten._local_scalar_dense",  # Adam's, of step counts that are on the host
+    "aten._local_scalar_dense",  # in Adam, of step counts on the host
 )
 
 
 def seconds(trace: Trace, rates: Rates, precision: str) -> dict[str, float]:
-    """Returns the seconds of forward, backward (recompute included), optimizer and step with ideal kernels.
+    """Return the seconds of forward, backward (recompute included), optimizer and step with ideal kernels.
 
-    An operator takes the longer of its arithmetic and its traffic, and the launch of one kernel (the roofline model:
-    Williams, Waterman, Patterson 2009). Precision is as of a case; a GPU without bf16 units computes it as fp32.
+    An operator takes the longer of its arithmetic and its memory traffic, plus one kernel launch (the roofline model:
+    Williams, Waterman, Patterson 2009). `precision` is that of a case; a GPU without bf16 units computes bf16 as fp32.
     """
     spans: dict[str, float] = {}
     for operator in trace.operators:
@@ -44,12 +44,12 @@ def seconds(trace: Trace, rates: Rates, precision: str) -> dict[str, float]:
 
 
 def scaled(estimate: Mapping[str, float], *, measured: float, estimated: float) -> dict[str, float]:
-    """Scales an estimate by the ratio of measured to estimated seconds of the step without checkpointing."""
+    """Return the estimate scaled by the ratio of measured to estimated seconds of the step without checkpointing."""
     return {phase: value * measured / estimated for phase, value in estimate.items()}
 
 
 def stated_error(rates: Rates, precision: str, *, is_scaled: bool = False) -> str:
-    """The sentence that stands beside every estimate."""
+    """Return the caveat that accompanies every estimate."""
     basis = f"estimated for ideal kernels at {COMPUTE_EFFICIENCY * 100:.0f} % of the datasheet of {rates.name}"
     scale = ", then scaled to the measured row without checkpointing" if is_scaled else ""
     lacking = "bf16" in precision and rates.flops.bf16 is None
@@ -58,7 +58,7 @@ def stated_error(rates: Rates, precision: str, *, is_scaled: bool = False) -> st
 
 
 def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
-    """Returns the seconds of one operator, as `seconds` counts them."""
+    """Return the seconds of one operator, as `seconds` counts them."""
     if not (operator.flops or operator.moved_bytes) or operator.name.startswith(FREE):
         return 0.0
     computing = operator.flops / (COMPUTE_EFFICIENCY * _flops_rate(operator, rates, precision))
@@ -67,7 +67,10 @@ def operator_seconds(operator: Operator, rates: Rates, precision: str) -> float:
 
 
 def _flops_rate(operator: Operator, rates: Rates, precision: str) -> float:
-    """Autocast runs in 16 bits whatever FLOP are counted of: matrix products, convolutions, attention."""
+    """Return the FLOP per second for an operator.
+
+    Autocast runs in 16 bits all operators whose FLOPs are counted: matrix products, convolutions, attention.
+    """
     is_autocast = precision.startswith("amp-")
     kind = "fp32" if is_autocast and operator.phase == "optimizer" else precision.removeprefix("amp-")
     rate: float | None = getattr(rates.flops, kind)

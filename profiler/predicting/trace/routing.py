@@ -1,4 +1,4 @@
-"""Where a router sends tokens, stated instead of computed: the indices of `topk`, `max`, `argmax`, `sort` and such."""
+"""Sets where a router sends tokens instead of computing it: the indices of `topk`, `max`, `argmax`, `sort` and such."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from profiler.predicting.trace.temporaries import INDEXING, is_known_mask
 
 aten = torch.ops.aten
-NUM_KNOWN = 2**24  # elements of a tensor whose values are followed: a mask of tokens by experts
-_CHOOSING: dict[Any, tuple[int | None, int]] = {  # the place of the indices (None: alone), and of the dimension
+NUM_KNOWN = 2**24  # elements: the largest tensor with known values, such as a mask of tokens by experts
+_CHOOSING: dict[Any, tuple[int | None, int]] = {  # places of the indices (None: the sole result) and of `dim`
     aten.topk: (1, 2),
     aten.sort: (1, 1),
     aten.max: (1, 1),
@@ -21,29 +21,29 @@ _CHOOSING: dict[Any, tuple[int | None, int]] = {  # the place of the indices (No
     aten.argmin: (None, 1),
     aten.argsort: (None, 1),
 }
-Known = Callable[[torch.Tensor], torch.Tensor]  # a fake tensor with the values of a real one
+Known = Callable[[torch.Tensor], torch.Tensor]  # makes a fake tensor with the values of a real one
 
 
 def chooses(func: Any, args: Any) -> bool:
-    """Whether the operator chooses among entries by values that are not known."""
+    """Whether the operator chooses among entries by unknown values."""
     return func._overloadpacket in _CHOOSING and getattr(args[0], "constant", None) is None
 
 
 def with_choices(out: Any, func: Any, args: Any, kwargs: Any, routing: str, known: Known) -> Any:
-    """The results of an operator that chooses, with values for its indices along a dimension."""
+    """Return the results of an operator that chooses, with values for its indices along a dimension."""
     scores, (index, where) = args[0], _CHOOSING[func._overloadpacket]
     if index is not None and not isinstance(out, (tuple, list)):
-        return out  # the largest value of all, as `max()`
+        return out  # over all entries, as `max()`
     dimension = kwargs.get("dim", args[where] if len(args) > where else -1)
     if not isinstance(dimension, int) or not scores.ndim:
-        return out  # of the whole tensor, as `argmax()`
+        return out  # over the whole tensor, as `argmax()`
     indices = out if index is None else out[index]
     chosen = known(_chosen(indices, scores, dimension % scores.ndim, routing))
     return chosen if index is None else type(out)((*out[:index], chosen, *out[index + 1 :]))
 
 
 def _chosen(indices: torch.Tensor, scores: torch.Tensor, dimension: int, routing: str) -> torch.Tensor:
-    """Real indices: balanced ones take the entries in turns, row by row; the worst are the same in all rows."""
+    """Return real indices: balanced ones cycle through the entries, row by row; the worst are the same in all rows."""
     is_kept = indices.ndim == scores.ndim
     shape = [*indices.shape] if is_kept else [*indices.shape[:dimension], 1, *indices.shape[dimension:]]
     each = shape.pop(dimension)
@@ -54,7 +54,7 @@ def _chosen(indices: torch.Tensor, scores: torch.Tensor, dimension: int, routing
 
 
 def without_masks(func: Any, args: Any) -> Any:
-    """The arguments of an indexing operator with places instead of masks whose values are known."""
+    """Return the arguments of an indexing operator, with positions in place of masks of known values."""
     if func._overloadpacket not in INDEXING:
         return args
     indices: list[torch.Tensor | None] = []

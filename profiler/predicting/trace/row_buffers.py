@@ -1,8 +1,8 @@
-"""The bytes that backwards of embeddings and layer norms take on CUDA besides their results; all buffers of a chip.
+"""Computes the bytes that the backwards of embeddings and layer norms take on CUDA besides their results.
 
-Many indices are sorted, and the rows of each are added up in parts (aten/src/ATen/native/cuda/Embedding.cu,
-EmbeddingBackwardKernel.cu); of many narrow rows, weights' gradients are added up in parts
-(aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+Many indices are sorted, and the rows of each are summed in parts (aten/src/ATen/native/cuda/Embedding.cu,
+EmbeddingBackwardKernel.cu); with many narrow rows, gradients of norm weights are summed in parts
+(aten/src/ATen/native/cuda/layer_norm_kernel.cu). `taking_buffers` combines all buffers that depend on the chip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from profiler.predicting.trace.temporaries import straightened
 from profiler.predicting.trace.tracer import Hidden
 
 aten = torch.ops.aten
-FEW = 3072  # indices: one kernel adds them up without sorting
+FEW = 3072  # indices: up to this many, one kernel sums them without sorting
 ROWS_PER_PART, SORTED_BITS = 10, 8
 MOST_THREADS = 1024
 LONG = torch.int64.itemsize
@@ -29,7 +29,7 @@ MANY_ROWS, ROWS_AT_ONCE, COLUMNS_AT_ONCE, MOST_BLOCKS = 64 * 1024, 32, 32, 32 * 
 
 
 def row_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
-    """Returns the bytes of an embedding's or layer norm's backward; 0 for other operators."""
+    """Return the bytes that an embedding's or layer norm's backward takes; 0 for other operators."""
     if func is aten.embedding_dense_backward.default:
         return _embedding_bytes(chip, *args)
     if func is aten.native_layer_norm_backward.default:
@@ -38,10 +38,10 @@ def row_bytes(func: Any, args: Any, kwargs: Any, chip: Chip) -> int:
 
 
 def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_weights: int, *flags: Any) -> int:
-    """Indices sorted, with where they were and where each one's begin; the parts of each, and their sums.
+    """Return the bytes of the sorted indices, their original positions, their segments, and parts with their sums.
 
-    Before the result is there, they are sorted, which takes a copy of both lists where they have more bits than are
-    sorted at once. What sorting takes for its counts, a few KiB, is left out.
+    Sorting precedes the result's allocation, and takes a second copy of both lists if the indices have more bits than
+    are sorted at once. The few KiB of its histograms are left out.
     """
     _, by_frequency = flags
     number, width = indices.numel(), gradient.shape[-1]
@@ -58,9 +58,10 @@ def _embedding_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, 
 
 
 def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_weights: int) -> int:
-    """Where each segment's and each part's rows begin; and the parts' sums.
+    """Return the bytes of the offsets of segments and parts, and of the parts' sums.
 
-    Where few weights have many parts, these are added to the result at once, in fp32: only whose they are is kept.
+    If few weights have many parts, these are added to the result directly, in fp32: in place of sums, only the weight
+    of each part is kept.
     """
     number, width = indices.numel(), gradient.shape[-1]
     num_segments = min(number, num_weights)
@@ -77,7 +78,7 @@ def _parts_bytes(chip: Chip, gradient: torch.Tensor, indices: torch.Tensor, num_
 
 
 def _norm_bytes(args: Any, chip: Chip) -> int:
-    """The parts of both gradients, and the sum of one."""
+    """Return the bytes of the partial sums of weight and bias, and of summing up one of them."""
     input, shape, *_, weight, bias, _ = args[1:]
     width = torch.Size(shape).numel()
     num_rows = input.numel() // max(width, 1)
@@ -90,7 +91,7 @@ def _norm_bytes(args: Any, chip: Chip) -> int:
 
 
 def taking_buffers(hidden: Hidden, rates: Rates | None) -> Hidden:
-    """Returns `hidden` with the buffers of reductions, attention and rows on this GPU, where its chip is known."""
+    """Return `hidden` plus the buffers of reductions, attention and rows on this GPU, if its chip is known."""
     if rates is None or rates.chip is None:
         return hidden
     chip = rates.chip

@@ -1,4 +1,4 @@
-"""What autograd keeps of a followed step, for which node and until when, and what modules are given."""
+"""Records which tensors autograd saves in a traced step, and how long, and what modules take and return."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ UNKNOWN_HOOKS = (
 
 
 class SavedTensors:
-    """Lets autograd keep only the shapes of what it saves.
+    """Has autograd keep only the shapes of the tensors that it saves.
 
-    So a storage goes when the model's own code and the engine let go of it, and the tracer sees when; how much longer
-    autograd would have held it is known from its node's releasing what was packed.
+    So a storage dies once the model's own code and autograd's engine release it, which the tracer sees. How much longer
+    autograd would have held it is known from when the node releases the packed shape.
     """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._saved: list[_SavedTensor] = []
         self._calls: list[tuple[str, int, int, tuple[int, int], list[StorageLife], list[StorageLife]]] = []
-        self._stand_ins: dict[Any, torch.Tensor] = {}  # for what is there before the step and after it
+        self._stand_ins: dict[Any, torch.Tensor] = {}  # for storages that are live before the step
 
     @contextmanager
     def follow(self, *, calls_only: bool = False) -> Iterator[None]:
-        """Record what is saved and called within. Enter it when the tracer's modules are."""
+        """Record what is saved and called within. Enter it after the tracer's `modules`."""
         hooks = nullcontext() if calls_only else saved_tensors_hooks(self._pack, self._unpack)
         with mock.patch.object(nn.Module, "__call__", self._calling()), hooks, refused_hooks(UNKNOWN_HOOKS):
             yield
 
     def close(self) -> None:
-        """Call it when the step has ended: storages get the lives that they have where autograd keeps them."""
+        """Give storages the lifetimes that they have when autograd keeps them. Call it after the step."""
         for life in self._tracer.lives:
             life.let_go = life.died
         for saved in self._saved:
@@ -53,7 +53,7 @@ class SavedTensors:
                 kept.died = None if saved.released is None else max(kept.died, saved.released)
 
     def saves(self) -> tuple[Save, ...]:
-        """Each tensor that was packed, with the numbers of operators after which it was packed, used and released."""
+        """Return each packed tensor, with the numbers of operators after which it was packed, used and released."""
         places, last = self._places(), len(self._tracer.operators)
         saves = []
         for saved in self._saved:
@@ -128,7 +128,7 @@ class SavedTensors:
 
 
 class _SavedTensor:
-    """One tensor that was saved: its storage, and when it was; None where that has not been."""
+    """One saved tensor: its storage, and the operator number of each event; None until an event has happened."""
 
     __slots__ = ("life", "packed", "released", "unpacked", "used", "watch")
 
@@ -141,7 +141,7 @@ class _SavedTensor:
 
 
 class _Packet:
-    """What autograd keeps instead of the tensor."""
+    """What autograd keeps in place of a saved tensor."""
 
     __slots__ = ("_tracer", "kind", "saved")
 

@@ -1,4 +1,4 @@
-"""Follows one training step, and the building of its model, under fake tensors: a workload in, a Trace out."""
+"""Traces one training step, and the building of its model, under fake tensors: a workload in, a Trace out."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def follow(  # noqa: PLR0913
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
     builder: Builder | None = None,
 ) -> Trace:
-    """Trace a step as it is once gradients and optimizer state are there.
+    """Trace a training step in its steady state, with gradients and optimizer state already allocated.
 
-    `step` runs one training step and tells its phases. Call it where tensors are fake. Instead of a first step, the
-    optimizer steps on empty gradients, but for one that refuses these; where the step that counts shows that this was
-    not right (a parameter without a gradient, something that the model keeps from its first forward), it is followed
-    again. `with_saves` also records what autograd keeps and what modules are given, of which `compose` makes other
-    traces; `with_calls` only the latter. `with_growth` tells what grows with the batch, whose size is looked for in its
-    tensors where none has `batch_size`. With `buckets`, there are other ranks, and a whole first step is run; they tell
-    what it has left for those. With a `builder`, the trace also tells what was allocated while the workload was built
-    under it. `kept_bytes` are what each thread that multiplies matrices keeps for it. Bytes.
+    `step` runs one training step and marks its phases. Tensors must be fake. Instead of a first step, the optimizer
+    steps on zero gradients, unless it refuses them; if the traced step shows that this state was wrong (a parameter
+    without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
+    records what autograd saves and what modules take and return, from which `compose` derives other traces;
+    `with_calls` records only the latter. `with_growth` records what grows with the batch, whose size is inferred if no
+    tensor of it has `batch_size`. `buckets` is for several ranks: a whole first step is run, and `buckets` returns the
+    communication buckets that it has left. With a `builder`, the trace includes what was allocated while the workload
+    was built under it. `kept_bytes` is the workspace that each thread that multiplies matrices keeps. Bytes.
     """
     make = partial(
         _FollowedStep,
@@ -72,7 +72,7 @@ def follow(  # noqa: PLR0913
     for _ in range(TRIES):
         try:
             _settle(workload, optimizer, used, kept)
-        except RuntimeError:  # as SparseAdam, which takes no dense ones: a first step says why, or makes its own
+        except RuntimeError:  # as SparseAdam, which takes no dense ones: a first step raises why, or makes its own
             workload.module.zero_grad()
             make().go(step)
         num_states = len(state_by_parameter(optimizer))
@@ -87,7 +87,7 @@ def follow(  # noqa: PLR0913
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int], kept: set[int]) -> None:
-    """Create gradients and optimizer state as a first step would: of parameters that get one, and that keep it."""
+    """Create the gradients and optimizer state of a first step; `used` parameters get a gradient, `kept` keep it."""
     for parameter in workload.module.parameters():
         has_one = id(parameter) in used
         if not has_one:
@@ -101,9 +101,9 @@ def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]
 
 
 class Builder:
-    """Follows the storages of everything that runs under it: parameters, the batch, forwards that only look.
+    """Tracks the storages of all that runs under it: parameters, the batch, forwards that only observe.
 
-    What they leave to the allocator, free blocks and blocks in use, is where the first step begins.
+    The first step begins with the allocator as they leave it, with free blocks and blocks in use.
     """
 
     def __init__(self, *, device: str, hidden: Hidden | None = None) -> None:
@@ -112,22 +112,22 @@ class Builder:
 
     @contextmanager
     def follow(self) -> Iterator[None]:
-        """Follow what runs within."""
+        """Track what runs within."""
         with self._tracer:
             yield
         self._left = [life for life in self._tracer.lives if life.died is None]
 
     def unheld(self, held: Sequence[StorageLife | None]) -> list[torch.UntypedStorage]:
-        """The storages that are still there and in no life of `held`: what the loss or the module keeps by itself."""
+        """Return the live storages that are not in `held`: those that only the loss or the module holds."""
         storages = [life.watch() for life in self._left if life not in held and life.died is None and life.watch]
         return [storage for storage in storages if storage is not None]
 
     def life(self, tensor: torch.Tensor) -> StorageLife | None:
-        """The life of a tensor's storage; None where it was not made under this builder."""
+        """Return the lifetime of a tensor's storage; None if it was not made under this builder."""
         return self._tracer.life(tensor)
 
     def building(self, lives: Sequence[StorageLife | None]) -> Building:
-        """Returns what was followed. `lives` has, for each storage there before the step, its life in the building."""
+        """Return what was tracked. `lives` has, for each storage that is live before the step, its lifetime here."""
         left, last = set(self._left), len(self._tracer.operators)
         places = {life: place for place, life in enumerate(lives) if life in left}
         return Building(
@@ -141,7 +141,7 @@ class Builder:
 
 
 class _FollowedStep:
-    """One step that is followed."""
+    """Traces one step."""
 
     def __init__(
         self,
@@ -166,17 +166,17 @@ class _FollowedStep:
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._builder = builder
-        self._built: list[StorageLife | None] = []  # by place, the lives that storages had while they were built
+        self._built: list[StorageLife | None] = []  # by place in the trace: each storage's lifetime in the building
         self._hold()
         self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
-        """Follow buckets that are there before the step; gradients that are views of them are followed already."""
+        """Track buckets that are live before the step, unless gradients that are views of them are tracked already."""
         for bucket in buckets:
             self._keep(bucket, BUCKETS, "")
 
     def go(self, step: Step) -> None:
-        """Run the step, and follow its modules, operators and collectives, the gradients, and what autograd saves."""
+        """Run the step, recording its modules, operators, collectives and gradients, and what autograd saves."""
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
@@ -188,11 +188,11 @@ class _FollowedStep:
             handle.remove()
 
     def kept(self) -> set[int]:
-        """The parameters that have a gradient after the step, as far as any arrived."""
+        """Return the ids of parameters whose gradient was computed in the step and still exists after it."""
         return {id(one) for one in self._workload.module.parameters() if one.grad is not None} & self.arrived
 
     def num_left(self) -> int:
-        """How much of the forward is there after the step: the model keeps it, or the settling was wrong."""
+        """Return how many storages of the forward outlive the step: the model keeps them, or `_settle` was wrong."""
         loss = self._tracer.life(self._loss)
         return sum(
             life.died is None and life.phase == "forward" and life.category is None and life is not loss
@@ -200,7 +200,7 @@ class _FollowedStep:
         )
 
     def trace(self) -> Trace:
-        """The step as data. What did not die lives to the last operator, and what has no category gets its own."""
+        """Return the step as data. Storages still live end with the last operator; those without a category get one."""
         last = len(self._tracer.operators)
         categories = _Categories(self._marks, self._tracer.operators)
         return Trace(
@@ -229,7 +229,7 @@ class _FollowedStep:
         )
 
     def _hold(self) -> None:
-        """Follow what is there before the step."""
+        """Track what is live before the step."""
         module, state = self._workload.module, state_by_parameter(self._optimizer)
         for name, parameter in module.named_parameters():
             owner = name.rpartition(".")[0]
@@ -243,7 +243,7 @@ class _FollowedStep:
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
         for storage in self._builder.unheld(self._built) if self._builder else ():
-            life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # in the loss's closure
+            life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # as in the loss's closure
             if life:
                 life.grown = None
 
@@ -271,7 +271,7 @@ class _FollowedStep:
 
     @contextmanager
     def _random_state(self) -> Iterator[None]:
-        """Every checkpoint on a CPU keeps the state of the random numbers, which no operator makes."""
+        """Track the RNG state that every checkpoint on a CPU keeps, which no operator makes."""
         read = torch.get_rng_state
 
         def followed() -> torch.Tensor:
@@ -284,7 +284,7 @@ class _FollowedStep:
 
 
 class _Categories:
-    """Tells what a storage was for by when it was live."""
+    """Derives the category of a storage from its lifetime."""
 
     def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
         pairs = pairwise(marks)

@@ -1,4 +1,4 @@
-"""Notes of every storage of a followed step how it grows with the batch."""
+"""Records, for every storage of a traced step, how it grows with the batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 
 
 class StepGrowth:
-    """How the storages of a step grow; `batch_size` is that of the batch, None where its tensors tell it."""
+    """Records how the storages of a step grow; a `batch_size` of None is inferred from the batch."""
 
     def __init__(self, tracer: Tracer, batch: Sequence[torch.Tensor], batch_size: int | None, hidden: Hidden | None):
         self._tracer = tracer
         self._hidden = hidden
-        self._stand_ins: dict[int, StorageLife] = {}  # by the address of the storage that stands in for it
+        self._stand_ins: dict[int, StorageLife] = {}  # by the address of the stand-in storage
         size = size_of(batch, batch_size)
         self._growth = BatchGrowth(size, self._grown) if size else None
         for tensor in batch:
@@ -28,7 +28,7 @@ class StepGrowth:
                 life.grown = self._growth.of_batch(tensor) if self._growth else None
 
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, made: Sequence[StorageLife | None]) -> None:
-        """Note how the storages that an operator made grow."""
+        """Record how the storages that an operator made grow."""
         results = list(tensors_of(out))
         all_grown = (
             self._growth.of_results(func, args, kwargs or {}, results) if self._growth else [None] * len(results)
@@ -39,22 +39,22 @@ class StepGrowth:
                 life.grown = grown
 
     def saved_by_half(self, hidden_bytes: int, func: Any, args: Any, kwargs: Any) -> int:
-        """What an operator takes less besides its results with half the batch; 0 where that is not known."""
+        """Return by how many bytes half the batch reduces an operator's hidden bytes; 0 if unknown."""
         if not self._growth or not self._hidden or isinstance(hidden_bytes, Measured):
             return 0
         return max(0, int(hidden_bytes) - self._growth.with_half(self._hidden, func, args, kwargs or {}, hidden_bytes))
 
     def power(self, life: StorageLife) -> int:
-        """The power of the batch with which a storage grows; 1 where that is not known."""
+        """Return the power of the batch size with which a storage grows; 1 if unknown."""
         return 1 if life.grown is None or not self._growth else len(life.grown)
 
     def stand_in(self, tensor: torch.Tensor, life: StorageLife) -> None:
-        """Take a tensor that autograd is given to grow as the storage that it had saved."""
+        """Let a tensor that is unpacked for autograd grow as the storage that was saved."""
         storage = tensor.untyped_storage()
         self._stand_ins[storage._cdata] = life
         weakref.finalize(storage, self._stand_ins.pop, storage._cdata)
 
     def _grown(self, tensor: torch.Tensor) -> Grown | None:
-        """How a tensor's storage grows; None where that is not known."""
+        """Return how a tensor's storage grows; None if unknown."""
         life = self._tracer.life(tensor) or self._stand_ins.get(tensor.untyped_storage()._cdata)
         return life.grown if life else None

@@ -1,12 +1,12 @@
-"""What operators take besides their results, where fake kernels know only the results: temporaries and copies.
+"""Computes what operators allocate besides their results, which fake kernels do not show: temporaries and copies.
 
-Losses write all elements before they reduce them: into temporaries, or into the result, whose storage stays as large
-when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are made
-like their input before they are resized (Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu beside them). Masks
-that index become places (aten/src/ATen/native/IndexingUtils.h).
+Losses write all elements before they reduce them: into temporaries, or into the result, whose storage keeps its size
+when it is resized to one element (aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu). Folds are
+allocated like their input before they are resized (Im2Col.cpp, Col2Im.cpp, cuda/Im2Col.cu, cuda/Col2Im.cu in that
+folder). Masks used as indices become positions (aten/src/ATen/native/IndexingUtils.h).
 
-Kernels that read their arguments in one order copy those that lie otherwise (`Tensor::contiguous`), and hold the copies
-until they return. The files named by a copy's rule are in aten/src/ATen/native.
+Kernels that need a memory format copy arguments in other formats (`Tensor::contiguous`), and hold the copies until they
+return. The files named by the rules for copies are in aten/src/ATen/native.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from profiler.predicting.trace.kernel_bytes import Requests, request, tensor_byt
 aten = torch.ops.aten
 NONE, MEAN = 0, 1  # at::Reduction
 IN_THE_RESULT = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
-TEMPORARIES = {  # of all elements, besides the result: where it is reduced, and where it is not
+TEMPORARIES = {  # number of full-size temporaries besides the result: with a reduction, without one
     aten.mse_loss: (1, 0),
     aten.smooth_l1_loss: (1, 0),
     aten.huber_loss: (1, 0),
@@ -37,7 +37,7 @@ PLACE_BYTES = 8  # an int64
 
 
 def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """Returns the bytes that an operator takes while it runs; 0 for operators without a rule here."""
+    """Return the bytes of an operator's temporaries; 0 for operators without a rule here."""
     if func._overloadpacket in FOLDS:
         num_copies = (not args[0].is_contiguous()) + _grows(func, *args)
         return num_copies * tensor_bytes(args[0])
@@ -54,7 +54,7 @@ def temporary_bytes(func: Any, args: Any, kwargs: Any) -> int:
 
 
 def stored_shape(func: Any, args: Any, out: torch.Tensor) -> torch.Size:
-    """Returns the shape of all elements in the result's storage, mostly the result's own."""
+    """Return the shape for which the result's storage was allocated, mostly the result's own."""
     if func._overloadpacket in IN_THE_RESULT:
         return _element_shape(args)
     if func._overloadpacket in FOLDS and args[0].numel() > out.numel():
@@ -70,13 +70,13 @@ def is_known_mask(index: torch.Tensor | None) -> bool:
 
 
 def _element_shape(args: Any) -> torch.Size:
-    """Returns the shape of a loss before it is reduced."""
+    """Return the shape of a loss before it is reduced."""
     shape: torch.Size = torch.broadcast_shapes(*(tensor.shape for tensor in args if isinstance(tensor, torch.Tensor)))
     return shape
 
 
 def _grows(func: Any, input: torch.Tensor, *folding: list[int]) -> bool:
-    """Whether the result has more elements than what is taken: `folding` is of torch.nn.Unfold, or of torch.nn.Fold."""
+    """Whether the result has more elements than the input; `folding` are the arguments of nn.Unfold or nn.Fold."""
     if func._overloadpacket is aten.col2im:
         sides, kernels, *_ = folding
         return bool(prod(sides) > prod(kernels) * input.shape[-1])
@@ -94,81 +94,81 @@ def _is_reduced(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def copied_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """Returns the most bytes that an operator's copies take at once; 0 for operators without a rule here."""
+    """Return the most bytes that an operator's copies take at once; 0 for operators without a rule here."""
     count = COPIES.get(func._overloadpacket)
     return count(*args, **(kwargs or {})) if count else 0
 
 
 def straightened(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """Returns the bytes of a copy in this format; 0 where the tensor has it already."""
+    """Return the bytes of a copy in this memory format; 0 if the tensor has it already."""
     if tensor is None or tensor.is_contiguous(memory_format=memory_format):
         return 0
     return tensor_request(tensor)
 
 
 def _pool(input: torch.Tensor, *options: Any, **named: Any) -> int:
-    """cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu."""
+    """Copy of the input. Sources: cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu."""
     return straightened(input, suggest_memory_format(input))
 
 
 def _pool_backward(gradient: torch.Tensor, input: torch.Tensor, *options: Any, **named: Any) -> int:
-    """The gradient, what was pooled and the places of the largest values; files as of `_pool`."""
+    """Copies of the gradient, the input and the indices of the maxima; sources as for `_pool`."""
     memory_format = suggest_memory_format(input)
     places = options[-1] if options and isinstance(options[-1], torch.Tensor) else named.get("indices")
     return Requests(*(straightened(tensor, memory_format) for tensor in (gradient, input, places)))
 
 
 def _adaptive_pool(input: torch.Tensor, *options: Any, **named: Any) -> int:
-    """cuda/AdaptiveAveragePooling.cu."""
+    """Copy of the input. Source: cuda/AdaptiveAveragePooling.cu."""
     return straightened(input, suggest_memory_format(input))
 
 
 def _adaptive_pool_backward(gradient: torch.Tensor, input: torch.Tensor) -> int:
-    """The kernel for channels last reads a gradient as it lies; file as of `_adaptive_pool`."""
+    """Copy of the gradient; the channels-last kernel reads any format. Source as for `_adaptive_pool`."""
     return 0 if suggest_memory_format(input) == torch.channels_last else straightened(gradient)
 
 
 def _layer_norm(input: torch.Tensor, *options: Any, **named: Any) -> int:
-    """cuda/layer_norm_kernel.cu, layer_norm_cuda."""
+    """Copy of the input. Source: layer_norm_cuda in cuda/layer_norm_kernel.cu."""
     return straightened(input)
 
 
 def _layer_norm_backward(gradient: torch.Tensor, input: torch.Tensor, *options: Any, **named: Any) -> int:
-    """cuda/layer_norm_kernel.cu, layer_norm_backward_cuda."""
+    """Copies of gradient and input. Source: layer_norm_backward_cuda in cuda/layer_norm_kernel.cu."""
     return straightened(gradient) + straightened(input)
 
 
 def _batch_norm_backward(gradient: torch.Tensor, input: torch.Tensor, weight: Any, *options: Any, **named: Any) -> int:
-    """cuDNN's takes the gradient in the order of what was normalised (tools/autograd/derivatives.yaml)."""
+    """Copy of the gradient in the input's memory format, for cuDNN (tools/autograd/derivatives.yaml)."""
     return straightened(gradient, suggest_memory_format(input)) if is_cudnn_norm(input, weight) else 0
 
 
 def is_cudnn_norm(input: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """Whether cuDNN normalises a batch: `_select_batch_norm_backend` in Normalization.cpp, when it is trained."""
+    """Whether cuDNN runs a batch norm in training: `_select_batch_norm_backend` in Normalization.cpp."""
     if input.dim() < 3 or weight is None or torch.bfloat16 in (input.dtype, weight.dtype):
         return False
     return input.dtype != torch.float16 or weight.dtype == torch.float32
 
 
 def _softmax_backward(gradient: torch.Tensor, out: torch.Tensor, *options: Any, **named: Any) -> int:
-    """The product of the gradient and the result, and what of both does not lie dense (cuda/SoftMax.cu)."""
+    """The product of gradient and result, and contiguous copies of the product and the result (cuda/SoftMax.cu)."""
     product = torch.empty_like(gradient, device="meta")
     return tensor_request(product) + straightened(product) + straightened(out)
 
 
 def _safe_softmax(input: torch.Tensor, *options: Any, **named: Any) -> int:
-    """Where what is taken is endless, which rows are so wholly, and a 0, written to those (SoftMax.cpp)."""
+    """Masks of -inf inputs and of rows that are all -inf, and the scalar 0 written to those rows (SoftMax.cpp)."""
     rows = input.numel() // max(input.shape[options[0]], 1)
     return request(input.numel()) + request(rows) + request(input.itemsize)
 
 
 def _roll(input: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> int:
-    """One after the other, each a result; of one, what is taken becomes dense (TensorTransformations.h, cuda/*.cu)."""
+    """Results of all dimensions but the last; for one dimension, a dense input (TensorTransformations.h, cuda/*.cu)."""
     return tensor_request(input) * max(len(dims or ()) - 1, 0) or straightened(input)
 
 
 def _sum(input: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, **named: Any) -> int:
-    """Whole numbers and tests are first copied in the type of the sum (`make_reduction` in ReduceOpsUtils.h)."""
+    """Integers and booleans are first cast to the dtype of the sum (`make_reduction` in ReduceOpsUtils.h)."""
     if input.is_floating_point() or input.is_complex():
         return 0
     kind = dtype or torch.int64
@@ -176,7 +176,7 @@ def _sum(input: torch.Tensor, *options: Any, dtype: torch.dtype | None = None, *
 
 
 def _real_transform(input: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -> int:
-    """What bfloat16 gives in its own type, and one half of what has two sides (cuda/SpectralOps.cpp)."""
+    """For bfloat16, half the spectrum in its own complex type; two-sided, also in complex64 (cuda/SpectralOps.cpp)."""
     if input.dtype != torch.bfloat16:
         return 0
     half = input.numel() // input.shape[dims[-1]] * (input.shape[dims[-1]] // 2 + 1)
@@ -185,7 +185,7 @@ def _real_transform(input: torch.Tensor, dims: list[int], normalization: int, on
 
 
 def _inverse_transform(input: torch.Tensor, *options: Any) -> int:
-    """What is taken, which cuFFT writes over (cuda/SpectralOps.cpp, _fft_c2r_cufft)."""
+    """Copy of the input, which cuFFT overwrites (_fft_c2r_cufft in cuda/SpectralOps.cpp)."""
     return tensor_request(input)
 
 

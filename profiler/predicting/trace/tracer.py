@@ -1,4 +1,4 @@
-"""Follows every operator, and the storages that operators make and drop."""
+"""Records every operator of a step, and the lifetimes of storages."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from profiler.predicting.trace.step_growth import StepGrowth
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
-Seen = Callable[[str, Any], None]  # told of every operator that has run: its name and arguments
+Seen = Callable[[str, Any], None]  # called after every operator, with its name and arguments
 
 FLOP_FORMULAS = flop_formulas()
 
-ORDERS = {  # the order in which results are allocated, by their index, where it is not that in which they are returned
+ORDERS = {  # the order in which results are allocated, by index, if not the order in which they are returned
     "aten.native_dropout": (1, 0),  # aten/src/ATen/native/cuda/Dropout.cu
-    "aten._scaled_dot_product_efficient_attention": (2, 3, 0, 1),  # transformers/cuda/attention.cu beside it
+    "aten._scaled_dot_product_efficient_attention": (2, 3, 0, 1),  # transformers/cuda/attention.cu in native/
 }
 
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
 
-PLACE = ("category", "module", "operator", "phase")  # what is told of a storage in words
+PLACE = ("category", "module", "operator", "phase")  # attributes of a storage that are strings
 
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Leave out what is created within: it is not on the device that is followed."""
+    """Leave out storages created within: they are on the host, not on the traced device."""
     token = _ON_HOST.set(True)
     try:
         yield
@@ -56,7 +56,7 @@ def on_host() -> Iterator[None]:
 
 
 class StorageLife:
-    """One storage as it is followed; `died` is None while it is there."""
+    """The lifetime of one tracked storage; `died` is None while it is live."""
 
     __slots__ = ("born", "died", "grown", "let_go", "nbytes", "stream", "watch", *PLACE)
 
@@ -64,18 +64,18 @@ class StorageLife:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
         self.stream = stream
         self.died: int | None = None
-        self.let_go: int | None = None  # where saves are followed: when all but autograd had let go
+        self.let_go: int | None = None  # if saves are recorded: from when on only autograd holds it
         self.category: str | None = None
         self.watch: weakref.ref[Any] | None = None
-        self.grown: Grown | None = ()  # with the batch; None where that is not known
+        self.grown: Grown | None = ()  # with the batch; None if unknown
 
 
 class Tracer(TorchDispatchMode):
-    """Records every operator and every storage of what runs under it.
+    """Dispatch mode that records every operator and every storage of what runs under it.
 
-    `device` is the kind whose allocator rounds bytes up; `hidden` tells what an operator takes while it runs; tensors
-    of the types `sharded` hand over their own shard before they are seen. A phase `backward` in which gradients are
-    enabled is a recompute: autograd itself disables them.
+    `device` is the kind whose allocator rounds bytes up; `hidden` returns an operator's hidden bytes; tensors of the
+    types `sharded` are unwrapped to their local shard before they are recorded. In phase `backward`, operators with
+    gradients enabled are recomputes: autograd itself disables gradients.
     """
 
     def __init__(
@@ -89,20 +89,20 @@ class Tracer(TorchDispatchMode):
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
-        self.growth: StepGrowth | None = None  # told of what operators make
+        self.growth: StepGrowth | None = None  # is called with the results of operators
         self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
-        self._called: list[CalledBlock] = []  # calls that are blocks, the innermost last
+        self._called: list[CalledBlock] = []  # running calls that are blocks, the innermost last
         self._is_paused = False
-        self._there: dict[int, StorageLife] = {}  # by the address of the storage
-        self._streams = {torch.cpu.current_stream(): 0}  # the CPU's stand for CUDA's: FSDP2 enters the same ones
-        self._module_of_node: dict[int, str] = {}  # by the sequence number of autograd's node
+        self._there: dict[int, StorageLife] = {}  # live storages, by address
+        self._streams = {torch.cpu.current_stream(): 0}  # CPU streams stand for CUDA's: FSDP2 enters the same ones
+        self._module_of_node: dict[int, str] = {}  # by the sequence number of an autograd node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as CachingFakeMode
+        return False  # for the reason given in CachingFakeMode
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -110,7 +110,7 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._sharded and any(kind in types for kind in self._sharded):
-            return NotImplemented  # its own handler comes back with the shard that this rank holds
+            return NotImplemented  # its own handler calls again with the local shard
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kind = _kind(func)
@@ -137,12 +137,12 @@ class Tracer(TorchDispatchMode):
         return out
 
     def hold(self, tensor: torch.Tensor, operator: str, module: str) -> StorageLife | None:
-        """Follow a storage that no operator made; None where it is followed already, or empty."""
-        during = 0 if self.phase == "before" else 1  # it is there when the next operator runs
+        """Track a storage that no operator made; None if it is tracked already, or empty."""
+        during = 0 if self.phase == "before" else 1  # it is live from the next operator on
         return self._find(tensor, operator, module, self.phase, after=during)
 
     def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> StorageLife | None:
-        """End the life of a storage that is resized; returns the life of its new bytes, None where there are none."""
+        """End the lifetime of a storage and resize it; return the lifetime of its new bytes, None without any."""
         life = self._there.pop(storage._cdata, None)
         if life:
             life.died, life.watch = len(self.operators), None
@@ -150,11 +150,11 @@ class Tracer(TorchDispatchMode):
         return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
     def life(self, tensor: torch.Tensor) -> StorageLife | None:
-        """Returns the life of a tensor's storage, if it is followed."""
+        """Return the lifetime of a tensor's storage, if it is tracked."""
         return self._there.get(tensor.untyped_storage()._cdata)
 
     def name_of(self, module: nn.Module) -> str | None:
-        """A module's full name, within the call that is a block where one is at work; None outside of the model."""
+        """Return a module's full name, below the innermost running CalledBlock if any; None outside of the model."""
         if isinstance(module, CalledBlock):
             return module.name
         name = self._names.get(id(module))
@@ -166,7 +166,7 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what runs within."""
+        """Record nothing of what runs within."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -175,12 +175,12 @@ class Tracer(TorchDispatchMode):
 
     @property
     def module(self) -> str:
-        """The full name of the module at work; empty outside of all."""
+        """The full name of the running module; empty outside of all modules."""
         return self._stack[-1]
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Follow which module is at work."""
+        """Track which module is running."""
         call = nn.Module.__call__
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -199,7 +199,7 @@ class Tracer(TorchDispatchMode):
             yield
 
     def _place(self) -> tuple[str, str]:
-        """The phase and the module of the operator that has just run."""
+        """Return the phase and the module of the operator that has just run."""
         phase = self._phase()
         if phase == "backward":
             return phase, self._of_node()
@@ -212,7 +212,7 @@ class Tracer(TorchDispatchMode):
         return "recompute" if is_recompute else "backward"
 
     def _remember(self) -> str:
-        """Returns the module at work, and keeps it for the node that autograd made for this operator, if any."""
+        """Return the running module, and remember it for the node that autograd made for this operator, if any."""
         module = self._stack[-1]
         self._module_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, module)
         return module
@@ -255,14 +255,14 @@ uncompiled(Tracer.__torch_dispatch__)
 
 
 class _Kind:
-    """What is the same for every call of an operator."""
+    """The properties of an operator that are the same for every call."""
 
     __slots__ = ("flops", "is_question", "is_view", "name", "order")
 
     def __init__(self, func: Any) -> None:
         self.name = operator_name(func)
         self.flops: Any = FLOP_FORMULAS.get(func._overloadpacket)
-        self.is_question = func.namespace in ("prim", "profiler")  # of a fake tensor's device; or a mark
+        self.is_question = func.namespace in ("prim", "profiler")  # about a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
         self.order = ORDERS.get(self.name)
 

@@ -1,6 +1,6 @@
-"""Compiled code in a traced step: what torch.compile keeps for the backward, run operator by operator.
+"""Runs compiled code in a traced step operator by operator, saving for the backward what torch.compile saves.
 
-Inductor's kernels take addresses, of which fake tensors have none.
+Inductor's kernels take addresses, which fake tensors do not have.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ BACKENDS = "torch._dynamo.backends.debugging"
 
 
 class Unfused:
-    """How many graphs were compiled without their kernels."""
+    """Compiles graphs without Inductor's kernels, and counts them."""
 
     def __init__(self) -> None:
         self.num_graphs = 0
 
     def compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        """The graph with Inductor's decompositions and its choice of what is saved, and without its fused kernels."""
+        """Return the graph with Inductor's decompositions and choice of saved tensors, without its fused kernels."""
         self.num_graphs += 1
         compiled: Callable[..., Any] = import_module(BACKENDS).aot_eager_decomp_partition(graph, inputs)
         return compiled
@@ -34,7 +34,7 @@ class Unfused:
 
 @contextmanager
 def unfused() -> Iterator[Unfused]:
-    """Compile without Inductor's kernels within. Nothing that is compiled before is run within, nor the reverse."""
+    """Compile without Inductor's kernels within. Code compiled before is not run within, nor the reverse."""
     made = Unfused()
 
     def call(wrapper: Any, graph: Any, inputs: Any, **patches: Any) -> Callable[..., Any]:
@@ -49,5 +49,5 @@ def unfused() -> Iterator[Unfused]:
 
 
 def uncompiled(function: Any) -> None:
-    """Have Dynamo leave alone a function of ours, and what it calls, between the parts of what it compiles."""
+    """Have Dynamo not compile one of our functions, nor what it calls, when it runs amid compiled code."""
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))

@@ -18,19 +18,19 @@ from profiler.core.user_code import is_ours
 from profiler.predicting.trace.fake_tensors import without_guesses
 from profiler.predicting.trace.host_state import HostMoves
 
-OF_TORCH = ("torch.utils.checkpoint",)  # whose hooks are subclasses, and run the model's own code again
-ADDRESSED = (torch.Tensor, torch.UntypedStorage)  # what has a data_ptr, which is 0 of all that is fake
+OF_TORCH = ("torch.utils.checkpoint",)  # modules whose hooks are subclasses and rerun the model's own code
+ADDRESSED = (torch.Tensor, torch.UntypedStorage)  # types with a data_ptr, which is 0 for fake ones
 _REFUSAL: ContextVar[str | None] = ContextVar("_REFUSAL", default=None)
-_PLACES: ContextVar[list[str]] = ContextVar("_PLACES", default=[])  # noqa: B039  never written: of the hooks that ran
+_PLACES: ContextVar[list[str]] = ContextVar("_PLACES", default=[])  # noqa: B039  the default is never written; of hooks that ran
 _IN_HOOK: ContextVar[bool] = ContextVar("_IN_HOOK", default=False)
 
 
 @contextmanager
 def user_hooks(*, on_cuda: bool) -> Iterator[None]:
-    """Follow what the model's own `saved_tensors_hooks` pack and unpack; with `on_cuda`, what they move to the host.
+    """Trace what the model's own `saved_tensors_hooks` pack and unpack; with `on_cuda`, also moves to the host.
 
-    What a hook packs is kept by autograd and followed as every storage is. Raises Unsupported, from the step, where a
-    hook fails on tensors without data or asks for values or addresses.
+    Autograd keeps what a hook packs, which is tracked like every storage. Raises Unsupported, from the step, if a hook
+    fails on tensors without data or asks for values or addresses.
     """
     enter = saved_tensors_hooks.__enter__
 
@@ -53,7 +53,7 @@ def user_hooks(*, on_cuda: bool) -> Iterator[None]:
 
 
 def refuse_cycles(num_left: Callable[[], int]) -> None:
-    """Raises Unsupported where hooks ran and the collector frees some of what is left of the step."""
+    """Raise Unsupported if hooks ran and the garbage collector frees some of what is left of the step."""
     if not _PLACES.get() or not (before := num_left()):
         return
     gc.collect()
@@ -66,7 +66,7 @@ def refuse_cycles(num_left: Callable[[], int]) -> None:
 
 @contextmanager
 def refused_hooks(reason: str) -> Iterator[None]:
-    """Raise Unsupported with this reason where the model enters hooks of its own."""
+    """Raise Unsupported with this reason if the model enters hooks of its own within."""
     token = _REFUSAL.set(reason)
     try:
         yield
@@ -75,7 +75,7 @@ def refused_hooks(reason: str) -> Iterator[None]:
 
 
 class _Followed:
-    """A hook of the model's own, which runs on tensors without data."""
+    """Runs one of the model's own hooks on tensors without data."""
 
     def __init__(self, hook: Callable[[Any], Any], *, on_cuda: bool) -> None:
         self._hook, self._on_cuda = hook, on_cuda
@@ -90,7 +90,7 @@ class _Followed:
                 return self._hook(value)
         except Unsupported:
             raise
-        except Exception as error:  # code of others, which knows of no fake tensors: anything can rise
+        except Exception as error:  # user code that is not written for fake tensors can raise anything
             text = f"the model's own hook on saved tensors ({_place(self._hook)}) cannot run without data"
             line = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise Unsupported(f"{text}: {line}") from error

@@ -1,1 +1,1 @@
-"""How blocks are checkpointed: what strategies are made of."""
+"""The mechanisms of checkpointing blocks, which strategies are built from."""

@@ -1,4 +1,4 @@
-"""The repair of BatchNorm's running statistics under recompute."""
+"""Keeps recomputes from updating BatchNorm's running statistics again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HELD = "_held_statistics"
 
 
 def repaired(workload: Workload, applied: Applied) -> Applied:
-    """Repair BatchNorm as `repair_batchnorm` does; returns what was applied with a note of it.
+    """Repair BatchNorm as `repair_batchnorm` does; return `applied` with a note on it.
 
-    Raises Unsupported where blocks are recomputed and none of the workload's blocks has such a layer.
+    Raises Unsupported if blocks are recomputed and no block of the workload has such a layer.
     """
     count = repair_batchnorm(workload, applied)
     if applied.recomputes and not any(_norms(workload)):
@@ -35,7 +35,7 @@ def repaired(workload: Workload, applied: Applied) -> Applied:
 def repair_batchnorm(workload: Workload, applied: Applied) -> int:
     """Make recomputes leave the running statistics of BatchNorm, and its counts of batches, as the forward left them.
 
-    Once for each layer of a block that is recomputed, however often and in whatever order. Returns how many these are.
+    Each layer of a recomputed block is hooked once, however often and in whatever order it runs. Returns their number.
     """
     layers = _updated_again(workload, applied)
     for layer in layers:
@@ -45,14 +45,14 @@ def repair_batchnorm(workload: Workload, applied: Applied) -> int:
 
 
 def is_repairable(workload: Workload, applied: Applied) -> bool:
-    """Whether repair_batchnorm would find something to do."""
+    """Whether `repair_batchnorm` would repair anything."""
     return bool(_updated_again(workload, applied))
 
 
 def _hold(layer: _NormBase, _: Any) -> None:
-    """Update by nothing, with momentum 0, and count nothing, where this runs in a backward: it is a recompute there.
+    """Freeze the statistics (momentum 0) and the batch count if this runs in a backward, which makes it a recompute.
 
-    The kernel still gets the statistics: a checkpoint wants as many saved tensors as the forward had.
+    The kernel still gets the statistics, since a checkpoint needs as many saved tensors as the forward had.
     """
     in_backward = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
     if in_backward and layer.training:
@@ -71,7 +71,7 @@ def _updated_again(workload: Workload, applied: Applied) -> tuple[_NormBase, ...
 
 
 def _norms(workload: Workload) -> Iterator[tuple[int, _NormBase]]:
-    """Each block's index with its layers that keep running statistics."""
+    """Yield the layers of each block that keep running statistics, with the block's index."""
     for index, name in enumerate(workload.blocks):
         block = workload.block(name)
         called = block.called if isinstance(block, CalledBlock) else block

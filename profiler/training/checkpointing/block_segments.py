@@ -28,22 +28,22 @@ Switch = Callable[[bool], None]
 
 
 class OwnCheckpoint(NamedTuple):
-    """A segment under a checkpoint of its own, as selective ones are."""
+    """A segment with a checkpoint function of its own, such as a selective one."""
 
     segment: Sequence[Any]
     checkpoint: Checkpoint
 
 
-# Indices into the blocks, and segments within: checkpoints within the checkpoint.
+# Indices into the blocks, and segments inside, which are checkpoints within the checkpoint.
 BlockSegment = Sequence[Any] | OwnCheckpoint
 
 
 class SegmentChoice:
-    """What a strategy chose to checkpoint."""
+    """Records what a strategy chose to checkpoint."""
 
     def __init__(self) -> None:
-        self.segments: list[BlockSegment] | None = None  # None where it checkpoints in another way
-        self.blocks: tuple[str, ...] = ()  # that its indices are of
+        self.segments: list[BlockSegment] | None = None  # None if it checkpoints in another way
+        self.blocks: tuple[str, ...] = ()  # the blocks that the indices refer to
         self.has_own_checkpoint = False
 
 
@@ -52,7 +52,7 @@ _CHOICE: ContextVar[SegmentChoice | None] = ContextVar("_CHOICE", default=None)
 
 @contextmanager
 def chosen_segments() -> Iterator[SegmentChoice]:
-    """Note what `checkpoint_segments` is given within, which is all that it does there."""
+    """Inside the context, `checkpoint_segments` only records what it is given."""
     choice = SegmentChoice()
     token = _CHOICE.set(choice)
     try:
@@ -66,14 +66,14 @@ def checkpoint_segments(
 ) -> Switch:
     """Change the module in place so that each segment of its blocks is recomputed in the backward.
 
-    Returns what switches that off, until it is switched on again: between steps, the module is as it was before.
+    Returns a switch that turns this off and on between steps; while it is off, the module is as it was before.
 
     A segment holds the indices of consecutive blocks, and may hold segments: `[[0, 1], 2]` recomputes 0 to 2, and in
-    that recompute 0 and 1 once more. `checkpoint` is that of all segments without an OwnCheckpoint. When the module's
+    that recompute 0 and 1 once more. `checkpoint` is used for all segments without an OwnCheckpoint. When the module's
     own forward calls the first block of a segment, the whole segment is computed under the checkpoint; its calls of the
-    other blocks return their input. So the forward that strings the blocks together, a Sequential or a loop, stays as
-    it is. Where a segment is longer than one block, one forward is observed; raises Unsupported where its blocks do not
-    feed each other, and nothing else, or where a block is checkpointed already.
+    other blocks return their input. So the forward that runs the blocks in order, a Sequential or a loop, is not
+    changed. If a segment is longer than one block, one forward is observed. Raises Unsupported if the blocks of a
+    segment do not feed each other and nothing else, or if a block is checkpointed already.
     """
     refuse_none(workload.blocks)
     chosen = list(segments)
@@ -87,7 +87,7 @@ def checkpoint_segments(
     routed = [
         _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
     ]
-    ends_within = bool(together) and not workload.calls  # where it leaves blocks out; calls watch that themselves
+    ends_within = bool(together) and not workload.calls  # watch forwards for skipped blocks; Calls watches its own
     if ends_within:
         _follow(workload.module, routed, True)
 
@@ -105,36 +105,36 @@ def unswitched(on: bool) -> None:
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Calls PyTorch's checkpoint in its non-reentrant form.
+    """Call PyTorch's checkpoint in its non-reentrant form.
 
-    The reentrant kind leaves gradients missing, in silence, where no input of the first segment needs one.
+    The reentrant form silently loses gradients if no input of the first segment needs one.
     """
     return checkpoint(function, *arguments, use_reentrant=False, **keywords)
 
 
 def flat(segment: BlockSegment) -> list[int]:
-    """All indices of a segment, in order."""
+    """Return all indices of a segment, in order."""
     return [index for item in items(segment) for index in (flat(item) if isinstance(item, Sequence) else [item])]
 
 
 def items(segment: BlockSegment) -> Sequence[Any]:
-    """What the segment's checkpoint holds: indices and segments."""
+    """Return the indices and segments that a segment's checkpoint holds."""
     return segment.segment if isinstance(segment, OwnCheckpoint) else segment
 
 
 def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
-    """How often each block is computed again: once for every checkpoint around it, but as `recompute_counts` says."""
+    """Return how often each block is recomputed: once per checkpoint around it, except as in `recompute_counts`."""
     return recompute_counts(segments, lambda item: items(item) if isinstance(item, Sequence) else None)
 
 
 def notes_of_nothing(segments: Sequence[BlockSegment], why: str) -> tuple[Note, ...]:
-    """What there is to say where no segment is checkpointed; `why` follows `checkpoints nothing: `."""
+    """Return a note if no segment is checkpointed; `why` follows `checkpoints nothing: `."""
     text = f"checkpoints nothing: {why}; it is `none` by another name"
     return () if segments else (Note(code="GCP001", text=text),)
 
 
 class _CheckpointedSegment:
-    """One checkpointed segment. Its blocks give it their calls, unless it is computing them."""
+    """One checkpointed segment. It receives the calls of its blocks, unless it is running them."""
 
     def __init__(
         self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, seen: Observation | None
@@ -150,13 +150,13 @@ class _CheckpointedSegment:
         for index in behind:
             run_ahead(self._blocks[index])
         self.inside = False
-        self.due = 0  # the place of the block whose call comes next
+        self.due = 0  # the position of the block whose call comes next
         self._kept_inputs = _keep_inputs(self._blocks, segment)
         for block in self._blocks.values():
             route(block, self)
 
     def switch(self, on: bool) -> None:
-        """While it is off, every block is as it was before."""
+        """Switch the checkpoint on or off; while it is off, every block is as it was before."""
         for block in self._blocks.values():
             if on:
                 route(block, self)
@@ -166,10 +166,10 @@ class _CheckpointedSegment:
             module.inplace = not on  # type: ignore[assignment]
 
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        """The whole segment's output where its first block is called, of the others what they are given.
+        """Return the whole segment's output if its first block is called; of the others, the value that they are given.
 
-        Raises Unsupported where a forward leaves blocks out, as layer dropout and early exits do, or gives a block
-        other parameters or values than it was computed with.
+        Raises Unsupported if a forward leaves blocks out, as layer dropout and early exits do, or gives a block other
+        parameters or values than it was computed with.
         """
         place = self._place(block)
         self._expect(place)
@@ -186,41 +186,41 @@ class _CheckpointedSegment:
         return (value,) if index in self._in_tuples else value
 
     def _place(self, block: nn.Module) -> int:
-        """Where the block stands: where one is due, unless blocks were left out. All others are looked at only then."""
+        """Return the position of the block: the one that is due if the block is there, else its first."""
         if self._blocks[self._order[self.due]] is block:
             return self.due
         return next(place for place, index in enumerate(self._order) if self._blocks[index] is block)
 
     def _expect(self, place: int) -> None:
-        """Raises Unsupported where another block is due: what runs together is computed at the first one's call."""
+        """Raise Unsupported if another block is due, since the first one's call has computed the whole segment."""
         due, self.due = self.due, 0
         if place != due:
             raise self.refusal(f"called '{self.name(place)}'", due)
 
     def refusal(self, did: str, due: int) -> Unsupported:
-        """Why a forward is refused that did this where the block at that place was due."""
+        """Return the error for a forward that did `did` when the block at position `due` was to come."""
         what = f"the forward {did} where '{self.name(due)}' was due"
         return Unsupported(f"{what}: what leaves blocks out at random cannot be cut; --strategies all can")
 
     def name(self, place: int) -> str:
-        """The name of the block at this place."""
+        """Return the name of the block at this position."""
         return self._names[self._order[place]]
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """The block's own work under the checkpoint, where it is alone; others are called by the module's name only."""
+        """Run a direct call of `forward` under the checkpoint if the segment is one block; else run it as it is."""
         if len(self._blocks) > 1:
             return forward(*arguments, **keywords)
         return self._chosen(self._segment)(forward, *arguments, **keywords)
 
     def _under(self, segment: BlockSegment) -> Callable[..., Any]:
-        """The segment under its checkpoint."""
+        """Return a function that runs the segment under its checkpoint."""
         return partial(self._chosen(segment), self._compute(segment))
 
     def _chosen(self, segment: BlockSegment) -> Checkpoint:
         return segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
 
     def _compute(self, segment: BlockSegment) -> Callable[..., Any]:
-        """The segment as one function; segments within it are under a checkpoint of their own."""
+        """Return a function that runs the segment; segments inside it run under checkpoints of their own."""
 
         def compute(*arguments: Any, **keywords: Any) -> Any:
             before, self.inside = self.inside, True
@@ -241,9 +241,9 @@ class _CheckpointedSegment:
 
 
 class _WholeForward:
-    """The forward of the whole module: it ends within no segment, whose first block has returned the output of all.
+    """Watches that no forward of the whole module ends in the middle of a segment.
 
-    Forwards within forwards are a part of it.
+    The segment's first block has then returned the output of all its blocks. Nested forwards are part of the outer one.
     """
 
     def __init__(self, segments: Sequence[_CheckpointedSegment]) -> None:
@@ -251,12 +251,12 @@ class _WholeForward:
         self.segments = segments
 
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        """The module's own output. Raises Unsupported where its forward ends with blocks due."""
+        """Return the module's output. Raises Unsupported if its forward ends with blocks due."""
         return self.call_forward(block, *arguments, **keywords)
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """The same, past the hooks."""
-        before = [segment.due for segment in self.segments]  # of blocks that were called by themselves
+        """Return the same for a direct call of `forward`, which bypasses the hooks."""
+        before = [segment.due for segment in self.segments]  # not 0 after blocks were called outside of a forward
         self.inside = True
         try:
             value = forward(*arguments, **keywords)
@@ -273,7 +273,7 @@ class _WholeForward:
         return value
 
     def _left(self, before: list[int]) -> list[tuple[_CheckpointedSegment, int]]:
-        """The segments that the forward began and did not end, with what was due; it is set back."""
+        """Return the segments that the forward began and did not end, with the position due; `due` is reset."""
         left = []
         for segment, due in zip(self.segments, before, strict=True):
             if segment.due not in (0, due):
@@ -283,7 +283,7 @@ class _WholeForward:
 
 
 def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment], on: bool) -> None:
-    """Follow the forwards of a module for these segments too, or for them no longer."""
+    """Start or stop watching the module's forwards for these segments."""
     there = vars(module).get("_route")
     others = [one for one in there.segments if one not in segments] if isinstance(there, _WholeForward) else []
     followed = [*others, *segments] if on else others
@@ -294,9 +294,9 @@ def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment], on: boo
 
 
 def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:
-    """A checkpoint computes again from its input, so a module that begins one (ReLU) must not write over it.
+    """Switch off `inplace` of modules (ReLU) that begin a checkpoint, since the recompute needs their input.
 
-    Returns the modules that did.
+    Returns the modules that were changed.
     """
     first = blocks[flat(segment)[0]]
     changed = [first] if getattr(first, "inplace", False) else []
@@ -307,7 +307,7 @@ def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn
 
 
 def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
-    """Raises Unsupported for blocks that another strategy has checkpointed."""
+    """Raise Unsupported for blocks that another strategy has checkpointed."""
     for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
         block = workload.block(name)
         if isinstance(block, RoutedBlock) and not isinstance(vars(block).get("_route"), _WholeForward):

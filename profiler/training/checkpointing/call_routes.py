@@ -1,4 +1,4 @@
-"""Where each call of a forward goes that is a block of its own: in order, and checked in every forward."""
+"""Routes each call that is a block of its own to that block, and checks the order of calls in every forward."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CalledBlock(nn.Module):
     def __init__(self, name: str, path: str, called: Callable[..., Any], *, past_hooks: bool = False) -> None:
         super().__init__()
         self.name, self.path = name, path
-        self.__dict__["called"] = called  # no child: parameters have one name
-        self.past_hooks = past_hooks  # the model calls the module's `forward` by its name
+        self.__dict__["called"] = called  # not as a child: parameters have one name
+        self.past_hooks = past_hooks  # the model calls the module's `forward` directly
         self.runs_ahead = False  # computed with blocks before it
         self.calls: Calls | None = None
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The call itself; the marked functions that it calls are a part of it."""
+        """Run the call itself; marked functions that it calls are part of it."""
         called: Any = self.called
         if not isinstance(called, nn.Module):
             with listened(None):
@@ -42,17 +42,17 @@ class CalledBlock(nn.Module):
 
     @property
     def kind(self) -> str:
-        """The class of the module, or what else is called."""
+        """The name of the class of what is called."""
         return type(self.called).__name__
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, nn.Module]]:
-        """Those of the module that is called; of a function, itself."""
+        """Yield the modules of the called module; for a function, only this one."""
         named = self.called.named_modules if isinstance(self.called, nn.Module) else super().named_modules
         modules: Iterator[tuple[str, nn.Module]] = named(*arguments, **keywords)
         return modules
 
     def bind(self, function: Callable[..., Any]) -> None:
-        """Take the function as it is called now. Raises Unsupported where another one was computed ahead."""
+        """Use the function of the present call. Raises Unsupported if another one was already computed ahead."""
         if self.runs_ahead and function != self.called:
             reason = (
                 "is another function than before, made anew in each forward: define it once, outside of the forward"
@@ -67,35 +67,35 @@ class Calls:
     def __init__(self, blocks: tuple[CalledBlock, ...]) -> None:
         self._blocks = blocks
         self._done = 0
-        self.is_open = False  # within a forward
+        self.is_open = False  # inside a forward
         for block in blocks:
             block.calls = self
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Follow one forward. Raises Unsupported where it ends before its last call: its work may be done already."""
+        """Follow one forward. Raises Unsupported if it ends before its last call, whose work may be done already."""
         self.begin()
         try:
             yield
-        except BaseException:  # whatever ends the forward, which goes on from here
+        except BaseException:  # whatever ends the forward; it is raised again
             self._close()
             raise
         self.end()
 
     def begin(self, *_: Any) -> None:
-        """A forward begins."""
+        """Begin a forward."""
         self._done, self.is_open = 0, True
         marked_functions.push(self)
 
     def end(self, *given: Any) -> None:
-        """A forward has ended; raises as `forward` does. As a hook it is given the output, None where it raised."""
+        """End a forward; raises as `forward` does. As a hook it gets the output last, None if the forward raised."""
         self._close()
         has_raised = bool(given) and given[-1] is None
         if not has_raised and 0 < self._done < len(self._blocks):
             raise Unsupported(f"the forward ended before its call '{self._blocks[self._done].name}', {CHANGED}")
 
     def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """A call of a marked function; of one that never ran when it was looked at, the function's own."""
+        """Run a call of a marked function as its block; as a plain call if it never ran in the observed forward."""
         if all(block.path != name for block in self._blocks):
             return function(*arguments, **keywords)
         block = self.next(name)
@@ -103,7 +103,7 @@ class Calls:
         return block(*arguments, **keywords)
 
     def next(self, path: str) -> CalledBlock:
-        """The block of the next call. Raises Unsupported where calls come in another order than they did."""
+        """Return the block of the next call. Raises Unsupported if calls come in another order than observed."""
         block = self._blocks[self._done] if self._done < len(self._blocks) else None
         if block is None or block.path != path:
             expected = f"'{block.name}'" if block else "its end"

@@ -21,19 +21,20 @@ from profiler.training.workload import Workload
 SIGN = "#"  # between a block's name and the number of its call
 COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
 MOST_NAMED = 3
-FEW = 2  # blocks, of which sqrt and segments:k=1 checkpoint none
+FEW = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 
 
 def marked(workload: Workload) -> Workload:
-    """The workload with the calls of marked functions as its blocks; as it was where its forward makes none."""
+    """Return the workload with the calls of marked functions as blocks, or as it is if its forward makes none."""
     look = _look(workload, ())
     return _by_calls(workload, look.seen) if look.seen else workload
 
 
 def running(workload: Workload) -> tuple[Workload, Note | None]:
-    """The workload without blocks that are frozen wholly, as averaged copies and teachers are, and that never run.
+    """Return the workload without blocks that are wholly frozen and never run, such as averaged copies and teachers.
 
-    One forward looks for them where other blocks train; what trains may be left out by chance, and stays a block.
+    If other blocks train, one forward is run to find them. A block that trains stays, since chance may have left it
+    out.
     """
     frozen = [name for name in workload.blocks if not _trains(workload.block(name))]
     if not frozen or len(frozen) == len(workload.blocks):
@@ -48,15 +49,15 @@ def running(workload: Workload) -> tuple[Workload, Note | None]:
 
 
 def _trains(block: nn.Module) -> bool:
-    """Whether anything of a block trains, or could not."""
+    """Whether a block has trainable parameters, or no parameters at all."""
     parameters = list(block.parameters())
     return not parameters or any(parameter.requires_grad for parameter in parameters)
 
 
 def repeated(workload: Workload) -> Workload:
-    """The workload with calls in place of the blocks that run several times.
+    """Return the workload with each call of a block that runs several times as a block.
 
-    It is as it was where none does, where one does not run, and where functions are marked.
+    It is returned as it is if no block runs several times, if one does not run, or if its blocks are calls already.
     """
     if workload.calls:
         return workload
@@ -73,9 +74,10 @@ def applied(
     *,
     by_calls: Callable[[Workload], Workload] = repeated,
 ) -> tuple[Workload, Applied]:
-    """Apply a strategy; where it counts blocks, and blocks run several times, to their calls.
+    """Apply a strategy: to the blocks, or else, if it counts blocks, to the calls of blocks that run several times.
 
-    `by_calls` is `repeated`, with what must be done around it. Raises as the strategy does.
+    Calls are taken if the strategy cannot be applied to the blocks, or does nothing with few of them. `by_calls` is
+    `repeated`, with any work around it. Raises as the strategy does.
     """
     try:
         made = apply(workload)
@@ -103,7 +105,7 @@ def _note(chain: Workload) -> Note:
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """One call of a forward that was looked at."""
+    """One call in an observed forward."""
 
     path: str  # the module's name, or the function's
     called: Any
@@ -111,7 +113,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 def _look(workload: Workload, blocks: tuple[str, ...]) -> _Look:
-    """One forward, which leaves everything as it was."""
+    """Run one forward, which leaves everything as it was; return the calls in it."""
     try:
         return _looked(workload, blocks, keeps=False)
     except NotKept:
@@ -133,7 +135,7 @@ def _looked(workload: Workload, blocks: tuple[str, ...], *, keeps: bool) -> _Loo
 
 
 class _Look:
-    """What a forward calls, in order; of what a call calls, nothing."""
+    """Records the calls of a forward, in order; of the marked functions that a call runs, none."""
 
     def __init__(self, *, listens: bool) -> None:
         self.seen: list[_Call] = []
@@ -170,7 +172,7 @@ class _LookedAt:
 
 
 def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
-    """The workload whose blocks are these calls; a module that is called once stays a block of its own name."""
+    """Return the workload with these calls as its blocks; a module that is called once keeps its own name."""
     counts, numbers = Counter(call.path for call in seen), Counter[str]()
     names, called = [], dict[str, CalledBlock]()
     for call in seen:
@@ -194,7 +196,7 @@ def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
 
 
 def follow_forwards(workload: Workload) -> None:
-    """Let the module itself tell where its forward begins and ends, for a training loop that is not ours."""
+    """Hook the module to know where its forward begins and ends, for training loops outside of gcprof."""
     calls = next((block.calls for block in workload.calls.values() if isinstance(block, CalledBlock)), None)
     if calls is not None:
         workload.module.register_forward_pre_hook(calls.begin, prepend=True)

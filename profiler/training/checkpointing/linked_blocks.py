@@ -1,4 +1,4 @@
-"""Whether blocks can run together under one checkpoint: each feeds the next one, and nothing else."""
+"""Checks whether blocks can run together under one checkpoint: each feeds the next one, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profiler.training.workload import Workload
 
 
 def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observation | None:
-    """What one forward shows, where it must; raises Unsupported where a block does not feed the next one alone."""
+    """Raise Unsupported if a block does not feed only the next one; return the forward that was observed, if any."""
     if workload.batch is None and _is_chain(workload, pairs):
         return None
     seen = observe(workload)
@@ -28,7 +28,7 @@ def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observa
 
 
 def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
-    """Whether the module is made of Sequentials alone, each of their modules there once: what can be known unseen."""
+    """Whether nested Sequentials alone, each module there once, run the pairs in a row; then no forward is needed."""
     names = _strung(workload.module, workload.blocks)
     modules = {workload.module.get_submodule(name) for name in names}
     behind = set(pairwise(names))
@@ -36,7 +36,7 @@ def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
 
 
 def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:
-    """The names of what Sequentials within Sequentials run, in order, down to the blocks."""
+    """Return the names of what nested Sequentials run, in order, down to the blocks."""
     if name in blocks or own_class(module).forward is not nn.Sequential.forward:
         return [name]
     children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]

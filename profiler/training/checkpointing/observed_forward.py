@@ -27,23 +27,23 @@ NOT_ONCE = (
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one forward shows of the blocks, in order. Each storage is counted where it is first saved."""
+    """What one forward shows of the blocks, in order. Each storage counts for the block that saves it first."""
 
     chain: ChainBytes
-    linked: tuple[bool, ...]  # whether a block's output is all new that the next one takes, and goes nowhere else
-    in_tuples: set[int]  # blocks that return a tuple of one
-    takes: dict[int, str]  # by block, what it is given first where that is no tensor, in words
-    given: dict[int, Given] = {}  # calls that take other values than the one before
+    linked: tuple[bool, ...]  # whether a block's output is the next one's only new input, and is used nowhere else
+    in_tuples: set[int]  # blocks that return a tuple of one element
+    takes: dict[int, str]  # by block: the kind of its first argument, if that is no tensor, in words
+    given: dict[int, Given] = {}  # by call: other arguments, if they are not those of the block before
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What a block takes besides the activation, where it is there before the forward: AS_BEFORE or the value."""
+    """Arguments of a block besides the activation: each is AS_BEFORE, or a value that exists before the forward."""
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
 
     def after(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments and keywords, by those of the block before."""
+        """Return the arguments and keywords of the block, given those of the block before."""
         return (
             tuple(
                 before if value is AS_BEFORE else value for before, value in zip(arguments, self.arguments, strict=True)
@@ -52,7 +52,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def agrees(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        """Whether a call takes what was there then."""
+        """Whether a call takes the same values as in the observed forward."""
         if len(arguments) != len(self.arguments) or keywords.keys() != self.keywords.keys():
             return False
         pairs = [
@@ -63,7 +63,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AS_BEFORE:  # a class, since deep copies leave it as it is
-    """What the block before was given."""
+    """Marks a value that is the one the block before was given."""
 
 
 Seen = dict[tuple[str, ...], Observation]  # by the names of the blocks
@@ -72,7 +72,7 @@ _SEEN: ContextVar[Seen | None] = ContextVar("_SEEN", default=None)
 
 @contextmanager
 def remembering(seen: Seen) -> Iterator[None]:
-    """Within, blocks of models that are made alike are looked at once, unless calls take values of the model."""
+    """Reuse observations inside the context, for models that are built alike, unless calls take values of the model."""
     token = _SEEN.set(seen)
     try:
         yield
@@ -84,8 +84,8 @@ def observe(workload: Workload) -> Observation:
     """Run one forward, which keeps nothing for a backward unless the model differentiates within it.
 
     Leaves buffers, plain Python state, gradients and random state as they were. Parameters, buffers and the batch do
-    not count as saved. What is remembered is not looked at again.
-    Raises Unsupported where a block does not run exactly once, or not in the order of the names.
+    not count as saved. A remembered observation is returned without a forward. Raises Unsupported if a block does not
+    run exactly once, or not in the order of the names.
     """
     seen = _SEEN.get()
     if seen is not None and workload.blocks in seen:
@@ -110,15 +110,15 @@ def _observe(workload: Workload, *, keeps: bool) -> Observation:
 
 
 class _Saved:
-    """Counts what is saved, by the block at work.
+    """Counts saved bytes, by the block that is running.
 
-    All that the hooks on saved tensors lead to. Every node of the graph holds those hooks in C++, where Python's
-    collector does not see them: a hook that led to an output, and so to the graph, would keep both for good, with every
+    The saved-tensor hooks reference nothing else. Every node of the graph holds these hooks in C++, where Python's
+    garbage collector does not see them: a hook that referenced an output, and so the graph, would leak both, with every
     parameter and gradient below them.
     """
 
     def __init__(self, resident: list[torch.Tensor], count: int) -> None:
-        self.at: int | None = None  # before the blocks, nothing of what is saved can be checkpointed
+        self.at: int | None = None  # None before the first block: what is saved there cannot be checkpointed
         self.nbytes = [0] * (count + 1)
         self._seen = {tensor.untyped_storage()._cdata: StorageWeakRef(tensor.untyped_storage()) for tensor in resident}
 
@@ -131,7 +131,7 @@ class _Saved:
 
 
 class _Watcher:
-    """Follows which block is at work, its hooks included."""
+    """Tracks which block is running, hooks included, and what becomes of its output."""
 
     def __init__(self, workload: Workload) -> None:
         count = len(workload.blocks)
@@ -139,14 +139,14 @@ class _Watcher:
         self._inputs = [0] * count
         self._calls: list[int] = []
         self._linked = [False] * count
-        self._tapped: set[int] = set()  # blocks whose output goes elsewhere than into the next one
-        self._outputs: dict[int, tuple[TensorWeakRef, int]] = {}  # by id: of which block it is the output
+        self._tapped: set[int] = set()  # blocks whose output is used outside of the next one
+        self._outputs: dict[int, tuple[TensorWeakRef, int]] = {}  # by id: an output and its block
         self._working: int | None = None  # the block whose forward runs
         self._in_tuples: set[int] = set()
         self._takes: dict[int, str] = {}
         self._last: tuple[Any, int, tuple[Any, ...], dict[str, Any]] | None = None  # output, version, other arguments
         on_host = all(parameter.device.type == "cpu" for parameter in workload.module.parameters())
-        self._random_state = torch.get_rng_state().nbytes if on_host else 0  # what every checkpoint keeps besides
+        self._random_state = torch.get_rng_state().nbytes if on_host else 0  # bytes that every checkpoint also keeps
         resident = [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
         self.saved = _Saved(resident, count)
         self._blocks = [workload.block(name) for name in workload.blocks]
@@ -159,7 +159,7 @@ class _Watcher:
         self._handle = workload.module.register_forward_hook(self._returned)
 
     def use(self, tensor: torch.Tensor) -> None:
-        """Note that a tensor was used: a block's output may be used by the next block alone."""
+        """Note the use of a tensor; a block's output may be used only by the next block."""
         reference, index = self._outputs.get(id(tensor), (None, 0))
         if reference is not None and reference() is tensor and self._working != index + 1:
             self._tapped.add(index)
@@ -170,7 +170,7 @@ class _Watcher:
             unroute(block)
 
     def observation(self) -> Observation:
-        """What the forward showed. Raises Unsupported where the blocks did not run once each, in order."""
+        """Return what the forward showed. Raises NotOnce if the blocks did not run once each, in order."""
         if self._calls != sorted(set(self._calls)) or len(self._calls) != len(self._names):
             raise NotOnce(NOT_ONCE)
         count, nbytes = len(self._names), self.saved.nbytes
@@ -204,7 +204,7 @@ class _Watcher:
         further: tuple[Any, ...],
         named: dict[str, Any],
     ) -> bool:
-        """Whether all that a block takes besides is what the one before took, or there before the forward."""
+        """Whether a block's other arguments are those of the block before, or exist before the forward."""
         if _same(arguments, further) and _same(keywords, named):
             return True
         is_call = self._names[index] in self._calls_by_name
@@ -228,7 +228,7 @@ class _Watcher:
         return is_plain or id(value) in self._lasting
 
     def leave(self, index: int, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        """Note what it returns."""
+        """Note what a block returns."""
         self.saved.at = index + 1 if index + 1 == len(self._names) else index
         self._working = None
         if isinstance(output, tuple) and len(output) == 1:
@@ -244,7 +244,7 @@ class _Watcher:
 
 
 def _kind(value: Any) -> str:
-    """What a value is that is no tensor: `a dataclass (State)`, `a dict`."""
+    """Return in words what a value is that is no tensor: `a dataclass (State)`, `a dict`."""
     name = type(value).__name__
     return f"a dataclass ({name})" if dataclasses.is_dataclass(value) else f"a {name}"
 
@@ -271,7 +271,7 @@ class _Watched:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two calls were given the same beside the activation: the same objects, or equal plain values."""
+    """Whether two values are the same: one object, equal plain values, or containers of such."""
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):

@@ -1,4 +1,4 @@
-"""One forward, run so that it leaves everything as it was, and what tells of the tensors that it uses and saves."""
+"""Runs one forward that leaves everything as it was, and reports the tensors that it uses and saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from profiler.training import plain_state
 from profiler.training.workload import Workload, restored, tensors
 
-METADATA = {  # what may be asked of a tensor without using what it holds
+METADATA = {  # functions of a tensor that do not use its contents
     "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
     "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
     "untyped_storage",
@@ -20,19 +20,19 @@ METADATA = {  # what may be asked of a tensor without using what it holds
 
 
 class NotKept(Exception):
-    """A backward within the forward asks for what was not kept."""
+    """A backward within the forward needs a saved tensor that was not kept."""
 
 
 def run_forward(
     workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] = lambda tensor: None
 ) -> None:
-    """Run one forward, and leave everything as it was; `saved` is told of each tensor that autograd would save.
+    """Run one forward and leave everything as it was; `saved` is called with each tensor that autograd would save.
 
-    Raises NotKept where the forward differentiates and nothing is kept.
+    Raises NotKept if the forward differentiates and nothing is kept.
     """
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | None:
-        saved(tensor)  # which every node of the graph keeps: see observed_forward._Saved
+        saved(tensor)  # every node of the graph keeps this hook: see observed_forward._Saved
         return tensor.detach() if keeps else None
 
     with restored(workload.module), plain_state.kept(workload.module), saved_tensors_hooks(pack, _unpack):
@@ -46,7 +46,7 @@ def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
 
 
 class TensorUses(TorchFunctionMode):
-    """Tells of every tensor that is used, in Python or by an operator."""
+    """Function mode that calls `use` with every tensor that is used, in Python or by an operator."""
 
     def __init__(self, use: Callable[[torch.Tensor], None]) -> None:
         super().__init__()

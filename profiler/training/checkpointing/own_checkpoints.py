@@ -1,9 +1,9 @@
-"""The model's own calls of torch.utils.checkpoint: counted, and switched off but for `own` and `hf`.
+"""Counts the model's own calls of torch.utils.checkpoint, and switches them off except for `own` and `hf`.
 
-The code of the innermost function of `torch.utils.checkpoint.checkpoint` is swapped while a forward of the model runs,
-so that every name under which the model has it leads here. Checkpoints of our strategies are told by their function,
-and go on to PyTorch's own code. What torch.compile traces calls that function once, when it compiles: such checkpoints
-are on or off for as long as the compiled code lives.
+While a forward of the model runs, the code of the innermost function of `torch.utils.checkpoint.checkpoint` is
+replaced, so that the call leads here by whatever name the model imported it. Checkpoints of gcprof's strategies are
+recognized by their function, and go on to PyTorch's own code. Under torch.compile that function is called once, at
+compile time: such checkpoints are on or off for as long as the compiled code lives.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from profiler.core.case import OWN, Case
 from profiler.core.record import Note
 from profiler.training.compiled_code import counted_checkpoints, num_compiled
 
-HAS_OWN = "the model's own checkpoints"  # what a note of them begins with
+HAS_OWN = "the model's own checkpoints"  # what a note on them begins with
 
 
 def _innermost() -> FunctionType:
-    """PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself."""
+    """Return PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself."""
     function = getattr(torch_checkpoint, "_checkpoint_impl", None) or torch_checkpoint.checkpoint
     unwrapped = inspect.unwrap(function)
     assert isinstance(unwrapped, FunctionType)
@@ -50,7 +50,7 @@ _original = _copy(_TARGET)
 
 
 class OwnCalls:
-    """How often the model's last forward called a checkpoint of its own, and how many its compiled code has."""
+    """Counts of the model's own checkpoints: calls in its last forward, and calls in its compiled code."""
 
     def __init__(self, *, are_off: bool = True) -> None:
         self.num = 0
@@ -59,16 +59,16 @@ class OwnCalls:
         self.num_before = num_compiled()  # what this process had compiled before the model
 
     def has_compiled(self) -> bool:
-        """Whether anything was compiled since."""
+        """Whether anything has been compiled since this object was made."""
         return num_compiled() > self.num_before
 
     def compile(self, num: int) -> None:
-        """Count the checkpoints of a graph that is compiled."""
+        """Add the checkpoints of a graph that is being compiled."""
         self.num_compiled += num
 
 
 class WatchedLoss:
-    """A workload's loss that counts the calls of checkpoints, which are plain calls where `calls.are_off`."""
+    """A workload's loss that counts the model's checkpoint calls, which are plain calls if `calls.are_off`."""
 
     def __init__(self, loss: Callable[[nn.Module, Any], Tensor], calls: OwnCalls) -> None:
         self._loss, self._calls = loss, calls
@@ -80,11 +80,11 @@ class WatchedLoss:
 
 
 def remark(case: Case, calls: OwnCalls) -> Note | None:
-    """What there is to say of the model's own checkpoints, once a forward of the case has run."""
+    """Return a note on the model's own checkpoints after a forward of the case, or None."""
     has_some = calls.num or calls.num_compiled
     if case.strategy.name == OWN and not has_some:
         seen = "the model calls no torch.utils.checkpoint of its own"
-        if calls.has_compiled():  # perhaps by a torch of which it is not known where to look
+        if calls.has_compiled():  # perhaps by a version of torch whose graphs are not understood
             seen = "no checkpoint of the model's own was seen, in its compiled code neither"
         return Note(code="GCP001", text=f"{seen}; it is `none` by another name")
     if case != case.baseline or not has_some:
@@ -95,12 +95,12 @@ def remark(case: Case, calls: OwnCalls) -> Note | None:
 
 
 def checkpoint(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """PyTorch's checkpoint for our own strategies, whose recompute is in the same state as its forward."""
+    """Call PyTorch's checkpoint for gcprof's strategies; the model's own stay on or off in the recompute."""
     return torch_checkpoint.checkpoint(_Ours(function) if _states else function, *arguments, **keywords)
 
 
 class _Ours:
-    """A function under a checkpoint of ours: what it calls is watched in the recompute too, and not counted again."""
+    """A function under gcprof's checkpoint: own checkpoints in it are handled in the recompute too, but not counted."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -113,12 +113,12 @@ class _Ours:
             return self._function(*arguments, **keywords)
 
 
-_states: list[OwnCalls] = []  # of the forwards at work, the innermost last
+_states: list[OwnCalls] = []  # of the forwards that are running, the innermost last
 
 
 @contextmanager
 def _watched(calls: OwnCalls) -> Iterator[None]:
-    """Lead the model's calls of checkpoint here while the block runs."""
+    """Redirect the model's calls of checkpoint to `redirect` inside the context."""
     counted = nullcontext() if _states else counted_checkpoints(lambda num: _states[-1].compile(num))
     _states.append(calls)
     _TARGET.__code__ = _redirected.__code__
@@ -131,14 +131,14 @@ def _watched(calls: OwnCalls) -> Iterator[None]:
             _TARGET.__code__ = _original.__code__
 
 
-def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs among PyTorch's own names
+def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs with PyTorch's globals
     from profiler.training.checkpointing.own_checkpoints import redirect  # noqa: PLC0415  its code knows only the names of torch.utils.checkpoint
 
     return redirect(arguments, keywords)
 
 
 def redirect(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What a call of PyTorch's innermost function gives while a forward is watched."""
+    """Run a call of PyTorch's innermost function in a watched forward: count it, and checkpoint or call plainly."""
     function = arguments[0] if arguments else keywords.get("function")
     if isinstance(function, _Ours) or function is None:  # None: a decorator is made, whose calls come here later
         return _original(*arguments, **keywords)

@@ -1,4 +1,4 @@
-"""A block whose calls go elsewhere: its class becomes a subclass of its own, which stands above its hooks."""
+"""Redirects the calls of a block: its class becomes a subclass whose __call__ is outside of the block's hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Route(Protocol):
-    """Where the calls of a block go. While it is `inside`, the block does its own work."""
+    """Receiver of the calls of a block. While `inside` is true, the block runs its own forward."""
 
     inside: bool
 
@@ -19,27 +19,27 @@ class Route(Protocol):
         """Returns what a call of the block returns."""
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Returns what a call of the block's own `forward` returns, which goes past the hooks."""
+        """Return what a direct call of the block's own `forward`, which bypasses the hooks, returns."""
 
 
 class RoutedBlock(nn.Module):
     """Base of the classes of routed blocks.
 
-    Its call is above the block's hooks, as `checkpoint(block, x)` is: they run where the block does its own work, in
-    the forward and in the recompute, and not where the module's forward calls it.
+    Its __call__ is outside of the block's hooks, as `checkpoint(block, x)` is: they run when the block itself runs, in
+    the forward and in the recompute, not when the module's forward calls it.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Leaves out the block's own, which may enter its subclasses in a register."""
+        """Skip the block's own __init_subclass__, which may register its subclasses."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        to = self.__dict__.get("_route")  # None in what Python makes of this class, as slices of a Sequential
+        to = self.__dict__.get("_route")  # None in instances that Python makes of this class: slices of a Sequential
         if to is None or to.inside:
             return super().__call__(*arguments, **keywords)
         return to.call(self, *arguments, **keywords)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the block's own class, since pickle cannot find this one by name."""
+        """Pickle as an instance of the block's own class, since pickle cannot find this one by name."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, arguments, *state = reduced
         own = tuple(_own(argument) if argument is type(self) else argument for argument in arguments)
@@ -53,7 +53,7 @@ def route(block: nn.Module, to: Route) -> None:
     that a deep copy of the module runs the copied blocks.
     """
     block.__dict__["_route"] = to
-    if not isinstance(block, RoutedBlock):  # several names may be of one block
+    if not isinstance(block, RoutedBlock):  # several names may refer to one block
         block.__class__ = _routed(type(block))
 
 
@@ -65,7 +65,7 @@ def unroute(block: nn.Module) -> None:
 
 
 def _routed(kind: type[nn.Module]) -> type[nn.Module]:
-    """The subclass for blocks of a class: the same for all of them, so that compiled code is found again."""
+    """Return the routed subclass of a class, the same for all its blocks, so that compiled code is reused."""
     bases = (RoutedBlock, kind)
     there = next((subclass for subclass in type.__subclasses__(kind) if subclass.__bases__ == bases), None)
     if there is not None:
@@ -77,7 +77,7 @@ def _routed(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
-    """The `forward` of the subclass, which models may call by its name."""
+    """Return the `forward` of the subclass, for models that call `forward` directly."""
 
     @wraps(kind.forward)
     def forward(self: nn.Module, *arguments: Any, **keywords: Any) -> Any:
@@ -90,13 +90,13 @@ def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module as it was before it was routed."""
+    """Return the class that a module had before it was routed."""
     kind: type[nn.Module] = _own(type(module))
     return kind
 
 
 def _own(kind: type) -> type:
-    """The class of which this one is the routed one."""
+    """Return the class that a routed class was made from; any other class as it is."""
     return next(base for base in kind.__mro__ if not issubclass(base, RoutedBlock))
 
 

@@ -1,4 +1,4 @@
-"""Where to cut a chain into segments: arithmetic on lengths and bytes, without torch."""
+"""Cuts a chain into segments: arithmetic on lengths and bytes, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAST_IS_PLAIN = "the last segment is always plain, and there is no other"
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of a chain, in order. The last is checkpointed only where `last_checkpointed` says so."""
+    """Segments of a chain, in order. The last is checkpointed only if `last_checkpointed`."""
 
     sizes: tuple[int, ...]
     last_checkpointed: bool = False
@@ -31,23 +31,23 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a forward saves, by block, and after the chain (head and loss)."""
+    """Bytes that a forward saves, by block, and after the chain (head and loss)."""
 
     saved: tuple[int, ...]
-    inputs: tuple[int, ...]  # of each block: what a checkpoint that begins there keeps
+    inputs: tuple[int, ...]  # of each block: bytes that a checkpoint beginning there keeps
     tail: int = 0
 
 
 def split_as_torch(length: int, segments: int) -> Split:
-    """Exactly torch.utils.checkpoint.checkpoint_sequential's cut: the last segment takes the whole remainder."""
+    """Cut exactly as torch.utils.checkpoint.checkpoint_sequential does: the last segment takes the whole remainder."""
     size = length // segments
     return Split(sizes=(*(size,) * (segments - 1), length - size * (segments - 1)))
 
 
 def split_balanced(chain: ChainBytes, segments: int) -> Split:
-    """At most `segments` segments, the largest of which saves as few bytes as can be.
+    """Return at most `segments` segments such that the largest saves as few bytes as possible.
 
-    The last one is checkpointed only where that lowers the peak: where head and loss hold much beside it.
+    The last one is checkpointed only if that lowers the peak, as when head and loss hold much.
     """
     low, high = max(chain.saved), sum(chain.saved)
     while low < high:
@@ -59,7 +59,7 @@ def split_balanced(chain: ChainBytes, segments: int) -> Split:
 
 
 def peak(chain: ChainBytes, split: Split) -> int:
-    """The largest number of saved bytes held at once: a model by saved bytes alone, without temporaries."""
+    """Return the most saved bytes held at once; a model of saved bytes alone, without temporaries."""
     starts = [sum(split.sizes[:i]) for i in range(len(split.sizes))]
     segments = [sum(chain.saved[start : start + size]) for start, size in zip(starts, split.sizes, strict=True)]
     kept = [sum(chain.inputs[start] for start in starts[: i + 1]) for i in range(len(starts))]
@@ -69,7 +69,7 @@ def peak(chain: ChainBytes, split: Split) -> int:
 
 
 def _fill(saved: tuple[int, ...], bound: int) -> list[int]:
-    """Segment sizes, each filled from the front as long as its bytes stay within the bound."""
+    """Return segment sizes, each filled from the front as long as its bytes stay within the bound."""
     sizes, held = [0], 0
     for nbytes in saved:
         if sizes[-1] and held + nbytes > bound:

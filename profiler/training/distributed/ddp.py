@@ -55,9 +55,9 @@ def distribute(
 
 
 def _bucket_bytes(module: DistributedDataParallel, *, stays: bool) -> int:
-    """Returns the bytes of the buckets that stay, rebuilt in the order of the gradients; 0 before they are.
+    """Return the bytes of DDP's buckets once they are rebuilt in the order of the gradients; 0 before that.
 
-    Where DDP looks for unused parameters, the first ones stay.
+    With `stays`, as when DDP looks for unused parameters, the first buckets are never rebuilt, and count at once.
     """
     logged = module._get_ddp_logging_data()
     sizes = str(logged.get("bucket_sizes" if stays else "rebuilt_bucket_sizes", ""))

@@ -61,7 +61,7 @@ def _refuse(workload: Workload) -> None:
 
 
 def _followed(module: nn.Module) -> Callable[[], int]:
-    """Watches all-gathers from now on; returns a function that tells the most bytes live since its last call."""
+    """Watch all-gathers from now on; return a function that gives the most bytes live since its last call."""
     most = 0
 
     def look() -> None:
@@ -94,7 +94,7 @@ def _groups(module: nn.Module) -> list[Any]:
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
-    """Returns the outputs of all-gathers; the storages of those that are freed have no bytes."""
+    """Return the outputs of all-gathers; freed ones have storages of no bytes."""
     return [
         tensor
         for group in _groups(module)

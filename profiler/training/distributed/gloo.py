@@ -1,9 +1,10 @@
-"""Communication over gloo that lets go of its tensors before it returns, FSDP2's in place.
+"""gloo collectives that release their tensors before they return; those of FSDP2 work in place.
 
-PyTorch's all-gather and reduce-scatter on gloo each make a copy of everything, which NCCL does not: here every rank's
-part is broadcast, or reduced, where it is. gloo works in threads of its own, and tells that it is done before it lets
-go of the tensors. What such a thread is the last to hold it also frees, and the profiler, which follows the thread of
-the step, does not see that: the bytes would seem to stay. So each call waits until the tensors are let go of.
+PyTorch's all-gather and reduce-scatter on gloo each copy everything, which NCCL does not; here every rank's part is
+broadcast or reduced in place. gloo works in threads of its own, and reports completion before it releases the tensors.
+If such a thread holds the last reference, it frees the memory, and the profiler does not see that, since it follows
+only the thread of the step: the bytes would seem to stay allocated. So each call waits until gloo has released the
+tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-PATIENCE = 1.0  # seconds for a thread of gloo to let go; then the bytes do seem to stay
+PATIENCE = 1.0  # seconds to wait for gloo's threads to release a tensor; after that its bytes do seem to stay
 
 
 def let_go(module: FSDPModule) -> None:
-    """Make a module of `fully_shard` communicate so."""
+    """Make a module of `fully_shard` use these collectives."""
     gather: Any = _AllGather()
     scatter: Any = _ReduceScatter()
     module.set_custom_all_gather(gather)
@@ -29,7 +30,7 @@ def let_go(module: FSDPModule) -> None:
 
 
 def let_buffers_go(module: DistributedDataParallel) -> None:
-    """Make DDP broadcast its buffers so, before each forward."""
+    """Make DDP's broadcast of its buffers, before each forward, wait until gloo has released them."""
     group = module.process_group
 
     def broadcast(buffers: Sequence[torch.Tensor], buffer_size: int, authoritative_rank: int = 0) -> None:
@@ -54,7 +55,7 @@ class _AllGather(_Allocates):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> None:
-        """Broadcasts every rank's part; fsdp's all_gather_copy_in has put this rank's into `output_tensor`."""
+        """Broadcast every rank's part; FSDP's all_gather_copy_in has already put this rank's into `output_tensor`."""
         held = _holders(output_tensor)
         for rank, part in enumerate(output_tensor.chunk(dist.get_world_size(group))):
             dist.broadcast(part, group=group, group_src=rank)
@@ -76,7 +77,7 @@ class _ReduceScatter(_Allocates):
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """Returns how many references hold the tensor or a view of it."""
+    """Return the number of references to the tensor and to its storage."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) + tensor._use_count()
 
 

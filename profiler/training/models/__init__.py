@@ -18,5 +18,5 @@ TABLE = {
 }
 
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
-CHAINS = ("mlp", "mnist-cnn", "cifar-resnet", "dense-chain")  # modules in a row, of which any number are a segment
+CHAINS = ("mlp", "mnist-cnn", "cifar-resnet", "dense-chain")  # sequences of modules, any run of which can be a segment
 WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture

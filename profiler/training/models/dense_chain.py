@@ -13,7 +13,7 @@ from profiler.training.workload import Workload
 
 
 class Dense(nn.Module):
-    """A linear layer and tanh, whose backward needs its result alone."""
+    """A linear layer and tanh, whose backward needs only its output."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every family of transformers that has one of our heads, from its config alone, with a random batch that fits it."""
+"""Model families of transformers that have one of HEADS, built from their config, with a random batch that fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
 except ImportError:
     raise Unsupported("transformers is not installed: pip install 'gcprof[hf]'") from None
 
-HEADS = {  # the first that a family has is its own
+HEADS = {  # `auto` takes the first that a family has
     "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
     "masked": "MODEL_FOR_MASKED_LM_MAPPING",
@@ -26,7 +26,7 @@ HEADS = {  # the first that a family has is its own
     "image": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
     "classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
-OWN_PIXELS = 224  # of families whose config names no size: convolutional ones, which take any
+OWN_PIXELS = 224  # for families whose config has no image size: convolutional ones, which take any size
 
 
 def build(
@@ -56,7 +56,7 @@ def build(
 
 
 def _settings(name: str, config: dict[str, Any]) -> Any:
-    """The family's config with its defaults or overrides."""
+    """Return the family's config with these overrides."""
     families = list(CONFIG_MAPPING.keys())
     if name not in families:
         near = similar(name, families)
@@ -94,14 +94,14 @@ def _class(settings: Any, head: str) -> Any:
 
 
 def _mend(settings: Any, head: str) -> None:
-    """What a training step on whole sequences needs of a config."""
+    """Adapt a config to training on whole sequences: no cache, and special tokens within the vocabulary."""
     settings.use_cache = False
     text = settings.get_text_config()
     if head == "seq2seq" and getattr(settings, "decoder_start_token_id", None) is None:
         settings.decoder_start_token_id = getattr(text, "pad_token_id", None)
     vocabulary = getattr(text, "vocab_size", None)
     if head == "classification" and getattr(text, "pad_token_id", None) is None:
-        text.pad_token_id = 0  # else there is no telling where a sequence ends
+        text.pad_token_id = 0  # else it is not known where a sequence ends
     for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         token = getattr(text, key, None)
         if vocabulary is not None and isinstance(token, int) and token >= vocabulary:
@@ -114,7 +114,7 @@ def _loss(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def batch(settings: Any, head: str, batch_size: int, *, sequence: int, size: str) -> dict[str, torch.Tensor]:
-    """What the model's forward takes as keywords, labels among it. Raises Unsupported where a length does not fit."""
+    """Return the keyword arguments of the model's forward, with labels. Raises Unsupported if a length does not fit."""
     if head == "image":
         return _images(settings, batch_size, size)
     if size != "own":
@@ -128,7 +128,7 @@ def batch(settings: Any, head: str, batch_size: int, *, sequence: int, size: str
 
 
 def _tokens(text: Any, batch_size: int, sequence: int) -> torch.Tensor:
-    """Random tokens, none of them special but the end, where there is one. (batch, time)"""
+    """Return random tokens (batch, time), none of them special except a final end token, if the config has one."""
     longest = getattr(text, "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < sequence:
         raise Unsupported(f"sequence={sequence} is longer than the {longest} positions of the config")
@@ -153,7 +153,7 @@ def _images(settings: Any, batch_size: int, size: str) -> dict[str, torch.Tensor
 
 
 def _speech(settings: Any, batch_size: int, sequence: int) -> dict[str, torch.Tensor]:
-    """Mel features as long as the encoder wants them, halved by its second convolution, and a transcript."""
+    """Return mel features, twice the encoder's length since its second convolution halves them, and a transcript."""
     if not hasattr(settings, "max_source_positions") or not hasattr(settings, "num_mel_bins"):
         raise Unsupported("the speech head has a batch for whisper's kind of features only")
     if sequence > settings.max_target_positions:

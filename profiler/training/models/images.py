@@ -1,4 +1,4 @@
-"""What all image classifiers share: the batch, the loss, and whether a size fits."""
+"""What image classifiers share: the batch, the loss, and the check of an image size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN_SIZE = "own"
 
 
 def side(word: str, own: int) -> int:
-    """The images' side in pixels: the model's own, or as asked. Raises Unsupported."""
+    """Return the images' side in pixels: the model's own, or as asked. Raises Unsupported if that is no number."""
     if word == OWN_SIZE:
         return own
     if not word.isascii() or not word.isdigit() or not int(word):
@@ -27,9 +27,9 @@ def side(word: str, own: int) -> int:
 
 
 def fitting(make: Callable[[], nn.Module], name: str, batch_size: int, pixels: int, *, channels: int = 3) -> nn.Module:
-    """The model; raises Unsupported where it cannot be built for, or run on, images of this size.
+    """Return the model. Raises Unsupported if it cannot be built for, or run on, images of this size.
 
-    It is run once without data, which costs neither memory nor time.
+    It is run once on the meta device, which costs neither memory nor time.
     """
     try:
         module = make().train()
@@ -45,7 +45,7 @@ def fitting(make: Callable[[], nn.Module], name: str, batch_size: int, pixels: i
 def classified(
     module: nn.Module, batch_size: int, pixels: int, classes: int, *, channels: int = 3, auxiliary: float = 0.0
 ) -> Workload:
-    """Random images and labels, and the cross entropy; auxiliary outputs add theirs by their weight."""
+    """Return a workload of random images and labels with cross entropy; auxiliary outputs add theirs, weighted."""
     images = torch.randn(batch_size, channels, pixels, pixels)
     labels = torch.randint(classes, (batch_size,))  # (batch,)
     return Workload(module=module, batch=(images, labels), loss=partial(_loss, auxiliary))

@@ -1,4 +1,4 @@
-"""Llama 2 in its published sizes, by transformers' own code and random weights."""
+"""Llama 2 in its published sizes, built with transformers' own code and random weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ except ImportError:
 
 VOCABULARY, POSITIONS = 32_000, 4096
 # Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv:2307.09288), table 1 and appendix
-# A.2.1, and "LLaMA" (arXiv:2302.13971), table 2; the widths of the perceptrons are those of the config.json that Meta
-# published with the weights. Only the largest groups its queries.
+# A.2.1, and "LLaMA" (arXiv:2302.13971), table 2; the MLP widths are those of the config.json that Meta published with
+# the weights. Of the published sizes only 70b has grouped-query attention.
 SIZES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 172, "layers": 4, "heads": 4, "key_heads": 2, "vocabulary": 256},
     "7b": {"hidden_size": 4096, "intermediate_size": 11_008, "layers": 32, "heads": 32, "key_heads": 32},
@@ -47,7 +47,7 @@ def build(
 
 
 def _settings(size: dict[str, int]) -> Any:
-    kind: Any = LlamaConfig  # whose keywords are not all declared
+    kind: Any = LlamaConfig  # not all of its keywords are declared
     return kind(
         vocab_size=size.get("vocabulary", VOCABULARY),
         hidden_size=size["hidden_size"],

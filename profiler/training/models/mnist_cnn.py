@@ -1,4 +1,4 @@
-"""The deep MNIST network of the published sweep, and a batch of MNIST, real where its files are at hand."""
+"""The deep MNIST network of the published sweep, and a batch of MNIST, real if its files are given."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _loss(module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.
 
 
 def read_batch(batch_size: int, data_directory: str | None) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Images (batch, 1, 28, 28) in 0..1, labels (batch,), and "mnist" or "synthetic".
+    """Return images (batch, 1, 28, 28) in 0..1, labels (batch,), and "mnist" or "synthetic".
 
     `data_directory` holds the IDX files, or is torchvision's root with the files in MNIST/raw below it. Raises
-    Unsupported where they are not there, or hold fewer than `batch_size` images. Nothing is ever downloaded.
+    Unsupported if they are missing, or hold fewer than `batch_size` images. Nothing is ever downloaded.
     """
     if data_directory is None:
         return torch.rand(batch_size, 1, 28, 28), torch.randint(10, (batch_size,)), "synthetic"
@@ -70,7 +70,7 @@ def read_batch(batch_size: int, data_directory: str | None) -> tuple[torch.Tenso
     try:
         dataset = Files(data_directory, train=True, download=False)
     except RuntimeError as error:
-        files = "train-images-idx3-ubyte and so on"  # and not the folder's name, which would go into the record
+        files = "train-images-idx3-ubyte and so on"  # the folder's name would go into the record
         raise Unsupported(f"no MNIST files ({files}) in the folder that --data names") from error
     if len(dataset) < batch_size:
         raise Unsupported(f"the MNIST files hold {len(dataset)} images, fewer than the batch of {batch_size}")

@@ -1,4 +1,4 @@
-"""The simplest published system, written as its readers write it."""
+"""The simplest published system, SimpleMLP, as its readers would write it."""
 
 from __future__ import annotations
 

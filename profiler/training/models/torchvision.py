@@ -13,7 +13,7 @@ from profiler.training.models.images import classified, fitting, side
 from profiler.training.workload import Workload
 
 SIZES = {"inception_v3": 299}  # the others were made for 224
-AUXILIARY = {"googlenet": 0.3, "inception_v3": 0.4}  # the weight of each auxiliary loss, as they were trained
+AUXILIARY = {"googlenet": 0.3, "inception_v3": 0.4}  # the weight of each auxiliary loss in the original training
 
 
 def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:
@@ -42,9 +42,9 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
 
 
 def _particular(name: str, pixels: int) -> dict[str, Any]:
-    """What some constructors want to know."""
+    """Return extra arguments that some constructors need."""
     if name in AUXILIARY:
-        return {"init_weights": False}  # the other kind takes seconds, and leaving it open warns
+        return {"init_weights": False}  # True takes seconds, and leaving it out warns
     if name.startswith("vit_"):
         return {"image_size": pixels}
     return {"input_size": (pixels, pixels)} if name.startswith("maxvit") else {}

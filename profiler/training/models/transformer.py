@@ -12,7 +12,7 @@ from profiler.training.workload import Workload
 
 
 class Block(nn.Module):
-    """Pre-norm: attention and a four times wider perceptron, each added to what came in."""
+    """A pre-norm block: attention and a four times wider MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embeddings of tokens and positions, the blocks, a norm, and a head whose weight is its own."""
+    """Embeddings of tokens and positions, the blocks, a norm, and an untied head."""
 
     def __init__(self, layers: int, width: int, heads: int, sequence: int, vocabulary: int, dropout: float) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
 
 @contextmanager
 def _as_script(name: str) -> Iterator[None]:
-    """Let the user's file see a command line of its own path alone. Raises Exited where it calls sys.exit."""
+    """Set sys.argv to the path of the user's file alone. Raises Exited if the file calls sys.exit."""
     words = sys.argv
     sys.argv = [str(function_source.place(name))]
     try:
@@ -58,7 +58,7 @@ def _as_script(name: str) -> Iterator[None]:
 
 
 def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises TypeError for a function that wants more than the options that were given."""
+    """Raise TypeError if the function cannot be called with these options alone."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C, without a signature
@@ -71,7 +71,7 @@ def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) ->
 
 
 def as_workload(returned: Any) -> Workload:
-    """What a user's function returned, as a Workload."""
+    """Convert what a user's function returned to a Workload."""
     if isinstance(returned, Workload):
         return returned
     parts = _parts(returned)
@@ -98,22 +98,22 @@ def _is_dataclass(leaf: Any) -> bool:
 
 
 def _taken_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """What a dataclass holds, and under which names: its fields, of slots too, and what else it was given."""
+    """Return a dataclass's values and their names: its fields (also slots) and any other attributes."""
     fields = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
     names = tuple(dict.fromkeys((*fields, *getattr(value, "__dict__", ()))))
     return [getattr(value, name) for name in names], names
 
 
 def _put_together(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
-    """A dataclass with these values; what it worked out when it was made is among them, and is not made again."""
+    """Rebuild a dataclass from its values without running __init__, since computed attributes are among them."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)  # a frozen one has none of its own
+        object.__setattr__(made, name, value)  # a frozen dataclass refuses setattr
     return made
 
 
 def _parts(returned: Any) -> dict[str, Any]:
-    """What the factory returned, by name. Raises TypeError where it is not what was agreed."""
+    """Return the parts that the factory returned, by name. Raises TypeError for any other return value."""
     is_tuple = isinstance(returned, (tuple, list)) and len(returned) <= len(KEYS)
     parts = dict(zip(KEYS, returned, strict=False)) if is_tuple else returned
     if isinstance(parts, Mapping) and not parts.keys() - set(KEYS):
@@ -125,7 +125,7 @@ def _parts(returned: Any) -> dict[str, Any]:
 
 
 def _is_part(name: str, part: Any) -> bool:
-    """Whether the part can be what it stands for."""
+    """Whether a returned part has a type that its name allows."""
     if name == "module":
         return isinstance(part, nn.Module)
     is_optimizer = name == "optimizer" and isinstance(part, torch.optim.Optimizer)
@@ -150,7 +150,7 @@ def _scalar(loss: Any, trouble: str, hint: str) -> torch.Tensor:
 
 
 def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
-    """The user's loss of (output, targets), (output, batch) or (output)."""
+    """Return a workload's loss that calls the user's with (output, targets), (output, batch) or (output)."""
 
     def checked(*arguments: Any) -> torch.Tensor:
         return _scalar(loss(*arguments), "the loss is no scalar", "return its mean or sum")
@@ -163,7 +163,7 @@ def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any],
 
 
 def call(module: nn.Module, batch: Any) -> Any:
-    """The module's output: a dict as keywords, a tuple as arguments, anything else as it is."""
+    """Call the module with the batch: a dict as keywords, a tuple as arguments, anything else as it is."""
     if isinstance(batch, Mapping):
         return module(**batch)
     if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
@@ -184,7 +184,7 @@ def _num_arguments(function: Callable[..., Any]) -> int:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The user's function, its module imported as Python would import it: its folder, and where one is, on the path."""
+    """Import the user's function as Python would, with its file's folder (the current one for a module) on the path."""
     place, _, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         _look_in(Path.cwd())

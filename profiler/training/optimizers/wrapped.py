@@ -1,4 +1,4 @@
-"""Optimizers that wrap others, and those that hooks step in the backward: what all of them keep."""
+"""All optimizers behind one (wrapped by it, or stepped by hooks in the backward) and the state that they keep."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from profiler.training.workload import tensors
 
 
 def wrapped(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizer, and those that it holds in attributes, lists, tuples and dicts, at any depth, each once.
+    """Return the optimizer and those that it references in attributes, lists, tuples and dicts at any depth, once each.
 
-    And those that hooks of its parameters hold: Muon for matrices beside AdamW for the rest, Lookahead, and one for
-    each parameter that steps as soon as the gradient is there.
+    Optimizers that hooks of its parameters reference are included. Examples: Muon for matrices with AdamW for the rest,
+    Lookahead, and one optimizer per parameter that steps as soon as the gradient arrives.
     """
     found: dict[int, Any] = {}
     pending = deque([optimizer, *held_by_hooks(optimizer)])
@@ -31,24 +31,24 @@ def wrapped(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _attributes(part: torch.optim.Optimizer) -> list[Any]:
-    """The values of an optimizer's attributes, but of those that every optimizer has."""
+    """Return the values of an optimizer's attributes, except those that every optimizer has."""
     of_all = {"state", "param_groups", "defaults"}
     return [value for name, value in vars(part).items() if name not in of_all]
 
 
 def own_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors in their own attributes, beside any state: Lookahead's slow weights."""
+    """Return the tensors in attributes of these optimizers, outside of any state: Lookahead's slow weights."""
     return tensors([_attributes(part) for part in wrapped(optimizer)])
 
 
 def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, Mapping[str, Any]]]:
-    """Every parameter that has state with that state, once for each optimizer that keeps some of it."""
+    """Yield each parameter that has state with that state, once for each optimizer that keeps some."""
     for part in wrapped(optimizer):
         yield from part.state.items()
 
 
 def state_by_parameter(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[Mapping[str, Any]]]:
-    """What is kept of each parameter that has state."""
+    """Return the states of each parameter that has any, one for each optimizer that keeps some."""
     kept: dict[torch.Tensor, list[Mapping[str, Any]]] = {}
     for parameter, state in states(optimizer):
         kept.setdefault(parameter, []).append(dict(state))

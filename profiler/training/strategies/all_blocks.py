@@ -1,4 +1,4 @@
-"""Every block by itself."""
+"""Strategy `all`: checkpoints every block by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile's own activation budget."""
+"""Strategy `compile-budget`: torch.compile with an activation memory budget."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def apply(workload: Workload, *, budget: float = 0.5, per: Literal["block", "gra
     """
     if not 0 <= budget <= 1:
         raise Unsupported(f"budget={budget:g} is not a fraction from 0 to 1")
-    _dynamo.reset()  # compiled code is found again by code and guards, and the budget is no guard
-    config.activation_memory_budget = budget  # of this process, which runs this trial alone
+    _dynamo.reset()  # compiled code is reused if code and guards match, and the budget is not a guard
+    config.activation_memory_budget = budget  # global to this process, which runs only this trial
     inductor.fallback_random = True  # the same random numbers as eager PyTorch, so that dropout can be compared
     reference = (
         Choice.of("compile-budget", {"budget": 1.0} | ({"per": per} if per != "block" else {})) if budget < 1 else None

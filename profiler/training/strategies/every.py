@@ -1,4 +1,4 @@
-"""Every k-th block by itself."""
+"""Strategy `every`: checkpoints every k-th block by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first blocks, each by itself."""
+"""Strategy `first`: checkpoints the first n blocks, each by itself."""
 
 from __future__ import annotations
 

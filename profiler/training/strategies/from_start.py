@@ -1,4 +1,4 @@
-"""No block is kept: every stage is recomputed from the input."""
+"""Strategy `from-start`: keeps no block and recomputes every stage from the input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.training.checkpointing.block_segments import (
 )
 from profiler.training.workload import Workload
 
-DEEPEST = 48  # checkpoints within checkpoints; autograd recurses in each, and Python ends at about 1000 frames
+DEEPEST = 48  # nested checkpoints; autograd recurses into each, and Python allows about 1000 frames
 
 
 def apply(workload: Workload) -> Applied:

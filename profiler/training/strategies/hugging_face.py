@@ -1,4 +1,4 @@
-"""A Hugging Face model's own switch, of transformers or of diffusers."""
+"""Strategy `hf`: a Hugging Face model's own checkpointing switch, of transformers or diffusers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baseline, which checkpoints nothing."""
+"""Strategy `none`: the baseline, which checkpoints nothing."""
 
 from __future__ import annotations
 

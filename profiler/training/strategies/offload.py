@@ -1,4 +1,4 @@
-"""Saved tensors are offloaded to the host."""
+"""Strategy `offload`: moves saved tensors to the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply(workload: Workload) -> Applied:
 
 
 class _Offloaded:
-    """A module's forward: no closure, so that a deep copy of the module runs its own."""
+    """A module's forward with offloading; no closure, so that a deep copy of the module runs its own forward."""
 
     def __init__(self, forward: Callable[..., Any], *, pinned: bool) -> None:
         self._forward, self._pinned, self._is_on = forward, pinned, True

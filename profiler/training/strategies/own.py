@@ -1,4 +1,4 @@
-"""The model's own checkpoints, as its author wrote them."""
+"""Strategy `own`: the model's own checkpoints, as its author wrote them."""
 
 from __future__ import annotations
 

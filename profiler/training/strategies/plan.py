@@ -1,4 +1,4 @@
-"""A checkpointing plan carried out from its file."""
+"""Strategy `plan`: applies a checkpointing plan from its file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def apply(workload: Workload, *, file: str = "plan.json") -> Applied:
 
 
 def carry_out(workload: Workload, plan: PlanFile) -> Applied:
-    """As `apply`. The blocks are the plan's own; what is recomputed is told of those that are the workload's too."""
+    """Apply a plan to its own blocks; recomputes are reported for those that are blocks of the workload too.
+
+    Raises Unsupported if the model has changed since the plan was made.
+    """
     names = tuple(plan.fingerprint)
     changes = plan_file.changes(plan, fingerprint(workload.module, names, workload.calls))
     if changes:
@@ -60,7 +63,7 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
 def fingerprint(
     module: nn.Module, blocks: tuple[str, ...], calls: Mapping[str, nn.Module] = {}
 ) -> dict[str, tuple[str, ...]]:
-    """The parameters of each block that the model has, with kind and shape; `calls` are no submodules."""
+    """Return the parameters of each block as `name dtype shape`; blocks in `calls` are not submodules."""
     modules = {**dict(module.named_modules(remove_duplicate=False)), **calls}
     return {
         block: tuple(

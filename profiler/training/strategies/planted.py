@@ -1,4 +1,4 @@
-"""Strategies that are wrong on purpose, for the passes that must catch it."""
+"""Strategy `_planted`: faults made on purpose, which the passes must catch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apply(workload: Workload, *, fault: Literal["reentrant", "random-state", "le
 
 
 def _keep_for_good(workload: Workload) -> None:
-    """Run a forward whose graph holds a hook that holds the loss: a cycle through C++, which nothing collects."""
+    """Leak a graph: run a forward with a saved-tensor hook that references the loss, a cycle through C++."""
     kept: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Checkpoints within checkpoints, by halves."""
+"""Strategy `recursive`: nested checkpoints, by halves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def apply(workload: Workload) -> Applied:
 
 
 def halves(start: int, end: int) -> Sequence[Any]:
-    """The plan for blocks start to end: the first half checkpointed, with its own halves; then the second's plan."""
+    """Return nested segments of blocks start to end: the first half checkpointed, then the items of the second half."""
     if end - start < 2:
         return list(range(start, end))
     middle = start + (end - start) // 2

@@ -1,4 +1,4 @@
-"""Segments of a chain, as torch.utils.checkpoint.checkpoint_sequential cuts it or balanced."""
+"""Strategy `segments`: cuts a chain into k segments, as checkpoint_sequential does or balanced by bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selective checkpointing: the results of some operators are kept, all others recomputed."""
+"""Strategy `selective`: keeps the results of some operators and recomputes all others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
 
 
 def _remark(save: str, met: set[str]) -> Note | None:
-    """What there is to say once a step has met these operators."""
+    """Return a note if a step has met operators, but none of those to save; None otherwise."""
     if not met or not met.isdisjoint(operators(save)):
         return None
     instead = f"; these blocks have save={' or save='.join(there)}" if (there := offered(met)) else ""
@@ -46,7 +46,7 @@ def _remark(save: str, met: set[str]) -> Note | None:
 
 
 def saving(save: str, met: set[str] | None = None) -> Checkpoint:
-    """A checkpoint that keeps the results of these operators; the names of all that it meets are added to `met`.
+    """Return a checkpoint function that keeps these operators' results, and adds the names of all it meets to `met`.
 
     Raises Unsupported for a name that is not in aten.
     """
@@ -69,12 +69,12 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
 
 
 def offered(names: Iterable[str]) -> list[str]:
-    """Returns the save options for these operators (`aten.mm`, `mm`): each group that is there, and all of them."""
+    """Return the save options that fit these operators (`aten.mm`, `mm`): each matching group, and all joined."""
     offered_names = {name.removeprefix("aten.") for name in names}
     groups = [word for word, group in GROUPS.items() if offered_names.intersection(group)]
     return [*groups, *(["+".join(groups)] if len(groups) > 1 else [])]
 
 
 def _operator(name: str) -> OpOverloadPacket | None:
-    packet = getattr(torch.ops.aten, name, None)  # which has attributes of its own besides
+    packet = getattr(torch.ops.aten, name, None)  # torch.ops.aten also has attributes that are no operators
     return packet if isinstance(packet, OpOverloadPacket) else None

@@ -1,4 +1,4 @@
-"""Segments by the square-root rule."""
+"""Strategy `sqrt`: segments by the square-root rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line a case in base units, for scripts, and for spreadsheets that run no cell."""
+"""CSV export: one line per case in base units; no cell can run as a formula in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
 from profiler.views.sanitize import plain
 
-FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet would run a text that begins so; the wide ones too  # noqa: RUF001
+FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet runs text that starts so as a formula; full-width too  # noqa: RUF001
 
 
 def render(run: Run) -> bytes:
-    """A run as a CSV file in UTF-8."""
+    """Returns a run as a CSV file in UTF-8."""
     return table(rows(run.records)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Returns a line for each row: bytes, medians in seconds, raw samples; a cell is empty if nothing was measured."""
+    """Returns a CSV line per row: bytes, median seconds, raw samples; a cell is empty if nothing was measured."""
     return csv_text(chain([COLUMNS], (_cells(row) for row in rows)))
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
-    """Lines of values as CSV."""
+    """Returns lines of values as CSV text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
@@ -43,10 +43,10 @@ def _cells(row: Row) -> list[Any]:
 
 
 def safe(value: Any) -> Any:
-    """Returns a value as it is written: booleans in small letters, text on one line and never a formula.
+    """Returns a value as it is written: booleans in lower case, text on one line and never a formula.
 
-    Text that a spreadsheet would run, or that begins with an apostrophe, gets an apostrophe in front. So a reader who
-    removes a leading apostrophe always has the original text.
+    Text that a spreadsheet would run, or that begins with an apostrophe, gets an apostrophe in front, so that removing
+    a leading apostrophe always restores the text.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -56,8 +56,8 @@ def safe(value: Any) -> Any:
     return f"'{text}" if text.startswith((*FORMULA, "'")) else text
 
 
-KINDS: dict[type, Callable[[Any], Any]] = {  # numbers are as they are
-    str: lru_cache(maxsize=4096)(safe),  # most columns repeat their words
+KINDS: dict[type, Callable[[Any], Any]] = {  # numbers are written unchanged
+    str: lru_cache(maxsize=4096)(safe),  # most columns repeat a few values
     tuple: lambda samples: ";".join(map(repr, samples)),
     bool: safe,
 }

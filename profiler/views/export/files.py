@@ -1,4 +1,4 @@
-"""Files written whole or not at all: any file, and the ones that come with every run."""
+"""Write files atomically: any file, and the derived tables and pictures of a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from profiler.views.export import csv, markdown
 from profiler.views.plots.panels import has_plane
 from profiler.views.tables.columns import groups
 
-MANY = 6  # groups
+MANY = 6  # groups of rows at most, for a frontier.png
 
 
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
-    """Writes a file at once or not at all; an existing one only with `force`.
+    """Writes a file atomically; an existing one is replaced only with `force`.
 
     Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written or is not regular.
     """
@@ -30,8 +30,10 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
 
 def refuse_output(path: Path, *, force: bool = False) -> None:
-    """Raises UserError for a file that exists and must not be overwritten, with `force` if it is not regular (74), and
-    for one in a folder that is not there (74): before work is done whose result it would hold.
+    """Raises UserError if an output file cannot be written, before the work whose result it would hold.
+
+    The exit code is 2 for a file that exists, without `force`; 74 for a missing folder, and with `force` for a file
+    that is not regular.
     """
     if not os.path.isdir(path.parent):
         message = f"cannot write '{path}': there is no folder '{path.parent}'"
@@ -53,7 +55,7 @@ def write_tables(run: Run) -> list[Path]:
 
 
 def prepare_pictures() -> None:
-    """Imports what draws pictures, where that works: it takes a while, which can be one of waiting."""
+    """Imports matplotlib ahead of time, if that works: the import is slow and can overlap with waiting."""
     with suppress(UserError):
         _plotting()
 

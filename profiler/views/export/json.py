@@ -1,4 +1,4 @@
-"""The one JSON document of a run."""
+"""JSON export: a run as one document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def render(run: Run) -> bytes:
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
     """Returns one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder.
 
-    Each record says what its numbers are evidence of, which its file does not.
+    Each record gets a field `evidence`, which stored records do not have.
     """
     shown = [
         RecordWithEvidence(**msgspec.structs.asdict(record), evidence=evidence(record.case, record.environment))

@@ -1,4 +1,4 @@
-"""The table as LaTeX, with booktabs."""
+"""LaTeX export: the table of a run, with booktabs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SPECIAL = str.maketrans(
 
 
 def render(run: Run) -> bytes:
-    """A run as a LaTeX file to be read by \\input."""
+    """Return a run as a LaTeX file to be read by \\input."""
     return table(rows(run.records)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
-    """One table for each group of rows; the reasons and the notes stand small below it."""
+    """Return one table per group of rows, with the reasons and the notes in small type below it."""
     return "% needs \\usepackage{booktabs} and, for its width, \\usepackage{graphicx}\n" + "\n".join(
         _group(group) for group in groups(rows)
     )

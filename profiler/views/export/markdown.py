@@ -1,4 +1,4 @@
-"""The table as Markdown, and as a block to paste into an issue, which tells nothing of whose machine it was."""
+"""Markdown export: the table of a run, and the same redacted to paste into an issue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>
 
 
 def render(run: Run) -> bytes:
-    """A run as a Markdown file."""
+    """Returns a run as a Markdown file."""
     return table(rows(run.records)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
-    """One table for each group of rows, with the reasons and the notes as a list below it."""
+    """Returns one table per group of rows, with the reasons and the notes as a list below it."""
     return "\n".join(
         page([f"### {escaped(heading(group))}", table_text(columns(group).all), bullets(below(group))])
         for group in groups(rows)
@@ -31,17 +31,17 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def page(blocks: Iterable[str]) -> str:
-    """Blocks below each other, without those in which nothing stands."""
+    """Returns the blocks that are not empty, one below the other."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Texts as a list."""
+    """Returns texts as a bullet list."""
     return "\n".join(f"- {escaped(line)}" for line in lines)
 
 
 def table_text(columns: Sequence[Column]) -> str:
-    """Columns as a table: the heads, the rule, the rows. Nothing without a column."""
+    """Returns columns as a table: the heads, the rule, the rows. Empty without columns."""
     if not columns:
         return ""
     rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
@@ -50,17 +50,17 @@ def table_text(columns: Sequence[Column]) -> str:
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """Texts as one line of a Markdown table."""
+    """Returns texts as one line of a Markdown table."""
     return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
 
 
 def escaped(text: str) -> str:
-    """The text on one line, shown by Markdown as it is."""
+    """Returns the text on one line, with Markdown's special characters escaped."""
     return plain(text).translate(SPECIAL)
 
 
 def run_block(run: Run) -> str:
-    """The tables of a run, and below them the command and what it ran on."""
+    """Returns the tables of a run, redacted, and below them its command and environments."""
     (run,) = redacted([run], level="default")
     shown = rows(run.records)
     environments = [row.environment for row in shown if row.environment] or [run.manifest.environment]
@@ -69,14 +69,14 @@ def run_block(run: Run) -> str:
 
 
 def fenced(lines: Iterable[str]) -> str:
-    """Returns lines as a block that Markdown shows as it is, whatever they hold."""
+    """Returns lines as a fenced code block, with a fence longer than any run of backticks in them."""
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _where(environment: Environment) -> str:
-    """Names the device and the versions a run had, neither host nor user."""
+    """Returns the device and the versions of a run in words, without host or user."""
     named = {
         "gcprof": environment.gcprof,
         "python": environment.python,

@@ -1,4 +1,4 @@
-"""The columns of the CSV with numbers as numbers and samples as lists."""
+"""Parquet export: the columns of the CSV, with typed numbers and samples as lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(
 
 
 def render(run: Run) -> bytes:
-    """A run as a Parquet file."""
+    """Returns a run as a Parquet file."""
     file = pa.BufferOutputStream()
     parquet.write_table(table(rows(run.records)), file)
     text: bytes = file.getvalue().to_pybytes()
@@ -24,7 +24,7 @@ def render(run: Run) -> bytes:
 
 
 def table(rows: Iterable[Row]) -> pa.Table:
-    """Returns a line for each case; null where nothing was measured. The types of the columns never change."""
+    """Returns one row per case; null where nothing was measured. The types of the columns never change."""
     lines = [flat_row(row) for row in rows]
     columns = {
         name: [plain(value) if isinstance(value := line[name], str) else value for line in lines] for name in COLUMNS

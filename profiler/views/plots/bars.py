@@ -1,4 +1,4 @@
-"""A line of the picture for each strategy: what its peak is made of, what its step takes, and every sample of it."""
+"""Bar plots with one row per strategy: the parts of its peak, the phases of its step, and every time sample."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from profiler.views.tables.evidence import marked, outcome
 from profiler.views.tables.samples import samples_of
 
 WIDTH = 9.0  # inches
-BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar and its gap; from so many bars on, a smaller one
-THICK = 0.72  # of the room for a bar
+BAR_INCHES, CROWDED_BAR_INCHES, CROWD = 0.36, 0.26, 14  # a bar with its gap; the smaller one for more than CROWD bars
+THICK = 0.72  # of the height for a bar and its gap
 MEMORY_PARTS = (
     ("static", "static, with gradients", GREY),
     ("saved", "saved by the forward", BLUE),
@@ -31,7 +31,7 @@ BAND = 0.3  # half the height over which the samples of a row are laid out
 
 
 def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one bar a row, with its peak and the change against `none` beside it."""
+    """Draws one bar per row, with its peak and the change against `none` beside it."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has_peak(row))
     theme.plain_axes(axes, grid="x")
     for at, row in enumerate(rows):
@@ -72,7 +72,7 @@ def _has_time(row: Row) -> bool:
 
 
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one bar of medians a row; the dot is the median of the whole step, its line the spread."""
+    """Draws one bar per row, made of the phases' medians; a dot and its error bar are the step's median and spread."""
     size, unit = second_unit(row.step_seconds for row in rows if _has_time(row))
     theme.plain_axes(axes, grid="x")
     ends = [_time_bar(axes, row, at, size) if _has_time(row) else 0.0 for at, row in enumerate(rows)]
@@ -109,7 +109,7 @@ def _has_samples(row: Row) -> bool:
 
 
 def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws a dot a sample, the first on top; the line is the median."""
+    """Draws one dot per sample, the first on top, and a line at the median."""
     seconds = [second for row in rows if _has_samples(row) for second in samples_of(row, "step")]
     size, unit = second_unit(seconds)
     low, high = min(seconds) / size, max(seconds) / size
@@ -135,14 +135,14 @@ def _dots(axes: Axes, row: Row, at: int, size: float) -> None:
 
 
 def _absent(axes: Axes, row: Row, at: int) -> None:
-    """Writes why there is no bar."""
+    """Writes why a row has no bar."""
     text = outcome(row) if row.outcome != "ok" else "not measured"
     where = ("axes fraction", "data")
     theme.note(axes, text, (0, at), offset=(5, 0), color=GREY, xycoords=where, va="center", style="italic")
 
 
 def _named(axes: Axes, rows: Sequence[Row], label: str) -> Callable[[], object]:
-    """Names the axes: across a number, down the strategies, the first on top. Nothing is left for the final layout."""
+    """Labels the axes: values across, strategies down, the first on top. Returns a finisher that does nothing."""
     axes.set_yticks(range(len(rows)), [theme.name(row) for row in rows], parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -153,7 +153,7 @@ def _named(axes: Axes, rows: Sequence[Row], label: str) -> Callable[[], object]:
 
 
 def _height(rows: Sequence[Row], width: float) -> float:
-    """Inches for a panel with one bar a row."""
+    """Returns the height in inches of a panel with one bar per row."""
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 

@@ -18,11 +18,11 @@ from profiler.views.plots.theme import BLUE, FONT, GREY, INK, SKY, VERMILLION, a
 from profiler.views.tables.columns import is_point
 from profiler.views.tables.evidence import marked
 
-ALL_NAMED = 14  # up to so many points each has its name; of more, those on the frontier and the extremes
+ALL_NAMED = 14  # up to this many points are all labeled; of more, only the frontier and the extremes
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draw all but the names; these are written by what is returned, once the layout is final."""
+    """Draws all but the labels; the returned function writes these once the layout is final."""
     shown = [row for row in rows if is_point(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, second_name = second_unit(row.step_seconds for row in shown)
@@ -48,9 +48,9 @@ def _places(rows: Sequence[Row]) -> list[tuple[Row, TimePlace]]:
 
 
 def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
-    """Memory from zero, unless all peaks are close to each other; room for names on all sides.
+    """Sets the limits: memory from zero, unless all peaks are close together; room for labels on all sides.
 
-    Of times the points decide: an interval that is longer than all of them together ends at the edge.
+    The points decide the range of times; intervals extend it by at most its width on each side, and are cut off there.
     """
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     peaks = [y for _, y in points]
@@ -63,9 +63,10 @@ def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
 
 
 def _frontier(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[Case, Pair]) -> list[Pair]:
-    """Draws the frontier as stairs out to the edges, since slower or larger is always possible; returns its corners.
+    """Draws the frontier as a step line to the edges, since slower or larger is always possible; returns its corners.
 
-    Around it is the band in which points cannot be told apart: between the stairs of the fast ends and the slow ones.
+    The band around it, in which points cannot be told apart, lies between the step lines of the fast and the slow ends
+    of the intervals.
     """
     points = {end: [(spans[row.case][end], at[row.case][1]) for row in rows] for end in (0, 1)}
     fast, slow = (_stairs(axes, points[end]) for end in (0, 1))
@@ -79,13 +80,13 @@ def _frontier(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """The corners of the stairs of those points that no other is left of and below."""
+    """Returns the corners of the step line through the Pareto frontier of the points, out to the edges of the axes."""
     lowest = lower_left(points)
     return stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
 
 
 def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[Case, Pair]) -> list[list[Pair]]:
-    """Squares and circles with the intervals of their times; these lines are returned."""
+    """Draws markers with the intervals of their times; returns the lines of the intervals."""
     kinds = (
         ("no checkpointing", INK, "s", [row for row in rows if row.case.strategy == "none"]),
         ("on the frontier", BLUE, "o", [row for row in rows if row.on_frontier and row.case.strategy != "none"]),
@@ -127,7 +128,7 @@ def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:
 
 
 def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[list[Pair]]]:
-    """Draws a cross for each row out of memory, which has no time: at the device's limit, or on top if that is far."""
+    """Draws a cross per out-of-memory row, which has no time: at the device's limit, or at the top if that is far."""
     out = [row for row in rows if row.outcome == "out_of_memory"]
     if not out:
         return [], []
@@ -159,7 +160,7 @@ def _level(axes: Axes, y: float, colour: str, label: str) -> list[Pair]:
 
 
 def _labels(rows: Sequence[Row], at: dict[Case, Pair]) -> list[Label]:
-    """Returns the names, the most wanted first; of many points only those that have room and the extremes."""
+    """Returns the labels, the most important first; of many points only `none`, the extremes and the frontier."""
     few = len(rows) <= ALL_NAMED
     ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
 

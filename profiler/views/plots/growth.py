@@ -1,4 +1,4 @@
-"""How the peak of each strategy grows with the batch, or with an option of the model."""
+"""Plot of how the peak of each strategy grows with the batch size, or with another numeric setting."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, INK, VERMILLION, area, has_peak, log_axis, plain_axes, shortened
 from profiler.views.tables.evidence import marked
 
-PROPORTIONAL = "1.00"  # as saved bytes are to the batch: not worth telling
+PROPORTIONAL = "1.00"  # the usual exponent of saved bytes over the batch size: not shown
 SMOOTH = 40  # pieces of a dotted curve
 RANKS = "ranks"  # an axis over which static bytes change
 NAME = 0.42  # inches of height for a name with its growth
 
 
 class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """One line with its points, which rise from left to right, and the name at its end."""
+    """One line, its points from left to right, and the label at its end."""
 
     line: StrategyLine
     points: list[Pair]
-    growth: Growth | None  # the nearest; None through fewer than three points
+    growth: Growth | None  # the best fit; None for fewer than three points
     text: str
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws a line a strategy on logarithmic axes; dotted, the nearest growth: a constant and a slope, or a power."""
+    """Draws one line per strategy on logarithmic axes, and dotted its best fit (constant plus n or 1/n, or a power)."""
     space = space_of(rows)
     axis = rising(space)
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
@@ -65,7 +65,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthCurve:
-    """Returns the line of a strategy with how its peak grows, and the exponent of what the forward saves."""
+    """Returns the line of a strategy, labeled with the growth of its peak and the exponent of its saved bytes."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
     growth, saved = nearest_growth(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
@@ -76,7 +76,7 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
-    """Draws the nearest growth, as wide as the curve."""
+    """Draws the best fit over the width of the curve."""
     xs, ys = zip(*curve.points, strict=True)
     growth = curve.growth
     if growth is None:
@@ -87,7 +87,7 @@ def _fit(axes: Axes, curve: GrowthCurve) -> None:
 
 
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
-    """Returns the static bytes at every size, which checkpointing does not change and ranks share."""
+    """Returns the static bytes at every size: checkpointing does not change them, and ranks may shard them."""
     static_bytes = {
         size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has_peak(row)
     }
@@ -95,7 +95,7 @@ def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[
 
 
 def _limits(axes: Axes, curves: Sequence[GrowthCurve], heights: Sequence[float]) -> None:
-    """Sets the limits, with room on the right for the names."""
+    """Sets the limits, with room on the right for the labels."""
     xs, ys = zip(*(point for curve in curves for point in curve.points), strict=True)
     ys = (*ys, *heights)
     wide = (max(xs) / min(xs)) ** (1 / (0.94 - line_end_share(axes, [curve.text for curve in curves])))
@@ -106,7 +106,7 @@ def _limits(axes: Axes, curves: Sequence[GrowthCurve], heights: Sequence[float])
 
 
 def _crosses(axes: Axes, xs: Sequence[float]) -> None:
-    """Draws crosses along the top for what ran out of memory, and so has no peak."""
+    """Draws crosses along the top at sizes that ran out of memory and so have no peak."""
     top = axes.get_ylim()[1] / 1.12
     for x in sorted(set(xs)):
         axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))

@@ -1,4 +1,4 @@
-"""The peak over two axes, and where the device's memory ends."""
+"""Heat map of the peak over two axes, with a line where the device's memory ends."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from profiler.views.tables.evidence import marked, value_words
 CELL = 0.5  # inches of height
 DARK = 0.213  # relative luminance: below it white is read more easily than INK (WCAG 2)
 LIMIT = "#111111"
-SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, told apart in grey; neither white nor black
+SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, distinct in grayscale; neither white nor black
 Plane = Mapping[tuple[Value, Value], Row]
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """A cell for each pair of values, with its peak; a line between what the device holds and what it does not.
+    """Draws a cell with its peak for each pair of values, and a line between cells that fit the device and others.
 
-    The colours are the same in all panels.
+    All panels share one color scale.
     """
     space = space_of(rows)
     across, up = two(space)
@@ -51,7 +51,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 def _cell(
     axes: Axes, row: Row | None, at: tuple[int, int], *, size: int, shade: float | None, colours: Colormap
 ) -> None:
-    """Draws one square: a number, a word without one, a cross for out of memory, white if nothing ran."""
+    """Draws one cell: its peak, else its outcome as a word; a cross for out of memory; white if nothing ran."""
     x, y = at
     colour = "white" if row is None else FAINT if shade is None else colours(shade)
     axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
@@ -74,7 +74,7 @@ def _cell(
 
 
 def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
-    """A line along every edge between a cell that fits and one that does not."""
+    """Draws a line along every edge between a cell that fits and one that does not."""
     lies = {
         (x, y): holds(plane[x_value, y_value])
         for (x, x_value), (y, y_value) in product(enumerate(across.values), enumerate(up.values))
@@ -92,7 +92,7 @@ def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
 
 
 def _limit_text(rows: Sequence[Row]) -> str:
-    """A prediction fits by what the allocator reserves, which is more than the peak."""
+    """Returns the label of the limit; predictions are checked by reserved bytes, which are more than the peak."""
     device_bytes = device_memory(rows)
     size = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
     more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""
@@ -100,7 +100,7 @@ def _limit_text(rows: Sequence[Row]) -> str:
 
 
 def _name_axes(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:
-    """Every value once; numbers rise upwards, the first of words is on top."""
+    """Labels the axes with their values; numbers rise upwards, words go down from the first."""
     xs, ys = ([shortened(word) for word in value_words(axis, rows)] for axis in (across, up))
     axes.set_xticks(range(len(xs)), xs, parse_math=False)
     axes.set_yticks(range(len(ys)), ys, parse_math=False)

@@ -1,4 +1,4 @@
-"""Names beside points, and at the right ends of lines, none over another: the same picture every time."""
+"""Place labels beside points and at the right ends of lines, without overlap and deterministically."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from profiler.views.geometry import Box, Occupied, Pair, choose, dotted, everywh
 from profiler.views.plots.style import sized
 from profiler.views.plots.theme import FONT, GREY, note
 
-MARGIN = 2.0  # pixels kept free around every name
+MARGIN = 2.0  # pixels kept free around every label
 MARK = 5.0  # half the side of the square that a marker takes, in pixels
 RADII = (9.0, 16.0, 26.0, 38.0, 54.0, 74.0, 100.0, 130.0, 170.0, 220.0, 280.0)
-NEAR = 3  # so many of them for a name that may be left out
-FAR = 14.0  # a name further off than this many pixels gets a line to its point
-GAP, BETWEEN = 14.0, 3.0  # pixels from the end of a line to its name, and between names
-WIDE = 0.62  # em, of a letter
+NEAR = 3  # how many of RADII are tried for a label that may be left out
+FAR = 14.0  # a label farther away than this many pixels gets a leader line to its point
+GAP, BETWEEN = 14.0, 3.0  # pixels from the end of a line to its label, and between labels
+WIDE = 0.62  # em: the assumed width of a letter
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """A name for a point, in data coordinates. Those that must be there come first in the list."""
+    """A label of a point, in data coordinates. Earlier labels of a list are placed first."""
 
     x: float
     y: float
     text: str
-    must: bool = True  # else it is left out where there is no room close by
+    must: bool = True  # else it is left out if there is no room nearby
     weight: str = "normal"
 
 
 def place(
     axes: Axes, labels: Sequence[Label], *, others: Sequence[Pair] = (), lines: Sequence[Sequence[Pair]] = ()
 ) -> list[Annotation]:
-    """Write the labels where they meet neither each other, nor a point, nor the edge; and a line only where it must be.
+    """Write the labels where they meet no other label, no point and no edge, and cover as few lines as possible.
 
     `others` are points without a label. The figure's layout must be final. Earlier labels have the first choice.
     """
@@ -65,9 +65,9 @@ def place(
 
 
 def place_at_line_ends(axes: Axes, labels: Sequence[Label]) -> list[Annotation]:
-    """Write each name to the right of its point, in one column, moved up or down where another is in its way.
+    """Write the labels in one column to the right of all points, moved up or down so that they do not overlap.
 
-    The figure's layout must be final; more names than fit below each other are written closer together.
+    The figure's layout must be final. If there are more labels than fit, they are spread evenly and overlap.
     """
     renderer, frame = _renderer(axes), axes.get_window_extent()
     ordered = sorted(labels, key=lambda label: label.y)
@@ -87,7 +87,7 @@ def place_at_line_ends(axes: Axes, labels: Sequence[Label]) -> list[Annotation]:
 
 
 def line_end_share(axes: Axes, texts: Sequence[str]) -> float:
-    """The part of the axes' width that these names take beside each other's points; at most two thirds."""
+    """Return the share of the axes' width that labels with these texts take at line ends; at most two thirds."""
     longest = max(len(line) for text in texts for line in text.split("\n"))
     inches = sized(FONT - 1.5) / 72 * WIDE * longest + sized(GAP) / axes.figure.dpi
     return float(min(2 / 3, inches / (axes.get_window_extent().width / axes.figure.dpi)))
@@ -112,7 +112,7 @@ def _write(axes: Axes, label: Label, *, ha: str, **more: Any) -> Annotation:
 
 
 def _box(text: Annotation, point: Pair, occupied: Occupied, *, must: bool) -> Box | None:
-    """Where a name goes: close by, or anywhere in the frame if it must be there."""
+    """Return the box for a label: near its point, or anywhere in the frame if it must be written; None without room."""
     size, margin = text.get_window_extent(), 2 * sized(MARGIN)
     width, height = float(size.width) + margin, float(size.height) + margin
     near: Iterator[Box] = rings(point, width, height, map(sized, RADII if must else RADII[:NEAR]))
@@ -121,7 +121,7 @@ def _box(text: Annotation, point: Pair, occupied: Occupied, *, must: bool) -> Bo
 
 
 def _move(axes: Axes, text: Annotation, point: Pair, box: Box) -> None:
-    """Write a name into its box, with a line to its point where that is far."""
+    """Move a label into its box, with a leader line to its point if that is far."""
     scale = 72 / axes.figure.dpi
     x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
     text.set_position(((x - point[0]) * scale, (y - point[1]) * scale))

@@ -1,4 +1,4 @@
-"""What a kind of plot is, and which rows share a panel of it."""
+"""What defines a kind of plot, and how rows are grouped into its panels."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class Plot(NamedTuple):
     """One kind of plot."""
 
     panels: Callable[[Sequence[Row], Sequence[str]], Panels]  # the rows of each panel, over the axes that were named
-    has: Callable[[Row], bool]  # whether a row has the numbers
-    height: Callable[[Sequence[Row], float], float]  # inches that a panel of these rows asks for at this width
-    # draws a panel; the second rows are those of all panels. Returns what is to be done once the layout is final
+    has: Callable[[Row], bool]  # whether a row has the numbers that are drawn
+    height: Callable[[Sequence[Row], float], float]  # inches that a panel of these rows needs at this width
+    # draws a panel; the second argument is the rows of all panels. Returns a function to call once the layout is final
     draw: Callable[[Axes, Sequence[Row], Sequence[Row]], Callable[[], object]]
-    needs: str  # the numbers, in words
+    needs: str  # the numbers that are drawn, in words
     width: float = 8.5  # inches of a panel
     is_beside: bool = False  # whether panels stand beside each other
 
 
 def alike(rows: Sequence[Row], over: Sequence[str]) -> Panels:
-    """Rows that may be compared: they differ in the strategy alone."""
+    """Return the groups of rows that may be compared: they differ in the strategy alone."""
     if over:
         raise UserError("--over has no effect on this kind of plot", hint="heat and growth are over axes")
     return groups(rows)
 
 
 def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
-    """Rows that differ in two settings, one plane for each value of the others; those that were named, else chosen.
+    """Return planes of rows over two settings, named by `over` or chosen, one for each value of the other settings.
 
-    Raises UserError where no two settings vary together, and for planes that are too large together.
+    Raises UserError if no two settings vary together, or if the planes have too many cells.
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
@@ -61,7 +61,7 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
 
 
 def _refuse_large(planes: Sequence[tuple[axes.Axis, axes.Axis]]) -> None:
-    """A plane has a cell for each pair of values, measured or not: the square of what a run may have."""
+    """Raise UserError for too many cells: a plane has one per pair of values, which can be far more than the rows."""
     cells = sum(len(across.values) * len(up.values) for across, up in planes)
     if cells > MOST_CELLS:
         across, up = planes[0]
@@ -71,7 +71,7 @@ def _refuse_large(planes: Sequence[tuple[axes.Axis, axes.Axis]]) -> None:
 
 
 def has_plane(rows: Sequence[Row]) -> bool:
-    """Whether more than the strategies varies, so that a plane shows it."""
+    """Whether settings besides the strategy vary, so that a plane can show them."""
     if len(groups(rows)) < 2:
         return False
     try:
@@ -81,7 +81,7 @@ def has_plane(rows: Sequence[Row]) -> bool:
 
 
 def curves(rows: Sequence[Row], over: Sequence[str]) -> Panels:
-    """Rows that differ in the strategy and in one setting that is a number."""
+    """Return the groups of rows that differ in the strategy and in one numeric setting."""
     space = space_of(rows)
     chosen = axes.rising(space, over)
     panels = axes.groups_over(rows, space, [STRATEGY, chosen.name])
@@ -89,21 +89,21 @@ def curves(rows: Sequence[Row], over: Sequence[str]) -> Panels:
 
 
 def batches(rows: Sequence[Row], over: Sequence[str]) -> Panels:
-    """Rows that differ in the strategy and in the size of the batch."""
+    """Return the groups of rows that differ in the strategy and in the batch size."""
     if over:
         raise UserError("--over has no effect on throughput", hint="it is over the batch sizes and the strategies")
     return axes.groups_over(rows, space_of(rows), [STRATEGY, "batch_size"])
 
 
 def space_of(rows: Sequence[Row]) -> Space:
-    """The axes of these rows; what a model's text leaves out is as its code says."""
+    """Return the axes of these rows; model options that a case leaves out count with their defaults."""
     return axes.space((row.case for row in rows), defaults([row.case for row in rows]))
 
 
 def defaults(cases: Sequence[Case]) -> Mapping[str, Mapping[str, str]]:
-    """The options' defaults of every model, by its name; none of those whose code is not at hand.
+    """Return the defaults of the options of each model in the catalogue, by its name; none for any other model.
 
-    Of code that is the user's nothing is looked up: a run folder may name any file.
+    The user's own code is never looked up, since a run folder may name any file.
     """
     defaults_of = {}
     for name in {case.model.name for case in cases}:

@@ -1,4 +1,4 @@
-"""Time against memory of every plan that no other beats, beside what a user would pick."""
+"""Plot of the Pareto frontier of plans, time against memory, beside the plans that a user would pick."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from profiler.views.sanitize import plain
 from profiler.views.tables.grid import broken
 
 SIZE = (8.5, 5.4)  # inches
-CROWD = 60  # plans: of more, the staircase alone is drawn
+CROWD = 60  # plans; of more, only the step line is drawn
 LONGEST_LINE = 68  # characters of the title
 MARKS = {
     "uniform": ("o", ORANGE, 9),
     "first": ("^", GREEN, 5),
     "every": ("s", VERMILLION, 6),
-}  # often on one spot
+}  # in different sizes, since they often coincide
 assert tuple(MARKS) == KINDS, "every kind of rival has its mark"
 
 
 @at_work(STYLES["default"])
 def plot(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
-    """Draw the frontier as a staircase, with every uniform split, first N and every j-th as points.
+    """Draw the frontier as a step line, with every uniform split, first N and every j-th as points.
 
-    Raises UserError for another suffix than of a picture, and for a file that is there.
+    Raises UserError if the suffix is not that of a picture, or if the file exists, without `force`.
     """
     refuse(path, force=force)
     figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
@@ -81,7 +81,7 @@ def _draw(axes: Axes, points: Sequence[Point], chain: Chain) -> None:
 
 
 def _extra(point: Point | Cost, base: Cost) -> float:
-    """Percent of the step without checkpointing; nothing where that takes no time."""
+    """Return the extra time in percent of the step without checkpointing; 0 if that takes no time."""
     return (point.step_seconds / base.step_seconds - 1) * 100 if base.step_seconds else 0.0
 
 

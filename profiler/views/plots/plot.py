@@ -1,4 +1,4 @@
-"""A picture of a run, panel by panel, in a style."""
+"""Draw a run as a picture of panels, in a style, and save it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from profiler.views.plots.theme import legend_below, names_width, tell_start, ti
 
 SUFFIXES = ("png", "svg", "pdf")
 DPI = 100  # of the layout
-AROUND = 1.9  # inches of a panel's height that are above and below its axes, where titles are short
+AROUND = 1.9  # inches of a panel's height above and below its axes, if titles are short
 USUAL = STYLES["default"]
-MOST = 24  # panels: of more, nothing could be read
+MOST = 24  # panels; in a picture of more, nothing would be legible
 
 
 def plot(
     rows: Sequence[Row], *, kind: str, path: Path, force: bool = False, style: Style = USUAL, over: Sequence[str] = ()
 ) -> Path:
-    """Draw one of PLOTS into a png, svg or pdf; `over` names its axes where it has a choice.
+    """Draw one of PLOTS into a png, svg or pdf; `over` names the axes of plots that have a choice.
 
-    Raises UserError for another suffix, for a file that is there, and where no row has the numbers.
+    Raises UserError for another suffix, for a file that exists, without `force`, and if no row has the numbers.
     """
     refuse(path, force=force)  # before the work of drawing it
     return save(draw(rows, kind=kind, style=style, over=over), path=path, force=force, style=style)
 
 
 def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence[str] = ()) -> Figure:
-    """The figure, laid out. Raises UserError where no row has the numbers."""
+    """Return the figure, laid out. Raises UserError if no row has the numbers, or for too many panels."""
     view: Plot = load_function(PLOTS[kind])
     panels = [panel for panel in view.panels(rows, over) if any(view.has(row) for row in panel)]
     if not panels:
@@ -55,14 +55,14 @@ def draw(rows: Sequence[Row], *, kind: str, style: Style = USUAL, over: Sequence
 
 
 def refuse(path: Path, *, force: bool) -> None:
-    """Raises UserError where a picture cannot be written there: by its suffix, or since something is there already."""
+    """Raise UserError if a picture cannot be written there: for another suffix, or as `refuse_output` does."""
     if path.suffix.lower().removeprefix(".") not in SUFFIXES:
         raise UserError(f"cannot draw '{path.name}'", hint=f"name a file that ends in .{', .'.join(SUFFIXES)}")
     refuse_output(path, force=force)
 
 
 def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Path:
-    """Write a figure as what its name ends in; the same bytes every time."""
+    """Write a figure in the format of its suffix; equal figures give equal bytes."""
     suffix = path.suffix.lower().removeprefix(".")
     text = BytesIO()
     metadata = {} if suffix == "png" else {"CreationDate" if suffix == "pdf" else "Date": None}
@@ -95,17 +95,17 @@ def _lay_out(view: Plot, panels: Sequence[Sequence[Row]], style: Style) -> Figur
         finishers.append(view.draw(panel_axes, panel, among))
         tell_start(panel_axes)
     legend_below(figure, axes[: len(panels)])
-    figure.canvas.draw()  # the layout is made here
+    figure.canvas.draw()  # the layout is computed here
     if style.ratio is None:
         _make_room(figure, axes[: len(panels) : num_columns], heights)
-    figure.set_layout_engine("none")  # and kept
+    figure.set_layout_engine("none")  # and frozen
     for finish in finishers:
         finish()
     return figure
 
 
 def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -> None:
-    """Makes the figure taller by what long titles and legends took of the panels."""
+    """Makes the figure taller by the height that long titles and legends took from the panels."""
     heights_drawn = [panel_axes.get_window_extent().height / DPI for panel_axes in axes]
     missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, heights_drawn, strict=True))
     if missing > sized(0.2):
@@ -115,6 +115,6 @@ def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -
 
 
 def _heights(view: Plot, panels: Sequence[Sequence[Row]], num_columns: int, width: float) -> list[float]:
-    """Returns the inches of each line of panels: what its tallest asks for at this width."""
+    """Returns the height in inches of each line of panels: that of its tallest panel at this width."""
     lines = [panels[line * num_columns : (line + 1) * num_columns] for line in range(ceil(len(panels) / num_columns))]
     return [sized(max(view.height(panel, width / sized(1)) for panel in line)) for line in lines]

@@ -1,4 +1,4 @@
-"""A line for each strategy: how lines are told apart, and the device's memory that limits them."""
+"""Plots with one line per strategy: their colors and markers, and the limit of the device's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKERS = "o^vDPX<>ph"
 
 
 class StrategyLine(NamedTuple):
-    """The rows of one strategy, and how they are drawn. In grey, and of many lines, the marks tell them apart."""
+    """The rows of one strategy, and how they are drawn. Markers tell lines apart in grayscale and beyond six colors."""
 
     strategy: Choice
     rows: list[Row]
@@ -29,7 +29,7 @@ class StrategyLine(NamedTuple):
 
 
 def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
-    """A line for each strategy, `none` first."""
+    """Return one line per strategy, `none` first."""
     by_strategy: dict[Choice, list[Row]] = {}
     for row in rows:
         by_strategy.setdefault(row.case.strategy, []).append(row)
@@ -42,7 +42,7 @@ def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
 
 
 def draw(axes: Axes, line: StrategyLine, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> None:
-    """The points of a line and what is between them; some of its points are hollow."""
+    """Draw a line and its points; those that are also in `hollow` are drawn hollow."""
     shape: dict[str, Any] = {"marker": line.marker, "markersize": sized(6), "color": line.colour}
     axes.plot(
         *zip(*points, strict=True),
@@ -64,7 +64,7 @@ def draw(axes: Axes, line: StrategyLine, points: Sequence[Pair], *, hollow: Sequ
 
 
 def limit(axes: Axes, rows: Sequence[Row], size: int, *, upright: bool) -> list[Pair]:
-    """The device's memory, where it is within the picture: the ends of its line."""
+    """Draw a line at the device's memory, if that is within the axes; return its ends, or nothing."""
     device_bytes = device_memory(rows)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     low, high = (left, right) if upright else (bottom, top)

@@ -1,4 +1,4 @@
-"""How large and in which colours pictures are drawn, for a page, a slide or a paper."""
+"""Sizes and colors of pictures, for a page, a slide or a paper."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.typing import ColorType
 
-MADE_FOR = 11.0  # points of type that all lengths in the plots are made for
+MADE_FOR = 11.0  # points: the type size for which all lengths in the plots are given
 
-# Okabe and Ito (2008), told apart by all kinds of colour vision
+# Okabe and Ito (2008), distinct for all kinds of color vision
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7")
-# each of another lightness, so that they are told apart in grey as well: from 20 to 84 of 100, 11 or more between two
+# distinct in grayscale too: lightness from 20 to 84 of 100, any two at least 11 apart
 IN_GREY = ("#0A2F5C", "#E8A33A", "#2A8059", "#B4D7F1", "#92330A", "#B07FB5")
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
-    """What a picture is for. Inches and points."""
+    """The style of a picture for one use. Lengths are in inches, type in points."""
 
-    suffix: str  # of the file where none is named
+    suffix: str  # of the file, if none is named
     type_points: float = MADE_FOR
-    width: float | None = None  # of the whole picture; None: as wide as the plot likes to be
+    width: float | None = None  # of the whole picture; None: the usual width of the plot
     ratio: float | None = None  # of width to height
     max_columns: int = 3  # panels beside each other
     dpi: int = 200  # of a png
-    pixels: int | None = None  # its width, whatever it is in inches
+    pixels: int | None = None  # width of a png, which then sets its dpi
     colours: tuple[str, ...] = OKABE_ITO
 
 
@@ -41,24 +41,24 @@ STYLES = {
 
 @contextmanager
 def at_work(style: Style) -> Iterator[None]:
-    """Sets matplotlib to a style; drawing and saving both happen within it."""
+    """Context manager that sets matplotlib to a style; both drawing and saving must happen within it."""
     with rc_context(
         {
             "font.size": style.type_points,
             "axes.prop_cycle": cycler(color=style.colours),
             "pdf.fonttype": 42,  # TrueType, embedded: journals refuse matplotlib's own Type 3
-            "svg.hashsalt": "gcprof",  # else its ids are random
+            "svg.hashsalt": "gcprof",  # else the ids in a file are random
         }
     ):
         yield
 
 
 def sized(usual: float) -> float:
-    """Returns a length, which is given for the usual type, scaled to the style at work."""
+    """Returns a length, given for the type size MADE_FOR, scaled to the current style."""
     return float(usual * rcParams["font.size"] / MADE_FOR)
 
 
 def luminance(colour: ColorType) -> float:
-    """Relative to white, as of WCAG 2: 0 is black."""
+    """Returns the relative luminance by WCAG 2: 0 is black, 1 is white."""
     parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
     return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])

@@ -1,4 +1,4 @@
-"""How every plot looks: colours, names, titles, axes."""
+"""The look of every plot: colors, names, titles, axes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from profiler.views.tables.columns import batch, environment_of, model, one_stra
 from profiler.views.tables.evidence import device
 from profiler.views.tables.grid import broken
 
-BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the style at work has them
+BLUE, ORANGE, GREEN, SKY, VERMILLION, PURPLE = "C0", "C1", "C2", "C3", "C4", "C5"  # as the current style defines them
 INK, GREY, FAINT = "#222222", "#767676", "#E4E4E4"
 FONT = MADE_FOR
 LONGEST_NAME = 44
-BOLD = 1.1  # times as wide
-EM = 0.62  # of a letter's height: wider than nearly every text in DejaVu Sans
+BOLD = 1.1  # how many times wider bold text is
+EM = 0.62  # letter width over type size: wider than nearly every text in DejaVu Sans
 MOST_LINES = 6  # of a title
 NOT_FROM_ZERO = "not from 0"
 
 
 def name(row: Row) -> str:
-    """The strategy as one short line; it is never read as mathematics (`parse_math` is off wherever it is drawn)."""
+    """Return the strategy as one short line, to be drawn with `parse_math` off."""
     return shortened(strategy_label(row.case.strategy))
 
 
 def shortened(value: object) -> str:
-    """Anything as one short line."""
+    """Return any value as one short line."""
     return short(value, LONGEST_NAME)
 
 
 def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Two spines, a faint grid, few ticks."""
+    """Style the axes: two spines, a faint grid, short ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=sized(FONT - 1), length=sized(3), color=GREY)
@@ -51,49 +51,49 @@ def plain_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None:
 
 
 def number_axis(axis: Axis, *, most: int = 6) -> None:
-    """Plain numbers at round places, at most so many and one."""
+    """Put plain numbers at round values of an axis, at most `most` + 1."""
     axis.set_major_locator(MaxNLocator(most, steps=list(STEPS)))
     axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
 
 
 def tell_start(axes: Axes) -> None:
-    """Says at an axis of numbers that it does not begin at zero: differences look larger there than they are."""
+    """Note in the label of a numeric axis that it does not begin at zero, since differences look larger then."""
     for axis, (start, _) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if isinstance(axis.get_major_locator(), MaxNLocator) and axis.get_label_text() and start > 0:
             axis.set_label_text(f"{axis.get_label_text()}, {NOT_FROM_ZERO}")
 
 
 def log_axis(axis: Axis) -> None:
-    """Plain numbers at 1, 2 and 5 of every decade."""
+    """Put plain numbers at 1, 2 and 5 of every decade of an axis."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(StrMethodFormatter(TICK_TEXT))
     axis.set_minor_locator(NullLocator())
 
 
 def names_width(rows: Sequence[Row]) -> float:
-    """Inches that the names beside the axes take."""
+    """Return the width in inches of the strategy names beside the axes."""
     return sized(0.5 + max(len(name(row)) for row in rows) * (FONT - 1) * EM / 72)
 
 
 def area(usual: float) -> float:
-    """Of a marker, in square points."""
+    """Return the area of a marker in square points, scaled to the current style."""
     return sized(sized(usual))
 
 
 def legend_square(axes: Axes, label: str, colour: str) -> None:
-    """A line of the legend for bars of this colour."""
+    """Add a legend entry for bars of this color."""
     axes.scatter([], [], s=area(110), marker="s", color=colour, label=label)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all panels, outside them."""
+    """Add one legend for all panels, below them."""
     handles: dict[str, Artist] = {}
     for panel_axes in axes:
         for handle, label in zip(*panel_axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * EM)) - 6  # letters beside a line's mark
+    longest = int(figure.bbox.width * 72 / figure.dpi / sized((FONT - 1) * EM)) - 6  # letters beside an entry's mark
     labels = ["\n".join(broken(label, longest)) for label in handles]
-    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many beside each other as there is room for
+    for num_columns in (5, 4, 3, 2, 1) if handles else ():  # as many columns as there is room for
         legend = figure.legend(
             list(handles.values()),
             labels,
@@ -119,13 +119,13 @@ def note(
     color: str = INK,
     **more: Any,
 ) -> Annotation:
-    """Writes a text so many points beside a place; `more` is for matplotlib's `annotate`."""
+    """Write a text at an offset in points from a position; `more` is passed to matplotlib's `annotate`."""
     beside = (sized(offset[0]), sized(offset[1]))
     return axes.annotate(text, at, xytext=beside, textcoords="offset points", fontsize=sized(size), color=color, **more)
 
 
 def is_shown(row: Row) -> bool:
-    """Whether a row is drawn: only if it went well, since wrong gradients are no saving."""
+    """Whether a row is drawn: only if its outcome is ok, since wrong gradients are no saving."""
     return row.outcome == "ok"
 
 
@@ -134,7 +134,7 @@ def has_peak(row: Row) -> bool:
 
 
 def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
-    """Writes model and batch, and the device below; a setting that varies is an axis and is left out."""
+    """Write model and batch, below them settings and device; a setting that varies is an axis and is left out."""
     environment = environment_of(rows)
     batches = [batch(rows[0].case)] if len({row.case.batch_size for row in rows}) == 1 else []
     torch = [f"torch {environment.torch}"] if environment and environment.torch else []
@@ -158,7 +158,7 @@ def title(axes: Axes, rows: Sequence[Row], *, inches: float) -> None:
 
 
 def _where(rows: Sequence[Row]) -> str:
-    """Names the device that the rows ran on or were predicted for."""
+    """Return the device that the rows ran on or were predicted for, in words."""
     environment = environment_of(rows)
     if len({row.case.device for row in rows}) > 1:
         return device(rows)
@@ -170,9 +170,7 @@ def _where(rows: Sequence[Row]) -> str:
 
 
 def _wrapped(text: str, inches: float, size: float) -> str:
-    """The text in lines of this width, cut even inside a word, since a picture has an edge; of too many, the middle is
-    left out.
-    """
+    """Return the text in lines of this width, broken inside words if need be; too many lines lose their middle."""
     width = max(16, int(inches * 72 / (sized(size) * EM)))
     pieces = broken(plain(text), width)
     lines = [piece[at : at + width] for piece in pieces for at in range(0, max(1, len(piece)), width)]

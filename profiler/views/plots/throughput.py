@@ -1,4 +1,4 @@
-"""Samples a second against peak memory: at a memory, which strategy gives the most, and with which batch."""
+"""Plot of throughput (samples per second) against peak memory, by strategy and batch size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profiler.views.plots.theme import FONT, GREY, is_shown, log_axis, number_ax
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 
-LOGARITHMIC = 8  # times the smallest peak: from here on the axis is logarithmic
+LOGARITHMIC = 8  # the memory axis is logarithmic if the largest peak is more than so many times the smallest
 
 
 def _has(row: Row) -> bool:
@@ -29,7 +29,7 @@ def _has(row: Row) -> bool:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws a line a strategy through its batches, and stairs of the most that each memory allows."""
+    """Draws one line per strategy through its batch sizes, and a step line of the best throughput at each memory."""
     shown = [row for row in rows if _has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
 
@@ -54,7 +54,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
-    """Sets the limits, with room on the right for names; peaks far apart get a logarithmic axis."""
+    """Sets the limits, with room on the right for labels; peaks far apart get a logarithmic axis."""
     xs, ys = zip(*points, strict=True)
     room = 1 / (0.94 - 0.6 * line_end_share(axes, names))
     tall = (max(ys) - min(ys)) or max(ys)
@@ -71,7 +71,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """Draws the most samples a second in every memory, out to the right edge; returns its corners."""
+    """Draws the best throughput up to each peak as a step line out to the right edge; returns its corners."""
     if not points:
         return []
     corners = [*points, (axes.get_xlim()[1], points[-1][1])]
@@ -92,7 +92,7 @@ def _name(row: Row) -> str:
 
 
 def _labels(lines: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
-    """Returns the name at the end of each line, then the batch sizes, those on the stairs first."""
+    """Returns the labels at the line ends, then the batch sizes, those on the throughput frontier first."""
     last = {line.rows[-1].case: line for line in lines}
     rest = [row for line in lines for row in line.rows if row.case not in last]
     names = [(line.rows[-1], _name(line.rows[-1]), True) for line in lines]

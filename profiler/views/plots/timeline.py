@@ -1,4 +1,4 @@
-"""What is live while a step runs, by category: one panel for each strategy."""
+"""Plot of live memory over a step by category, with one panel per strategy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from profiler.views.tables.explanation import where
 from profiler.views.tables.grid import broken
 
 MAUVE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
-PLUM, TEAL = "#8A2C66", "#2F6F8F"  # what there is of several ranks only: darker than what it stands beside
+PLUM, TEAL = "#8A2C66", "#2F6F8F"  # categories of several ranks only; darker than their neighbors in the stack
 COLOURS = {
     "parameters": GREY,
     "buffers": SILVER,
@@ -42,17 +42,17 @@ COLOURS = {
 }
 assert tuple(COLOURS) == CATEGORIES, "every category has its colour, in the order of the stack"
 NUM_POINTS = 2000  # across a panel, about one a pixel
-WIDTH, CROWD = 10.0, 5  # inches; from so many strategies on, lower panels
-PANELS = ((2.0, 1.22), (1.35, 1.4))  # inches of each, and the room over the highest peak for the names of the phases
+WIDTH, CROWD = 10.0, 5  # inches; panels are lower from this many strategies on
+PANELS = ((2.0, 1.22), (1.35, 1.4))  # height in inches, and axis over highest peak, as room for the names of the phases
 SHADE = "#DCE9F2"  # a light SKY
-LEAST = 0.002  # of the axis: who never holds so much cannot be seen, and is not in the legend
+LEAST = 0.002  # of the axis: a category that never reaches it is invisible, and not in the legend
 GAP = 8.0  # pixels between texts
 
 
 def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = False) -> Path:
-    """Draw the traces, by the strategies' names, into a png, svg or pdf.
+    """Draw the traces, keyed by strategy, into a png, svg or pdf.
 
-    Raises UserError for another suffix, for a file that is there, and where there is nothing to draw.
+    Raises UserError for another suffix, for a file that exists, without `force`, and if there is nothing to draw.
     """
     refuse(path, force=force)
     return save(draw(traces, title=title), path=path, force=force)
@@ -60,7 +60,7 @@ def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = F
 
 @at_work(STYLES["default"])
 def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
-    """The panels below each other, in the order of the mapping, all with the same axes."""
+    """Return a figure with one panel per trace, from top to bottom in the order of the mapping, with shared axes."""
     if not traces:
         raise UserError("nothing to draw: no strategy was traced", hint="name one with --strategies none")
     peaks = [live_bytes.peak(trace) for trace in traces.values()]
@@ -77,7 +77,7 @@ def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
         for panel_axes, name, peak in zip(axes, traces, peaks, strict=True)
     ]
     _around(figure, axes, title, unit)
-    figure.canvas.draw()  # the layout is made here, and kept
+    figure.canvas.draw()  # the layout is computed here, and frozen below
     figure.set_layout_engine("none")
     for finish in finishers:
         finish()
@@ -85,7 +85,7 @@ def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
 
 
 def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callable[[], None]:
-    """One strategy: what is live, the phases, the peak. What must be measured is left to the function it returns."""
+    """Draw one strategy: live memory, phases, peak. The returned function fits texts once the layout is final."""
     theme.plain_axes(axes, grid="y")
     _stack(axes, trace, size)
     labels = _phases(axes, trace)
@@ -105,7 +105,7 @@ def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callab
 
 
 def _stack(axes: Axes, trace: Trace, size: int) -> None:
-    """The categories above each other, those that checkpointing does not touch at the bottom."""
+    """Draw the categories as a stack, with those that checkpointing does not change at the bottom."""
     live = curve(trace, num_points=NUM_POINTS)
     present = [category for category in COLOURS if any(live.nbytes[category])]
     axes.stackplot(
@@ -121,7 +121,7 @@ def _stack(axes: Axes, trace: Trace, size: int) -> None:
 
 
 def _phases(axes: Axes, trace: Trace) -> list[tuple[Annotation, int, int]]:
-    """Lines where phases begin and recomputes shaded; the names of phases in which something ran, with their ends."""
+    """Draw lines where phases begin, and shade recomputes; return the labels of non-empty phases with their ends."""
     ranges = [(first - 0.5, last - first + 1) for first, last in recomputes(trace)]
     if ranges:
         axes.broken_barh(ranges, (0, axes.get_ylim()[1]), color=SHADE, linewidth=0, zorder=0.4)
@@ -139,7 +139,7 @@ def _phases(axes: Axes, trace: Trace) -> list[tuple[Annotation, int, int]]:
 
 
 def _above(axes: Axes, text: str, *, at: int, weight: str) -> Annotation:
-    """A line over the panel, at its left (0) or its right end (1)."""
+    """Write a line over the panel, at its left (0) or its right end (1)."""
     return theme.note(
         axes,
         text,
@@ -154,7 +154,7 @@ def _above(axes: Axes, text: str, *, at: int, weight: str) -> Annotation:
 
 
 def _fit(label: Annotation, axes: Axes, *, first: int, last: int, is_last: bool) -> None:
-    """A name that is wider than its phase is left out; the last one may go on behind it."""
+    """Remove a label that is wider than its phase; the last one may extend past its phase if there is room."""
     left, right = axes.transData.transform([(first - 0.5, 0), (last - 0.5, 0)])[:, 0]
     width, end = label.get_window_extent().width, axes.get_window_extent().x1
     if width <= right - left:
@@ -167,7 +167,7 @@ def _fit(label: Annotation, axes: Axes, *, first: int, last: int, is_last: bool)
 
 
 def _around(figure: Figure, axes: Sequence[Axes], title: str, unit: str) -> None:
-    """The title, the names of the axes and one legend for all panels."""
+    """Add the title, the labels of the axes and one legend for all panels."""
     characters = int(WIDTH * 72 / ((FONT + 2) * 0.66))
     lines = "\n".join(broken(plain(title), characters))
     figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT + 2, weight="bold", color=INK, parse_math=False)

@@ -1,6 +1,7 @@
-"""Runs as one HTML page that needs no other file: every run with its sections, and all of them in brief.
+"""Runs as one self-contained HTML page: every run with its sections, and a summary of all.
 
-The page holds one style and one script, each allowed by its hash alone: nothing else can run, load or be sent.
+The page's content security policy allows one style and one script, each by its hash: nothing else can run, load or be
+sent.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from profiler.views.tables.evidence import device
 
 LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
 LONGEST_MODEL = 60
-NUM_NAMED = 3  # strategies that all runs together are said to take
+NUM_NAMED = 3  # strategies that the summary of all runs names
 
 MOST_BYTES = 600_000
-LIMITS = (  # the first with which the page is small enough
+LIMITS = (  # the first ones with which the page is small enough are used
     PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=3),
     PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=1),
     PageLimits(sections=24, rows=150, lines=24, samples=60, timelines=1),
@@ -42,7 +43,7 @@ LIMITS = (  # the first with which the page is small enough
 
 
 def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
-    """Returns the whole page in UTF-8, smaller than 600 kB: of very large runs rows are left out, and the page says so.
+    """Returns the page in UTF-8. Rows of large runs are left out to keep it below 600 kB, and the page says so.
 
     `redact` is default, all or none. Raises UserError if no run has a record.
     """
@@ -76,7 +77,7 @@ def _page(shown_runs: Sequence[ShownRun], limits: PageLimits, redact: str) -> by
         compared=compared(shown, shown_runs),
         agreement=agreement(shown),
         redact=redact,
-        style=Markup(style),  # ours, and its hash is what allows it
+        style=Markup(style),  # ours; the policy allows it by its hash
         script=Markup(script),
         policy=policy(style, script),
     )
@@ -84,7 +85,7 @@ def _page(shown_runs: Sequence[ShownRun], limits: PageLimits, redact: str) -> by
 
 
 def policy(style: str, script: str) -> str:
-    """Returns the policy of the page: it may apply this style and run this script, and nothing else."""
+    """Returns the content security policy of the page: it allows this style and this script, and nothing else."""
     return (
         f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -106,12 +107,12 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     created: str
     command: str
-    remarks: tuple[str, ...]  # what one should know before reading on
+    remarks: tuple[str, ...]  # warnings, and what is missing
     sections: tuple[Section, ...]
 
 
 class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it may be shown, its rows in groups, and how many of its trials are not there yet."""
+    """A redacted run, its rows in comparable groups, and how many of its trials are still to be run."""
 
     run: Run
     groups: tuple[tuple[Row, ...], ...]
@@ -119,7 +120,7 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
-    """Returns every run with its first sections, as many as there is room for."""
+    """Returns the runs with their first sections, as many as the limits allow in all."""
     run_parts, room = [], limits.sections
     for number, shown_run in enumerate(runs, start=1):
         shown = shown_run.groups[:room]
@@ -129,7 +130,7 @@ def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
 
 
 def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
-    """Returns a line for each section; None if there is only one."""
+    """Returns the summary, one line per section; None if there are fewer than two."""
     lines = []
     for part, shown_run in zip(shown, runs, strict=False):
         for group, part_section in zip(shown_run.groups, part.sections, strict=False):
@@ -144,7 +145,7 @@ def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
 
 
 def agreement(shown: Sequence[RunPart]) -> str:
-    """Says whether the sections advise the same strategy, and how many of them advise none."""
+    """Returns a sentence on whether the sections advise the same strategy, and how many have a peak at all."""
     advised = [part_section.brief[1] for part in shown for part_section in part.sections]
     taken = Counter(name for name in advised if name != MISSING)
     if not taken:

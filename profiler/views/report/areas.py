@@ -1,6 +1,6 @@
-"""Where the areas of what was live over a step lie, a picture a strategy; `charts.html` draws them.
+"""Layout of the areas of live memory over a step, one picture per strategy; `charts.html` draws them.
 
-A picture is HIGH units high and as wide as there are points, and is stretched to the page.
+A picture is HIGH units high and one unit per point wide, and is stretched to the page.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from profiler.views.report.bars import NAMES, line_name
 from profiler.views.sanitize import plain
 from profiler.views.tables.evidence import peak_name
 
-HIGH = 1000  # units of the highest peak
-KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others by their name
-STACK = (*CATEGORIES, "whole")  # from below
-LEAST = 0.002  # of the highest peak: less cannot be seen
+HIGH = 1000  # units: the height of the highest peak
+KINDS = {"workspaces": "static", "recomputed": "rest", "temporaries": "rest", "live": "whole"}  # others keep their name
+STACK = (*CATEGORIES, "whole")  # from bottom to top
+LEAST = 0.002  # of the highest peak: an area that is nowhere higher is invisible
 NARROW = 0.17  # of the width: a phase that is narrower is not named
 
 
 class Area(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is live of one kind and of those below it; those further down are drawn over it."""
+    """The area of one kind and all below it in the stack; lower ones are drawn over it."""
 
     kind: str
     path: str
 
 
 class PhaseMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a phase begins, in percents of the width; no name where there is no room for it."""
+    """Where a phase begins, in percent of the width; the name is empty if there is no room for it."""
 
     at: float
     name: str
 
 
 class AreaPanel(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy."""
+    """The picture of one strategy."""
 
     name: str
     text: str
@@ -51,7 +51,7 @@ class AreaPanel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
-    """Pictures of one scale, with what each colour means."""
+    """Pictures on one common scale, with their legend."""
 
     high: int
     panels: tuple[AreaPanel, ...]
@@ -73,7 +73,7 @@ def areas(rows: Sequence[Row]) -> AreaChart | None:
 
 
 def _stacked(timeline: Timeline) -> list[tuple[str, list[int]]]:
-    """Returns every kind, the lowest first, with the bytes of it and of all below it at every point."""
+    """Returns every kind from bottom to top, with the bytes of it and of all below it at every point."""
     sizes: dict[str, list[int]] = {}
     for name, values in timeline.nbytes.items():
         kind = KINDS.get(name, name)
@@ -104,7 +104,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
 
 
 def _path(tops: Sequence[int], highest: int) -> str:
-    """Returns a path of steps from left to right, one unit a point, closed at the bottom."""
+    """Returns an SVG path of steps from left to right, one unit per point, closed at the bottom."""
     heights = [round(HIGH * top / highest) for top in tops]
     steps = [f"v{before - height}h1" for before, height in pairwise([0, *heights])]
     return f"M0 {HIGH}{''.join(steps)}V{HIGH}z"

@@ -1,6 +1,6 @@
-"""Where the bars of memory and the dots of samples lie, a line a strategy; `charts.html` draws them.
+"""Layout of the memory bars and the sample dots, one line per strategy; `charts.html` draws them.
 
-Across, places are percents of a width that is not known here; down, they are pixels.
+Horizontal positions are percentages of a width that is not known here; vertical ones are pixels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AXIS = 24  # pixels
 
 NAME_LINE, BAR, GAP = 20, 16, 10  # pixels
 FULL = 68.0  # percents that the longest bar takes: the rest is for its number
-NAME = 40  # letters of a name
+NAME = 40  # characters of a name
 NAMES = {
     "optimizer": "optimizer state",
     "static": "other static memory",
@@ -35,7 +35,7 @@ NAMES = {
 
 
 class BarPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a bar, with the name of its colour."""
+    """One part of a bar; `kind` selects its color."""
 
     x: float
     width: float
@@ -61,7 +61,7 @@ class BarLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BarChart(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture of bars, with what each colour means."""
+    """A bar chart with its legend."""
 
     height: int
     said: str
@@ -70,7 +70,7 @@ class BarChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def category_bars(rows: Sequence[Row]) -> BarChart | None:
-    """Returns what the peak of each strategy is made of; None if no peak was measured."""
+    """Returns the peak of each strategy by category, one bar each; None if no row has a peak."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
     parts_of = {row.case: categories(row.readings) for row in shown}
     present = {part.name for parts in parts_of.values() for part in parts}
@@ -87,7 +87,7 @@ def category_bars(rows: Sequence[Row]) -> BarChart | None:
 
 
 def phase_bars(rows: Sequence[Row]) -> BarChart | None:
-    """Returns the most bytes live in each phase of the step; None if that was not measured."""
+    """Returns the peak of each phase of the step, one bar each; None if that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
     peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
     scale = _scale([nbytes for of_row in peaks for nbytes in of_row.values()])
@@ -132,26 +132,26 @@ def _chart(lines: Sequence[BarLine], legend: Sequence[tuple[str, str]], said: st
 
 
 class DotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy's samples: a dot each, the median, and the middle half."""
+    """One strategy's samples: one dot each, the median and the quartiles."""
 
     y: int
     name: str
     text: str
     dots: tuple[tuple[float, float], ...]
     median: float
-    low: float  # the middle half begins
-    high: float  # and ends
+    low: float  # first quartile
+    high: float  # third quartile
 
 
 class DotRows(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture of samples on one scale."""
+    """A chart of samples on one common scale."""
 
     height: int
     said: str
     unit: str
     ticks: tuple[Tick, ...]
     rows: tuple[DotRow, ...]
-    num_left_out: int  # dots that are not drawn; the numbers beside are of all
+    num_left_out: int  # dots that are not drawn; the statistics are of all samples
 
 
 def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
@@ -192,7 +192,7 @@ def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> D
 
 
 def _thinned(samples: Sequence[float], most: int) -> list[float]:
-    """Returns evenly chosen samples, with the smallest and the largest, so that the range stays."""
+    """Returns at most so many samples: evenly chosen ones, the smallest and the largest, so that the range stays."""
     if len(samples) <= most:
         return list(samples)
     places = {round(at * (len(samples) - 1) / (most - 3)) for at in range(most - 2)}

@@ -1,6 +1,7 @@
-"""Where the points, lines and names of peak memory against step time lie; `charts.html` draws them.
+"""Layout of the chart of peak memory against step time: points, lines, names; `charts.html` draws it.
 
-Across, places are percents of a width that is not known here; down, they are pixels. So letters keep their size.
+Horizontal positions are percentages of a width that is not known here; vertical ones are pixels, so that text keeps its
+size.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from profiler.views.tables.evidence import peak_name
 TOP, BOTTOM = 34, 262  # pixels
 LEFT, RIGHT = 6.0, 94.0  # percents
 LINE, LETTER = 16, 7.4  # pixels: the height of a name, and the width of a letter
-SIDES = {"right": (10, 4), "left": (-10, 4)}  # pixels from the point to the foot of its name
-NARROW, WIDE = 320, 440  # pixels across, at which names must not meet
+SIDES = {"right": (10, 4), "left": (-10, 4)}  # pixels from the point to the start of its name's baseline
+NARROW, WIDE = 320, 440  # widths of the chart in pixels, at which names must not overlap
 MARK = 7  # half the side of the square that a point takes, in pixels
-NAME, LONGEST = 24, 80  # letters of a name in the picture, and in words
-SAME = 0.5  # percents across, within which two points are at one place
-KINDS = ("beaten", "frontier", "baseline")  # the later on top
+NAME, LONGEST = 24, 80  # characters of a name in the chart, and in its description
+SAME = 0.5  # percent of the width: points of equal peak within it are at one place
+KINDS = ("beaten", "frontier", "baseline")  # later ones are drawn on top
 
 
 class FrontierPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy, by the id of its case. `side` is where its name stands, one of SIDES; None where it has no room."""
+    """One strategy, by the id of its case. `side` is the side of its name, one of SIDES; None if there is no room."""
 
     case: str
     x: float
     y: float
-    least_x: float  # by its interval
+    least_x: float  # the lower end of the interval of its time
     most_x: float
     kind: str  # one of KINDS
     name: str
-    said: str  # all of it in words
+    said: str  # the point in words
     peak_bytes: int
     side: str | None = None
     is_for_wide: bool = False  # the name has room on a wide screen only
 
     @property
     def offset(self) -> tuple[int, int]:
-        """Of its name, in pixels."""
+        """Offset of the name from the point, in pixels."""
         return SIDES[self.side] if self.side else (0, 0)
 
 
@@ -62,7 +63,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole picture. `low` and `high` are the peaks at its bottom and top, for lines that are drawn later."""
+    """The whole chart. `memory` maps bytes to pixels, for lines that the page's script draws."""
 
     points: tuple[FrontierPoint, ...]
     stairs: tuple[Edge, ...]
@@ -72,11 +73,11 @@ class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
     time_unit: str
     memory: Scale
     times_begin_above_zero: bool
-    floor: float | None  # where the static memory is
+    floor: float | None  # y of the static memory; None if it is not known, or below the axis
 
 
 def frontier(rows: Sequence[Row]) -> FrontierChart | None:
-    """Returns the picture of the rows that have both a peak and a time; None if none has."""
+    """Returns the chart of the rows that have both a peak and a time; None if none has."""
     shown = [row for row in rows if is_point(row)]
     if not shown:
         return None
@@ -102,7 +103,7 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
 
 
 def said(row: Row) -> str:
-    """One row in words, its change against `none` too."""
+    """Returns a row in words, with its change against `none`."""
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     is_untold = row.time_verdict in ("cannot be told apart", "too noisy to tell") and row.time_ratio_range
@@ -116,7 +117,7 @@ def said(row: Row) -> str:
 
 
 def _ends(places: Sequence[TimePlace], second: float) -> list[float]:
-    """What the axis of times holds: all points, and their intervals no further than all points are apart."""
+    """Returns what the time axis must span: all points, and their intervals up to the points' range beyond them."""
     left, right = min(place.middle for place in places), max(place.middle for place in places)
     wide = (right - left) or right
     ends = [end for place in places for end in (max(place.low, left - wide), min(place.high, right + wide))]
@@ -142,7 +143,8 @@ def _point(row: Row, place: TimePlace, time: Scale, memory: Scale, second: float
 def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
     """Returns the frontier as straight lines, out to both edges: slower or larger is always possible.
 
-    It goes through those points that no other is both left of and below; the rest cannot be told from them.
+    It goes through the points that no other is both left of and below; other rows of the frontier cannot be told from
+    these.
     """
     corners = [(x, -y) for x, y in lower_left((point.x, -point.y) for point in points)]
     if not corners:
@@ -152,7 +154,7 @@ def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
 
 
 def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """Returns the points, the most wanted last and so on top, each with its name if that meets nothing."""
+    """Returns the points, the most important last and so on top, each with its name if that overlaps nothing."""
     by_kind = sorted(points, key=lambda point: KINDS.index(point.kind))
     for width, is_for_wide in ((NARROW, False), (WIDE, True)):
         taken = [_box(point, point.side, width) for point in by_kind if point.side]
@@ -165,7 +167,7 @@ def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
 
 
 def _side(point: FrontierPoint, taken: Sequence[Box], points: Sequence[FrontierPoint], width: int) -> str | None:
-    """Returns the side on which the name meets no other name and no other point."""
+    """Returns the side on which the name meets no other name and no other point; None if there is none."""
     neighbours = [neighbour for neighbour in points if abs(neighbour.x - point.x) > SAME or neighbour.y != point.y]
     marks = [Box.centered(neighbour.x * width / 100, neighbour.y, 2 * MARK, 2 * MARK) for neighbour in neighbours]
     boxes = {_box(point, side, width): side for side in SIDES}

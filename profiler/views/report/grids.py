@@ -1,4 +1,4 @@
-"""The tables of a report as cells of text under heads, and its notes."""
+"""The tables of a report, as cells of text under column heads, and its notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import columns
 from profiler.views.tables.samples import TIMES, samples_of
 
-FACTS = {  # of an environment, with their heads
+FACTS = {  # the fields of an environment that are shown, with their heads
     "device_name": "device",
     "device_bytes": "memory of the device",
     "device_uuid": "number of the device",
@@ -47,7 +47,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """A table. The first cell of a line names it; `marks` is "ok", "frontier" or "bad" for each line, or nothing."""
+    """A table. The first cell of a line names it; `marks` is "ok", "frontier" or "bad" for each line, or empty."""
 
     caption: str
     heads: tuple[Head, ...]
@@ -56,7 +56,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(rows: Sequence[Row]) -> Grid:
-    """Returns the table that every view shows."""
+    """Returns the main table of the rows, the same that every view shows."""
     shown = columns(rows).all
     marks = ["bad" if row.outcome != "ok" else "frontier" if row.on_frontier else "ok" for row in rows]
     return Grid(
@@ -82,7 +82,7 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 
 class Twins:
-    """The rows of a run that predict others or are predicted, by the points that they share."""
+    """Pairs the predictions of a run with the measured or rehearsed rows of the same point, their twins."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._of_point: dict[Case, list[Row]] = {}
@@ -91,7 +91,7 @@ class Twins:
                 self._of_point.setdefault(row.case.twin, []).append(row)
 
     def pairs(self, row: Row) -> Iterator[tuple[Row, Row]]:
-        """Predictions of this row, each with the row; or this prediction with each row that it is held against."""
+        """Yields (prediction, row) pairs: a row with its predictions, or a prediction with the rows it compares to."""
         if row.prediction_error is None:
             return
         is_predicted = row.evidence == "predicted"
@@ -103,7 +103,7 @@ class Twins:
 
 
 def predictions(rows: Iterable[Row], *, twins: Twins, most: int) -> Grid | None:
-    """Returns predicted beside measured or rehearsed, up to `most` lines of these rows that have a twin."""
+    """Returns predictions beside what was measured or rehearsed, up to `most` lines; None if no row has a twin."""
     pairs = list(islice(chain.from_iterable(map(twins.pairs, rows)), most))
     against = " or ".join(sorted({other.evidence for _, other in pairs}))
     heads = ("strategy", "predicted peak", f"{against} peak", "peak off by", "estimated step", "measured step")
@@ -139,7 +139,7 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
 
 
 def cell(text: object) -> str:
-    """Returns a value as a harmless cell of one line, not too long."""
+    """Returns a value as a cell of one line that is safe to show, shortened to LONGEST_CELL."""
     return short(text, LONGEST_CELL)
 
 
@@ -193,7 +193,7 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environments(rows: Sequence[Row]) -> Grid | None:
-    """Returns a column for each environment that differs in more than its start, and a line for each known fact."""
+    """Returns a column per environment, those that differ only in their start being one, and a line per known fact."""
     all_environments = [row.environment for row in rows if row.environment]
     distinct = list(dict.fromkeys(map(_timeless, all_environments)))[:MOST]
     if not distinct:
@@ -209,7 +209,7 @@ def environments(rows: Sequence[Row]) -> Grid | None:
 
 
 def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
-    """One remark for each text of each code, in the order of the codes."""
+    """Returns one remark per code and text, in the order of the codes."""
     strategies_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for note in row.notes:

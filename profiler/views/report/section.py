@@ -1,4 +1,4 @@
-"""All that the section of one group of rows shows, for a template."""
+"""The contents of a section of the report, which shows one group of rows, for the template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from profiler.views.tables.evidence import peak_name
 from profiler.views.tables.explanation import module_name
 
 LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
-NUM_STOPS = 40  # of the slider, besides those at the choices
+NUM_STOPS = 40  # of the slider, evenly spaced, besides those at the choices
 
 
 class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is best from a budget on, in words, and the id of its case."""
+    """The best strategy from a budget upwards: the id of its case, and a description."""
 
     case: str
     budget_bytes: int
@@ -48,8 +48,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The slider: the budgets that it stops at, in bytes, and the choices in ascending order."""
 
     stops: tuple[int, ...]
-    start: int  # the place of the stop at what is advised
-    below: str  # the first choice
+    start: int  # the index of the stop at the peak of the advised strategy
+    below: str  # the budget of the first choice, in words
     nothing: str
     choices: tuple[BudgetChoice, ...]
 
@@ -110,7 +110,7 @@ def section(rows: Sequence[Row], *, twins: Twins, anchor: str, limits: PageLimit
 
 
 def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
-    """Returns at most so many rows in their order; the advised, the baseline, the lowest and the frontier first."""
+    """Returns at most `most` rows in their order; the advised, the baseline, the lowest and the frontier come first."""
     first = (advice.baseline, advice.chosen, advice.lowest)
 
     def rank(at: int) -> tuple[int, int]:
@@ -159,7 +159,7 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
 
 
 def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Returns what the records say of each peak, and the floor that all share."""
+    """Returns a sentence on the parts of each peak, and one on the static memory, below which none can get."""
     texts = [text for row in rows if (text := _explained(row))]
     floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
     floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []

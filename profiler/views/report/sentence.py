@@ -1,4 +1,4 @@
-"""The one sentence that says what to do, and the words for each budget."""
+"""The advice of a report in one sentence, and the texts for each budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REASONS = {
 
 
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
-    """Returns what to do, in one sentence, which says so if it rests on predictions."""
+    """Returns the advice in one sentence, which says so if it does not rest on measurements."""
     text = f"{_first(advice, rows)}{_below(advice, rows)}."
     return text if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {text}"
 
@@ -35,7 +35,7 @@ def name(row: Row) -> str:
 
 
 def budget(stair: BudgetPoint) -> str:
-    """Returns the best choice from a budget on, and how sure it is."""
+    """Returns the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
@@ -46,7 +46,7 @@ def budget(stair: BudgetPoint) -> str:
 
 
 def no_budget(stair: BudgetPoint) -> str:
-    """Returns what holds for every budget below the lowest peak."""
+    """Returns the text for every budget below the lowest peak."""
     lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
     return f"nothing {stair.best.evidence} fits: {lowest}"
 
@@ -83,7 +83,7 @@ def _is_alone(rows: Sequence[Row]) -> bool:
 
 
 def _time(row: Row, certainty: str) -> str:
-    """Says what the lower peak costs in time."""
+    """Returns what the lower peak costs in time, in words."""
     ratio = row.time_ratio or 0
     more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
     limits = row.time_ratio_range
@@ -100,7 +100,7 @@ def _time(row: Row, certainty: str) -> str:
 
 
 def _below(advice: Advice, rows: Sequence[Row]) -> str:
-    """Says below which peak nothing helps, and why, if the parts of the peak are known."""
+    """Returns the lowest peak that can be reached, and why it is no lower if its parts are known, in words."""
     lowest, limit = advice.lowest, advice.limit
     if lowest is None or (_is_alone(rows) and advice.baseline):
         return ""

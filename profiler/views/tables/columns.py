@@ -29,8 +29,8 @@ from profiler.core.units import (
 from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import Column, numbers, words
 
-SAVES = 0.995  # of the peak without checkpointing: more would be shown as no saving
-COUNTED = "counting CUDA itself and all that is reserved"  # where a prediction is asked whether it fits
+SAVES = 0.995  # of the peak without checkpointing: above it a saving would round to 0 %, and is not marked as one
+COUNTED = "counting CUDA itself and all that is reserved"  # how it is checked whether a prediction fits
 UNSHOWN = (
     "phases",
     "timeline",
@@ -44,7 +44,7 @@ MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The one table of a group of rows, in the parts into which a narrow screen may cut it."""
+    """The columns of a group of rows, in the parts into which a narrow screen may split the table."""
 
     name: Column
     memory: tuple[Column, ...]
@@ -57,12 +57,12 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(rows: Sequence[Row]) -> Columns:
-    """The columns of rows that are of one group, but for those that say nothing of any row.
+    """Returns the columns of one group of rows, without those that are empty for every row.
 
-    Bytes share one unit, seconds another.
+    All bytes share one unit, all seconds another.
     """
     labels = strategy_labels(row.case.strategy for row in rows)
-    unbeaten = ["bold" if row.on_frontier else "" for row in rows]  # none other has a lower peak and a lower time
+    unbeaten = ["bold" if row.on_frontier else "" for row in rows]  # no other surely beats it in peak and time
     wrong = ["" if row.outcome in ("ok", "skipped") else "red" for row in rows]
     verdict = (
         words("gradients", "", [row.gradients for row in rows]),
@@ -77,7 +77,7 @@ def columns(rows: Sequence[Row]) -> Columns:
 
 
 def telling(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """The columns without those in which nothing stands."""
+    """Returns the columns without those that are empty."""
     return tuple(column for column in columns if any(cell != MISSING for cell in column.cells))
 
 
@@ -101,7 +101,7 @@ def heading(rows: Sequence[Row]) -> str:
 
 
 def model(rows: Sequence[Row]) -> str:
-    """The model of these rows; of several of one name, what they share."""
+    """Returns the model of these rows; of several with one name, that name with the options that they share."""
     first, *others = dict.fromkeys(row.case.model for row in rows)
     if not others or any(other.name != first.name for other in others):
         return ", ".join([first, *others])
@@ -113,13 +113,13 @@ def model(rows: Sequence[Row]) -> str:
 
 
 def one_strategy(rows: Sequence[Row]) -> list[str]:
-    """The strategy of several rows that have the same."""
+    """Returns the strategy if several rows share one, as a list; else nothing."""
     strategies = {row.case.strategy for row in rows}
     return strategy_labels(strategies) if len(strategies) == 1 < len(rows) else []
 
 
 def change(row: Row, ratio: float | None) -> str:
-    """Returns the change against `none`; nothing for `none` itself, and where it is not known."""
+    """Returns the change against `none` in words; nothing for `none` itself, and if it is not known."""
     return "" if ratio is None or row.case.strategy == "none" else change_text(ratio)
 
 
@@ -129,7 +129,7 @@ def environment_of(rows: Sequence[Row]) -> Environment | None:
 
 
 def is_point(row: Row) -> bool:
-    """Whether a row can be a point of peak memory against step time: only what went well is drawn."""
+    """Whether a row can be a point of peak memory against step time: it is ok and has both."""
     return row.outcome == "ok" and row.readings.peak_bytes is not None and row.step_seconds is not None
 
 
@@ -153,7 +153,7 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
 
 
 def _way_out(rows: Sequence[Row]) -> str:
-    """What to try where nothing fits, that was not tried: what a model keeps by itself no strategy makes smaller."""
+    """Returns what to try if nothing fits, without what was tried; no strategy helps a model that fails to be built."""
     if all(IN_BUILD in (row.detail or "") for row in rows if row.outcome != "skipped"):
         why = "the model with its batch does not fit even before a step, and no strategy makes its parameters smaller"
         others = "a smaller model, a smaller batch where that is what is large, or another device"
@@ -171,10 +171,10 @@ def _way_out(rows: Sequence[Row]) -> str:
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """Returns a line for each code of note, which docs/notes explains, with the strategies it concerns."""
+    """Returns a line per code of note, which docs/notes explains, with the strategies that it concerns."""
     strategies: dict[str, list[Choice]] = {}
     texts: dict[str, str] = {}
-    differing: set[str] = set()  # codes of texts that differ from row to row: one is quoted
+    differing: set[str] = set()  # codes whose text differs from row to row: one is quoted
     for row in rows:
         for note in row.notes:
             strategies.setdefault(note.code, []).append(row.case.strategy)
@@ -187,12 +187,12 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 
 
 def _few_labels(strategies: Sequence[Choice]) -> str:
-    """The first labels, and how many more there are."""
+    """Returns the first labels, and how many more there are."""
     return few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
 
 
 def below(rows: Sequence[Row]) -> list[str]:
-    """The lines that stand below a table: why rows are not ok, and the notes."""
+    """Returns the lines below a table: why rows are not ok, the noise floor, the notes, the files of plans."""
     notes = [f"note: {remark}" for remark in remarks(rows)]
     return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
 
@@ -219,10 +219,10 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Shows how far the predicted peak is from the measured one, or from the rehearsed, if a run has both.
+    """Returns the error of predicted peaks against the measured or else the rehearsed ones, if a run has both.
 
-    A prediction is as uncertain as it is off its rehearsal, unless it was not calibrated (GCP015): what kernels take
-    besides their results is in neither then.
+    The error against its rehearsal is shown as the uncertainty of a prediction, unless it was not calibrated (GCP015):
+    then neither includes what kernels allocate besides their results.
     """
     if all(row.prediction_error is None for row in rows):
         return ()
@@ -236,7 +236,7 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
     if all(row.evidence != "measured" and row.step_seconds is None for row in rows):
-        return ()  # a rehearsal has none; a prediction has an estimate where its device's rates are known
+        return ()  # a rehearsal has none; a prediction has an estimate if the rates of its device are known
     size, unit = second_unit([row.step_seconds for row in rows])
     return (
         numbers("step", unit, [scaled(row.step_seconds, size) for row in rows]),
@@ -263,13 +263,13 @@ def _time_change(row: Row) -> str:
 
 
 def ratio_text(row: Row) -> str:
-    """The change of the time against `none`; marked where it was measured by too few steps for an interval."""
+    """Returns the change of the time against `none`, marked if too few steps were measured for an interval."""
     is_unsure = row.evidence == "measured" and row.time is not None and row.time.interval is None
     return f"{change_text(row.time_ratio)}{' (unsure)' if is_unsure else ''}"
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:
-    """How far `none` may be from itself, where that was measured."""
+    """Returns a line on the noise floor, how far `none` may be from itself, if that was measured."""
     floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
     if floor is None:
         return []
@@ -281,7 +281,7 @@ def batch(case: Case) -> str:
 
 
 def optimizer(case: Case, *, is_own: bool) -> str:
-    """The optimizer at work: the case's, or the one that the model brings."""
+    """Returns the optimizer that runs: the case's, or the model's own."""
     return OWN_OPTIMIZER if is_own else str(case.optimizer)
 
 

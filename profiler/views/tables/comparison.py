@@ -1,4 +1,4 @@
-"""Several runs side by side, for a screen, as Markdown, CSV or JSON."""
+"""A comparison of runs as text for a terminal, Markdown, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SCHEMA = 1
 
 
 def table(comparison: Comparison, *, paper: Paper = WIDE) -> Text:
-    """What differs, then every row's peak and time, then orders, advice and remarks."""
+    """Return what differs, then the peak and time of every row, then orders, advice and remarks."""
     return Text("\n\n").join([_drawn(part, paper) for part in parts(comparison)])
 
 
 def markdown(comparison: Comparison) -> str:
-    """The same as Markdown."""
+    """Return the same as Markdown."""
     return page(block for part in parts(comparison) for block in _blocks(part))
 
 
@@ -46,7 +46,7 @@ def _drawn(part: ComparisonPart, paper: Paper) -> Text:
 
 
 def _laid_out(part: ComparisonPart, paper: Paper) -> Text:
-    """One table; or the values and the changes; or the changes of each side alone; or a block for each row."""
+    """Return the first that fits: one table; values and changes apart; a table of changes per side; a block per row."""
     name, values, *changes = ([clean(column, paper) for column in piece] for piece in part.pieces)
     together = [column for piece in changes for column in piece]
     for cut in ([values + together], [values, together], [values, *changes]):
@@ -57,7 +57,7 @@ def _laid_out(part: ComparisonPart, paper: Paper) -> Text:
 
 
 def csv(comparison: Comparison) -> str:
-    """A line for each row and side, the baseline's too; empty where there is nothing."""
+    """Return a CSV line per row and side, the baseline's too; cells without a value are empty."""
     lines = [
         _csv_line(match, side, cell, match.cells[0])
         for match in comparison.matches
@@ -69,7 +69,7 @@ def csv(comparison: Comparison) -> str:
 
 
 def document(comparison: Comparison, *, judgement: Judgement | None, exit_code: int) -> bytes:
-    """One JSON document: all of the comparison, and what --fail-on found."""
+    """Return one JSON document: the whole comparison, and the result of --fail-on."""
     fields: dict[str, Any] = {"schema": SCHEMA, "exit_code": exit_code, "comparison": comparison, "gate": judgement}
     return encode(fields) + b"\n"
 

@@ -33,7 +33,7 @@ class ComparisonPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts(comparison: Comparison) -> list[ComparisonPart]:
-    """All that is shown: the differences first, since they are what the numbers are to be read by."""
+    """Return all parts; the differences between the sides come first, since they explain the numbers."""
     groups: dict[str, list[Match]] = {}
     for match in comparison.matches:
         shared = [_worded(name, text) for name, text in match.key.items() if name != "strategy"]
@@ -69,12 +69,12 @@ def _differences(comparison: Comparison) -> ComparisonPart:
 
 
 def _is_mixed(comparison: Comparison) -> bool:
-    """Whether the sides are of several kinds of evidence, which are then named everywhere."""
+    """Whether the sides have different kinds of evidence, which are then named everywhere."""
     return len({side.evidence for side in comparison.sides}) > 1
 
 
 def _headed(quantity: str, comparison: Comparison, group: str, places: Sequence[int]) -> str:
-    """Returns the heading of a table, with what is held against evidence of another kind."""
+    """Return the heading of a table, which names the sides whose kind of evidence is not the first one's."""
     first = comparison.sides[0]
     apart = [_named(comparison.sides[place]) for place in places if comparison.sides[place].evidence != first.evidence]
     held = f", {' and '.join(apart)} against {_named(first)}" if apart and 0 in places else ""
@@ -90,7 +90,7 @@ def _worded(name: str, text: str) -> str:
 
 
 class _Quantity(NamedTuple):
-    """What a table shows of every side."""
+    """A quantity that a table shows for every side."""
 
     name: str
     unit: str
@@ -99,7 +99,7 @@ class _Quantity(NamedTuple):
 
 
 def _quantities(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[ComparisonPart]:
-    """Peaks, and steps of the sides that have any: a rehearsal has none, and no column for them."""
+    """Return the tables of peaks and of step times; a rehearsal has no times, and so no column for them."""
     cells = [cell for match in matches for cell in match.cells if cell]
     size, unit = byte_unit(cell.peak_bytes for cell in cells)
     second, second_name = second_unit(cell.step_seconds for cell in cells)
@@ -119,7 +119,7 @@ def _quantities(comparison: Comparison, group: str, matches: Sequence[Match]) ->
 def _table(
     comparison: Comparison, group: str, matches: Sequence[Match], places: Sequence[int], quantity: _Quantity
 ) -> ComparisonPart:
-    """A column of values for each of these sides, then the changes against the first, where it is one of them."""
+    """Return a table with a column of values per side, then the changes against the first, if it is one of them."""
     is_mixed, values = _is_mixed(comparison), []
     for place in places:
         side = comparison.sides[place]
@@ -132,7 +132,7 @@ def _table(
 
 
 def _peak_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
-    """What the peaks of a side are against the first; of two kinds of evidence neither is better or worse."""
+    """Return the changes of a side's peaks against the first; between kinds of evidence there is no better or worse."""
     first, side = comparison.sides[0], comparison.sides[place]
     contrasts = [cell.peak if cell else None for cell in _cells(matches, place)]
     changes = [_peak_change(match.cells[0], match.cells[place]) for match in matches]
@@ -169,7 +169,7 @@ def _value(cell: Cell | None, text: Callable[[Cell], str]) -> str:
 
 
 def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
-    """The change of a peak, in bytes where a percentage would read as none."""
+    """Return the change of a peak, in bytes if a percentage would round to zero."""
     before, after = (either.peak_bytes if either else None for either in (baseline, cell))
     if before is None or after is None or cell is None:
         return MISSING
@@ -186,7 +186,7 @@ def _change(contrast: Contrast | None) -> str:
 
 
 def _missing(comparison: Comparison, matches: Sequence[Match]) -> list[ComparisonPart]:
-    """What is not on every side, and what is not ok."""
+    """Return the lines on rows that are not on every side, or not ok."""
     lines = [line for match in matches for line in _troubles(comparison, match)]
     return [ComparisonPart(lines=tuple(lines))] if lines else []
 

@@ -1,4 +1,4 @@
-"""What rows are evidence of and the devices they are of, in the words that every table, picture and page shows."""
+"""The kinds of evidence, devices and outcomes of rows in words, for every table, picture and page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Evidence
 from profiler.core.units import bytes_text, signed_bytes_text
 
-SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # of what no device ran
+SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # for what no device ran
 SIZES = {"memory": "with", "context": "context", "cudnn_workspace": "cuDNN workspace"}  # of a rehearsed GPU, in words
-SMALLEST = 0.0005  # of a peak: smaller differences are told in bytes, since they are 0.0 %
+SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since they would read 0.0 %
 
 
 def device_word(device: str) -> str:
@@ -26,14 +26,14 @@ def device_word(device: str) -> str:
     try:
         options = {name: int(size) for name, size in choice.options.items()}
     except (UserError, ValueError):
-        return device  # no word of ours, but a file may hold anything
+        return device  # gcprof writes no such device, but a file may contain anything
     sizes = [f"{SIZES.get(name, name)} {bytes_text(size)}" for name, size in options.items()]
     gpu = choice.name.removeprefix(REHEARSE)
     return f"{gpu} {', '.join(sizes)}" if "memory" in options else ", ".join([gpu, *sizes])
 
 
 def kinds(rows: Iterable[Row]) -> tuple[Evidence, ...]:
-    """Returns what the rows are evidence of, each kind once."""
+    """Returns the kinds of evidence of the rows, each once."""
     return in_order({row.evidence for row in rows})
 
 
@@ -44,12 +44,12 @@ def kinds_text(present: Collection[Evidence]) -> str:
 
 
 def in_order(present: Collection[Evidence]) -> tuple[Evidence, ...]:
-    """Returns these kinds as they are always named: measured, rehearsed, predicted."""
+    """Returns these kinds in the usual order: measured, rehearsed, predicted."""
     return tuple(kind for kind in get_args(Evidence) if kind in present)
 
 
 def counted(counts: Mapping[Evidence, int]) -> str:
-    """Returns `, rehearsed` or `, 2 measured, 2 predicted`, to stand behind a number of records; "" if all measured."""
+    """Returns `, rehearsed` or `, 2 measured, 2 predicted`, to follow a number of records; "" if all are measured."""
     present = in_order(counts.keys())
     if len(present) > 1:
         return "".join(f", {counts[kind]} {kind}" for kind in present)
@@ -57,7 +57,7 @@ def counted(counts: Mapping[Evidence, int]) -> str:
 
 
 def marked(quantity: str, rows: Iterable[Row]) -> str:
-    """Returns the name of a quantity as an axis shows it, with the kinds of its rows where one is rehearsed."""
+    """Returns the name of a quantity for an axis, with the kinds of evidence of the rows if one is rehearsed."""
     present = kinds(rows)
     return f"{kinds_text(present)} {quantity}" if "rehearsed" in present else quantity
 
@@ -74,7 +74,7 @@ def value_words(axis: Axis, rows: Sequence[Row]) -> list[str]:
 
 
 def device(rows: Sequence[Row]) -> str:
-    """Names the device of these rows; several devices are only said to be measured, rehearsed or predicted."""
+    """Returns the device of these rows in words; of several devices only the kinds of evidence are named."""
     if len({row.case.device for row in rows}) > 1:
         present = kinds(rows)
         words = ", ".join(f"some {kind}" for kind in present)
@@ -93,11 +93,11 @@ def outcome(row: Row) -> str:
 
 
 def peak_name(row: Row) -> str:
-    """Returns "peak", with what it is where it was not measured."""
+    """Returns "peak", with its kind of evidence if it was not measured."""
     return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
 
 
 def difference_text(before: int, after: int, *, change: str) -> str:
-    """Returns `change`, or the difference in bytes where a percentage would read as none."""
+    """Returns `change`, or the difference in bytes if a percentage would round to zero."""
     is_small = before != after and abs(after - before) < SMALLEST * before
     return signed_bytes_text(after - before) if is_small else change

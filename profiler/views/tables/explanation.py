@@ -1,4 +1,4 @@
-"""Why a step's peak is what it is, for a screen or as JSON."""
+"""The explanation of a step's peak as text for a terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
 MARGIN = 4  # columns beside a title
 MOST_MODULES = 8  # for the same reason
-NOTEWORTHY = 0.02  # of the peak: what an operator takes for itself is said from here on
+NOTEWORTHY = 0.02  # of the peak: the workspace of an operator is shown from here on
 MOST_REMEDIES = 4  # the strongest, for the same reason
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
-REMEDIES = {  # with what each costs
+REMEDIES = {  # each with its cost
     "checkpointing": "finer checkpointing (more recompute)",
     "coarser": "fewer checkpoints (longer segments)",
     "batch": "half the batch (more steps)",
@@ -42,7 +42,7 @@ REMEDIES = {  # with what each costs
 def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> Text:
     """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns.
 
-    Of a step with lines of code, also what those have allocated, in so many lines more.
+    If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
     said = [paragraph(line, paper) for line in sentences(explained)]
     room = len(title) if paper.width is None else max(LONGEST_TITLE, paper.width - MARGIN)
@@ -56,7 +56,7 @@ def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> T
 
 
 def sentences(explained: Explanation) -> list[str]:
-    """The peak, its floor, better blocks where there are some, and the reason where it is known."""
+    """Returns the peak, its floor, better blocks if there are any, and the reason if it is known."""
     lines = [_peak(explained), _floor(explained)]
     if explained.choices and explained.better:
         lines.append(better_text(explained.choices, explained.better))
@@ -66,20 +66,21 @@ def sentences(explained: Explanation) -> list[str]:
 def document(
     explained: Explanation, *, strategy: str, evidence: Evidence = "predicted", predicted_bytes: int | None = None
 ) -> bytes:
-    """The explanation, of which strategy and its evidence as one JSON document, in bytes; with what is predicted of a
-    rehearsed step.
+    """Returns the explanation with its strategy and kind of evidence as one JSON document; sizes are in bytes.
+
+    `predicted_bytes` is the predicted peak of a step that is rehearsed.
     """
     foreseen = {} if predicted_bytes is None else {"predicted_bytes": predicted_bytes}
     return encode({"strategy": strategy, "evidence": evidence, **msgspec.to_builtins(explained), **foreseen}) + b"\n"
 
 
 def where(peak: Peak) -> str:
-    """The phase of a peak and the module at work."""
+    """Returns the phase of a peak and the module that runs then."""
     return f"before the step, {OUTSIDE}" if peak.number == 0 else f"{peak.phase}, {module_name(peak.module)}"
 
 
 def module_name(name: str) -> str:
-    """Returns a module's name, shortened in its middle; work outside all modules has a name too."""
+    """Returns a module's name, its middle elided if it is long; OUTSIDE for work outside of all modules."""
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
 
 
@@ -101,7 +102,7 @@ def _floor(explained: Explanation) -> str:
 
 
 def better_text(choices: BlockChoices, better: BlockChoice) -> str:
-    """Which blocks are better, with their floor and the peak of `all`."""
+    """Returns which blocks are better, with their floor and the peak of `all`."""
     asked = f"with --blocks '{better.pattern}'" if better.pattern else "without --blocks"
     text = f"{asked} the floor is {bytes_text(better.floor_bytes)}"
     if better.all_bytes is None:
@@ -111,7 +112,7 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
 
 
 def _live(explained: Explanation, paper: Paper) -> Text:
-    """Categories and modules in one unit: beside each other, or below each other where the screen is narrow."""
+    """Returns the tables of categories and modules side by side, or one below the other on a narrow screen."""
     below = live_tables(explained)
     most = max(len(columns[0].cells) for columns in below)
     padded = [
@@ -125,7 +126,7 @@ def _live(explained: Explanation, paper: Paper) -> Text:
 
 
 def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
-    """What is live at the peak, by category and by block or module, in one unit."""
+    """Returns what is live at the peak, by category and by block or module, in one unit."""
     size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
     kinds = [(_category(share.name, explained), scaled(share.nbytes, size)) for share in explained.categories]
     modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
@@ -137,7 +138,7 @@ def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Co
 
 
 def _category(name: str, explained: Explanation) -> str:
-    """A category in words, with the workspace that the operator at the peak takes of its library, as cuBLAS's."""
+    """Returns a category in words, with the library workspace, as cuBLAS's, that the operator at the peak allocates."""
     own = explained.operator_bytes
     if name == TEMPORARIES and own >= NOTEWORTHY * explained.peak.nbytes:
         return f"{name} ({bytes_text(own)} workspace)"
@@ -145,7 +146,7 @@ def _category(name: str, explained: Explanation) -> str:
 
 
 def _holders(explained: Explanation, paper: Paper) -> Text:
-    """What was allocated by one operator for one line of code, the largest first."""
+    """Returns a table of what is live at the peak by operator and line of code, the largest first."""
     size, unit = byte_unit(holder.nbytes for holder in explained.holders)
     cells = [
         (
@@ -174,6 +175,6 @@ def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[C
 
 
 def remedies_text(explained: Explanation) -> str:
-    """What would lower the peak, the strongest first, each with the most that it could be lower by."""
+    """Returns what would lower the peak, the strongest first, each with an upper bound of its gain."""
     named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies[:MOST_REMEDIES]]
     return f"could lower it by: {', '.join(named)}"

@@ -1,4 +1,4 @@
-"""Columns of text, and how they are laid out as lines that fit a width."""
+"""Columns of text, and their layout as lines that fit a width."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from rich.cells import cell_len
 
 GAP = "  "
-NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)|(?<=\bref):"  # 1,021 and cuda:0 and ref:NAME hold together,
-UNIT = r"(?<=\d) (?=(?:[KMGT]?i?B|%|[um]?s|FLOPs)(?![\w/]))"  # and a number with its unit
-MOST_STYLED = 5_000  # rows whose cells have styles: those of more take longer than all of the table
+NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)|(?<=\bref):"  # not broken behind, as in 1,021, cuda:0 and ref:NAME
+UNIT = r"(?<=\d) (?=(?:[KMGT]?i?B|%|[um]?s|FLOPs)(?![\w/]))"  # between a number and its unit; not broken at
+MOST_STYLED = 5_000  # rows of a table whose cells are styled: for more, styling takes longer than the rest of the table
 WORD = re.compile(rf"(?:[^ ]|{UNIT})+ ?| ")
 PIECE = re.compile(rf"(?:[^,: ]|{NUMBER}|{UNIT})*[,: ]?")  # text may break behind a comma, a colon or a space
 
@@ -23,7 +23,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[str, str]
     cells: tuple[str, ...]
     is_number: bool = False  # right-aligned, and never shortened or broken
-    styles: tuple[str, ...] = ()  # of the cells, where a terminal has colours; none: all plain
+    styles: tuple[str, ...] = ()  # of the cells, on a terminal with colors; empty: all plain
 
     @property
     def label(self) -> str:
@@ -31,17 +31,17 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str] = ()) -> Column:
-    """A column of text under a head of two lines."""
+    """Returns a column of text under a head of two lines."""
     return Column(head=(first, second), cells=_each_once(map(str, cells)), styles=tuple(styles))
 
 
 def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
-    """A column of numbers under a head of two lines."""
+    """Returns a column of numbers under a head of two lines."""
     return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
 
 
 def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
-    """The cells, equal ones as one object: of 100,000 numbers of a table a few hundred are different."""
+    """Returns the cells, equal ones as one object: of the 100,000 numbers of a table only a few hundred differ."""
     made, first = list(cells), dict[str, str]()
     return tuple(map(first.setdefault, made, made))
 
@@ -51,13 +51,13 @@ class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     row: int
     text: str
-    spans: tuple[tuple[int, int, str], ...] = ()  # from and to which character of the text, and the style there
+    spans: tuple[tuple[int, int, str], ...] = ()  # start and end in characters of the text, and the style there
 
 
 def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
     """Returns the table in lines no wider than `width`; None if a number would have to be cut.
 
-    Text columns break over several lines, number columns never do. A width of None is as wide as it takes.
+    Text columns break over several lines, number columns never do. With a width of None no line is broken.
     """
     distinct = [set(column.cells) for column in columns]
     widths = _widths(columns, width, distinct)
@@ -76,7 +76,7 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
 
 
 def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[tuple[int, int, str], ...]:
-    """Where the cells of a line stand that have a style, without the blanks that align them."""
+    """Returns the spans of the styled cells of a line, without the blanks that align them."""
     spans, start = [], 0
     for column, text in zip(columns, texts, strict=True):
         if column.styles and column.styles[row] and text.strip():
@@ -105,9 +105,9 @@ def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> l
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Breaks the text at its spaces into lines of at most `width`, and only a word that is wider at its pieces.
+    """Breaks the text at spaces into lines of at most `width`; a word that is wider is broken behind commas and colons.
 
-    A piece that is wider has a line of its own and is not cut.
+    A piece that is still wider gets a line of its own and is not cut.
     """
     if _length(text) <= width:
         return [text.rstrip()]
@@ -129,7 +129,7 @@ def _widths(columns: Sequence[Column], width: int | None, distinct: Sequence[Set
         for size, column, cells in zip(natural, columns, distinct, strict=True)
     ]
     excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
-    while excess > 0:  # the widest text columns give way first, by turns and as far as the next one is wide
+    while excess > 0:  # shrink the widest text columns first, together, down to the width of the next one
         giving = [index for index in range(len(columns)) if natural[index] > least[index]]
         if not giving:
             return None
@@ -145,7 +145,7 @@ def _widths(columns: Sequence[Column], width: int | None, distinct: Sequence[Set
 
 def _longest_piece(column: Column, cells: Set[str]) -> int:
     pieces = (piece.rstrip() for text in cells for piece in PIECE.findall(text))
-    return max(_length(text) for text in (*column.head, *pieces))  # heads are in two lines as they are
+    return max(_length(text) for text in (*column.head, *pieces))  # heads are not broken
 
 
 def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
@@ -154,7 +154,7 @@ def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
 
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[list[str]]:
-    """The lines of a row of which a cell is broken, each in its padded parts."""
+    """Returns the lines of a row with a broken cell, each as its padded parts."""
     parts = [
         [cell] if column.is_number else broken(cell, size)
         for cell, size, column in zip(cells, widths, columns, strict=True)
@@ -163,7 +163,7 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
 
 
 def _set(column: Column, width: int, cells: Set[str]) -> Iterable[str | None]:
-    """The cells as wide as the column, each different one made once; None for what is broken over several lines."""
+    """Returns the cells padded to the width of the column, each distinct one made once; None for one that is broken."""
     if column.is_number:
         made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
     else:
@@ -176,7 +176,7 @@ def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
 
 
 def _length(text: str) -> int:
-    """Returns the columns of a screen that the text takes."""
+    """Returns the width of the text on a screen, in columns."""
     return len(text) if text.isascii() else cell_len(text)
 
 

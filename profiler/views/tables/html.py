@@ -1,4 +1,4 @@
-"""Pieces of a page in a notebook: tables, lines and pictures that bring all they need and run nothing."""
+"""HTML fragments for a notebook: tables, lines and pictures, self-contained and without scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIM = ' style="opacity:0.5"'
 
 
 def table(columns: Sequence[Column], *, dim: Collection[int] = ()) -> str:
-    """Columns as a table; rows whose numbers are in `dim` are shown dim."""
+    """Return columns as a table; rows whose indices are in `dim` are shown dim."""
     head = "".join(f'<th style="{_style(column)}">{text(column.label)}</th>' for column in columns)
     rows = range(len(columns[0].cells)) if columns else ()
     lines = (
@@ -26,28 +26,28 @@ def table(columns: Sequence[Column], *, dim: Collection[int] = ()) -> str:
 
 
 def heading(words: str) -> str:
-    """One bold line."""
+    """Return one bold line."""
     return f"<p><b>{text(words)}</b></p>"
 
 
 def line(words: str) -> str:
-    """One line below a table."""
+    """Return one line below a table."""
     return f'<div style="font-size:12px">{text(words)}</div>'
 
 
 def picture(png: bytes, *, about: str) -> str:
-    """A picture within the page, as wide as there is room."""
+    """Return a picture embedded in the page, at most as wide as there is room."""
     data = b64encode(png).decode()
     return f'<img style="max-width:100%" alt="{text(about)}" src="data:image/png;base64,{data}">'
 
 
 def page(parts: Sequence[str]) -> str:
-    """Parts below each other."""
+    """Return the parts one below the other."""
     return f"<div>{''.join(parts)}</div>"
 
 
 def text(words: str) -> str:
-    """Words as they are, whatever they hold."""
+    """Return words on one line, escaped so that they are shown as they are."""
     return escape(plain(words))
 
 

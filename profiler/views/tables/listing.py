@@ -20,13 +20,13 @@ from profiler.views.tables.evidence import device_word, in_order, kinds_text
 from profiler.views.tables.grid import numbers, words
 from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, titled
 
-LISTED_BYTES = 512 << 20  # of the records of one run; those of 100,000 trials take half of it
+LISTED_BYTES = 512 << 20  # the largest trials.jsonl that a list reads; 100,000 trials take half of it
 MOST_NAMED = 3  # blocks
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
 def listing(entries: Sequence[Entry], *, paper: Paper = WIDE) -> Text:
-    """A line for each name: its options with their defaults, and what it is about."""
+    """Return a line per name: its options with their defaults, and what it is about."""
     columns = (
         words("name", "", [entry.name for entry in entries]),
         words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
@@ -36,13 +36,13 @@ def listing(entries: Sequence[Entry], *, paper: Paper = WIDE) -> Text:
 
 
 def listings(tables: Mapping[str, Sequence[Entry]], *, paper: Paper = WIDE) -> Text:
-    """Several tables, each below what its names are."""
+    """Return several listings, each below its heading."""
     parts = [Text("\n\n").join([Text(head), listing(entries, paper=paper)]) for head, entries in tables.items()]
     return Text("\n\n").join(parts)
 
 
 def details(entry: Entry, *, paper: Paper = WIDE) -> Text:
-    """One name with all that can be set, each option with its kind and default."""
+    """Return one entry in full, each option with its kind and default."""
     name = paragraph(entry.name, paper, style="bold")
     about = paragraph(entry.about, paper, indent="")
     head, options = Text("\n").join([name, about, Text(), Text()]), entry.options
@@ -61,7 +61,7 @@ def _short(option: Option) -> str:
 
 
 def blocks(outline: ModelSummary, *, better: str | None = None, paper: Paper = WIDE) -> Text:
-    """A line for each block in order, below what they are blocks of; below it `better` blocks in words."""
+    """Return a line per block in order, under the name of the model; `better`, a note on other blocks, goes below."""
     listed = outline.blocks
     head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(listed), "block")]
     batch = [f"batch {outline.batch_size}"] if outline.batch_size else []
@@ -86,7 +86,7 @@ def _remark(outline: ModelSummary) -> str | None:
 
 
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """What `gcprof list` says of a run; None where its files could not be read."""
+    """What `gcprof list` shows of a run; None if its files could not be read."""
 
     name: str
     status: str  # complete, partial, unreadable, or large: not read for a list
@@ -100,18 +100,18 @@ class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overviews(folder: Path) -> list[RunOverview]:
-    """Every run below the folder, the newest last. A damaged one is listed as unreadable."""
+    """Return every run below the folder, the newest last; a damaged one is listed as unreadable."""
     unordered = (_read(path, path.name) for path in runs(folder))
     return sorted(unordered, key=lambda run: (run.created or "", run.name))
 
 
 def references() -> list[RunOverview]:
-    """Every run that comes with gcprof, by the name that commands take."""
+    """Return every run that comes with gcprof, by the name that commands take."""
     return [_read(reference(name), f"{REFERENCE}{name}") for name in reference_names()]
 
 
 def overview(run: Run, name: str) -> RunOverview:
-    """The line of a run in the list: its planned models and devices, and how many rows are ok."""
+    """Return the overview of a run: its planned models and devices, and how many rows are ok."""
     planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
     return RunOverview(
         name=name,
@@ -127,7 +127,7 @@ def overview(run: Run, name: str) -> RunOverview:
 
 
 def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
-    """What the rows are evidence of, and what trials without a record will be."""
+    """Return the kinds of evidence of the rows, and those that planned rows without a record will have."""
     planned = progress.rows_of(run.manifest.plan, run.records)
     known = {row.case for row in table}
     of_first = {case: run.manifest.environment for case in planned if case.device == planned[0].device}
@@ -136,7 +136,7 @@ def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
 
 
 def run_list(listed: Sequence[RunOverview], *, paper: Paper = WIDE) -> Text:
-    """One line a run."""
+    """Return one line per run."""
     columns = (
         words("run", "", [run.name for run in listed]),
         words("date (UTC)", "", [(run.created or MISSING)[:16].replace("T", " ") for run in listed]),
@@ -149,7 +149,7 @@ def run_list(listed: Sequence[RunOverview], *, paper: Paper = WIDE) -> Text:
 
 
 def _read(path: Path, name: str) -> RunOverview:
-    """One bad folder costs the others nothing: neither their lines, nor much time or memory."""
+    """Return the overview of a folder; a damaged or large one neither stops nor delays the list."""
     try:
         if (path / "trials.jsonl").exists() and (path / "trials.jsonl").stat().st_size > LISTED_BYTES:
             return RunOverview(name=name, status="large", tags=read_tags(path))
@@ -159,6 +159,6 @@ def _read(path: Path, name: str) -> RunOverview:
 
 
 def _rows_ok(run: RunOverview) -> str:
-    """How many of how many, what they are evidence of, and what is wrong with the run where something is."""
+    """Return how many rows are ok of how many, their kinds of evidence, and the status unless it is complete."""
     counted = [] if run.num_ok is None else [f"{run.num_ok}/{run.num_rows} {kinds_text(run.evidence)}"]
     return ", ".join([*counted, *([run.status] if run.status != "complete" else [])])

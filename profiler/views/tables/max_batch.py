@@ -1,4 +1,4 @@
-"""What a memory holds: the largest batch of each strategy, and the devices that hold a step."""
+"""What fits a memory, as tables: the largest batch of each strategy, and the devices that hold a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTE = (
 
 
 class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy. Bytes are of the device's memory."""
+    """The largest batch of one strategy. Bytes are of the device's memory."""
 
     strategy: str
     batch_size: int  # 0: none fits
@@ -34,8 +34,8 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     beyond_outcome: str | None
     samples_per_second: float | None
     evidence: Evidence | None = None  # of the outcomes
-    sample_bytes: int | None = None  # where none fits: what one sample needs,
-    static_bytes: int | None = None  # and what of it is there whatever the batch and the strategy
+    sample_bytes: int | None = None  # if none fits: what one sample needs
+    static_bytes: int | None = None  # and the part of it that depends on neither batch nor strategy
 
 
 def context_text(context_bytes: int, source: str) -> str:
@@ -78,7 +78,7 @@ def table(
 
 
 def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
-    """Samples a second, which a rehearsal does not have."""
+    """Returns the columns of samples per second, which a rehearsal does not have."""
     rates = [largest.samples_per_second for largest in lines]
     none = next((largest.samples_per_second for largest in lines if largest.strategy == "none"), None)
     return [
@@ -88,7 +88,7 @@ def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
 
 
 def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_bytes: int) -> bytes:
-    """One JSON document, one field a line."""
+    """Returns one JSON document, one field per line."""
     fields = {
         "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
     }  # fmt: skip
@@ -110,7 +110,7 @@ def _beyond(largest: LargestBatch, limit: int) -> str:
 
 
 def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
-    """Returns a table for each case: a line a device, with the strategy that recomputes least of those that fit."""
+    """Returns a table per case: one line per device, with the strategy that recomputes least of those that fit."""
     cases = dict.fromkeys(fit.case for fit in all_fits)
     parts = []
     for case in cases:

@@ -12,13 +12,13 @@ from profiler.core.units import count_text
 from profiler.views.tables import html
 from profiler.views.tables.columns import below, columns, groups, heading
 
-KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # whole numbers stay so
+KINDS = {str: "string", int: "Int64", float: "Float64", bool: "bool", tuple: "object"}  # integers stay so beside NA
 
-MOST = 100  # rows of a table: more make a page slow, and are better asked for by code
+MOST = 100  # rows of a table: more make a page slow
 
 
 def page(rows: Sequence[Row], *, status: str) -> str:
-    """Every group of rows as a table, with the reasons and the notes below it. All text is escaped."""
+    """Return every group of rows as a table, with the reasons and the notes below it. All text is escaped."""
     return html.page([*map(_group, groups(rows)), html.line(f"{count_text(len(rows), 'row')}, {status}")])
 
 
@@ -33,7 +33,7 @@ def _group(rows: Sequence[Row]) -> str:
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """One line a case; bytes and seconds, samples as tuples, NA where it was not measured."""
+    """Return one row per case: bytes and seconds, samples as tuples, NA where nothing was measured."""
     lines = [flat_row(row) for row in rows]
     return pd.DataFrame(
         {name: pd.Series([line[name] for line in lines], dtype=KINDS[kind]) for name, kind in COLUMNS.items()}

@@ -18,7 +18,7 @@ from profiler.views.tables.grid import Column, numbers, words
 
 
 def explanation_html(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
-    """The explanation as a page: sentences, two tables beside each other, what could lower the peak, notes."""
+    """Return the explanation as a page: sentences, two tables side by side, what could lower the peak, notes."""
     tables = "".join(f'<td style="vertical-align:top">{html.table(columns)}</td>' for columns in live_tables(explained))
     said = [html.line(in_python(line)) for line in sentences(explained)]
     below = [html.line(line) for line in _below(explained, notes)]
@@ -26,14 +26,14 @@ def explanation_html(explained: Explanation, *, title: str, notes: Sequence[str]
 
 
 def explanation_markdown(explained: Explanation, *, title: str, notes: Sequence[str]) -> str:
-    """The same for a page of Markdown."""
+    """Return the same as Markdown."""
     tables = [table_text(columns) for columns in live_tables(explained)]
     said, below = bullets(sentences(explained)), bullets(_below(explained, notes))
     return "\n\n".join([f"### {escaped(title)}", said, *tables, below]) + "\n"
 
 
 def in_python(text: str) -> str:
-    """The command line's `--blocks 'x'` as Python's `blocks='x'`."""
+    """Return the text with the command line's `--blocks 'x'` as Python's `blocks='x'`."""
     return re.sub(r"--blocks (?=')", "blocks=", text).replace("--blocks", "blocks")
 
 
@@ -43,7 +43,7 @@ def _below(explained: Explanation, notes: Sequence[str]) -> list[str]:
 
 
 def timeline_columns(traces: Mapping[str, Trace]) -> tuple[Column, ...]:
-    """A row for each strategy: its peak, and where that is."""
+    """Return a row per strategy: its peak, its change against the first, and where the peak is."""
     peaks = [live_bytes.peak(trace) for trace in traces.values()]
     first = peaks[0].nbytes
     changes = [change_text(peak.nbytes / first if number and first else None) for number, peak in enumerate(peaks)]
@@ -56,18 +56,18 @@ def timeline_columns(traces: Mapping[str, Trace]) -> tuple[Column, ...]:
 
 
 def table_html(columns: Sequence[Column], *, title: str, below: Sequence[str] = (), png: bytes | None = None) -> str:
-    """One table under its title, lines below it, and a picture where there is one."""
+    """Return one table under its title, with lines and an optional picture below it."""
     shown = [html.picture(png, about=title)] if png else []
     return html.page([html.heading(title), html.table(columns), *map(html.line, below), *shown])
 
 
 def table_markdown(columns: Sequence[Column], *, title: str, below: Sequence[str] = ()) -> str:
-    """One table under its title, and lines below it as a list."""
+    """Return one table under its title, with lines below it as a list."""
     return page([f"### {escaped(title)}", table_text(columns), bullets(below)])
 
 
 def png(draw: Callable[[Path], object]) -> bytes:
-    """The bytes of a picture that `draw` writes to a path."""
+    """Return the bytes of the picture that `draw` writes to a path."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "picture.png"
         draw(path)

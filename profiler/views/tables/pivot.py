@@ -1,4 +1,4 @@
-"""The numbers of a run over two of its axes, for a screen of any width."""
+"""Tables of a run's numbers over two of its axes, for a screen of any width."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from profiler.views.tables.grid import Column, numbers, words
 from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, strips
 
 OUT, BEYOND = "OOM", "*"
-BATCHES = {"batch_size", "strategy"}  # over these, samples a second at equal memory
+BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
 
 
 class ShownQuantity(NamedTuple):
-    """A number that a table shows for every row that is ok, and its text."""
+    """A quantity that a table shows for every row that is ok, and its text."""
 
     title: str
     read: Callable[[Row], float | None]
     text: Callable[[float], str]
     unit: float = 1.0  # of the text
     is_peak: bool = False
-    grows: bool = True  # in a way that is worth telling
+    grows: bool = True  # whether its growth along the axis is shown
 
 
 def table(rows: Sequence[Row], *, over: Sequence[str] = (), paper: Paper = WIDE) -> Text:
@@ -63,7 +63,7 @@ def _plane(rows: Sequence[Row], paper: Paper) -> Text:
 def grid_columns(
     cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity, rows: Sequence[Row]
 ) -> tuple[Column, ...]:
-    """Returns a line for each value of `up`, a number for each of `across`, and how it grows."""
+    """Returns a line for each value of `up`, with a number for each value of `across`, and how these grow."""
     names = words(up.label, "", value_words(up, rows))
     columns = [
         numbers(word, "", [_cell(cells.get((x, y)), quantity) for y in up.values])
@@ -125,7 +125,7 @@ def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
-    """Explains the signs that the cells hold."""
+    """Returns lines that explain the signs in the cells."""
     device_bytes = device_memory(rows)
     memory = "the device's memory" if device_bytes is None else f"the device's {bytes_text(device_bytes)}"
     beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)

@@ -1,4 +1,4 @@
-"""A run as lines of text: what it will cost, each trial as it ends, and the log of one that failed."""
+"""The progress of a run as text: its estimated cost, each trial as it ends, and the log of a failed one."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from profiler.views.tables.evidence import device_word
 from profiler.views.tables.terminal import Paper
 
 NUM_LINES = 20
-NUM_BYTES = 64 << 10  # of a log's end; a longer line has no beginning here
+NUM_BYTES = 64 << 10  # read from the end of a log; a longer line loses its beginning
 WIDEST = 500  # characters of a line
-TRACED_SECONDS, MEASURED_SECONDS = 0.5, 2.5  # of a trial, as long as none has ended: its start, and 2 s of samples
-MOST_ROWS = 200  # records that are drawn anew each time; of more only the count is shown
-LATER_SHARE = 0.4  # of a trial that also verifies and reads memory: that of one that reads the time beside others
+TRACED_SECONDS, MEASURED_SECONDS = 0.5, 2.5  # assumed for a trial until one has ended: its start, and 2 s of samples
+MOST_ROWS = 200  # records in the live table; of more only the count is shown
+LATER_SHARE = 0.4  # duration of a trial of a later round, which only times steps, over that of one in the first round
 PER_SECOND = 4  # how often the screen is drawn
 
 
 class Follow:
     """Shows every stored record in a live table on a terminal, elsewhere as plain lines.
 
-    Lines name what differs between `cases`, which are those of all trials. `is_quiet` leaves out all but what failed.
+    `cases` are those of all trials: lines name the settings in which they differ. `is_quiet` shows failures only.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Follow:
             line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
             seconds = self._screen.left_seconds() if left else None
             remaining = f"; {left_text(seconds)}" if seconds is not None else ""
-            # not by rich, which ends the process where nobody reads; at once, or Ctrl-C would tear it from its end
+            # not by rich, which ends the process on a broken pipe; in one write, so that Ctrl-C cannot split the line
             self._console.file.write(f"[{self._shown:>{len(str(total))}}/{total}] {line}{remaining}\n")
             self._console.file.flush()
 
@@ -105,16 +105,20 @@ class Follow:
 
 
 def _guess(cases: Sequence[Case]) -> float:
-    """Seconds that trials of these cases may take, before one has ended."""
+    """Returns a first estimate of the seconds that trials of these cases take, for use until one has ended."""
     traced = sum(case.is_predicted or case.is_rehearsed for case in cases)
     later = len(cases) - len(set(cases))
     return TRACED_SECONDS * traced + MEASURED_SECONDS * (len(cases) - traced - later + LATER_SHARE * later)
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
-    """The fields, besides model and strategy, that are not the same in all cases; `predicted` tells twins apart."""
+    """Returns the fields, besides model and strategy, that differ between the cases of a model.
+
+    The devices of a prediction and its twin do not count, since the line says `predicted`, unless predictions are for
+    several devices.
+    """
     several = len({case.device for case in cases if case.is_predicted}) > 1
-    of_model: dict[Choice, list[Case]] = {}  # models have batches of their own, which tell nothing besides
+    of_model: dict[Choice, list[Case]] = {}  # each model may have its own default batch
     for case in cases:
         of_model.setdefault(case.model, []).append(case if several else case.twin)
     fields = [field for field in Case.__struct_fields__ if field not in ("model", "strategy")]
@@ -124,7 +128,7 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
 
 
 def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
-    """One trial in one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
+    """Returns a trial as one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
     seconds = readings.step_seconds
     kind = evidence(record.case, record.environment)
@@ -146,7 +150,7 @@ def settings(case: Case, fields: Sequence[str]) -> list[str]:
 
 
 def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
-    """Returns at most NUM_LINES lines of a log, harmless on any screen, with their indents; none without a log."""
+    """Returns the last lines of a log, at most NUM_LINES, safe to print, with their indents; none without a log."""
     try:
         with safe_files.opened(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
@@ -189,10 +193,10 @@ def _number(value: float) -> str:
 
 
 class LiveScreen:
-    """The lines that stand at the end of a terminal while trials run, and are gone afterwards.
+    """The live lines at the bottom of a terminal while trials run, which are erased afterwards.
 
-    `first_guess` are the seconds that `num_trials` may take, which are told until one has ended; `num_later` of them
-    are of later rounds, which read the time alone.
+    `first_guess` is the estimate in seconds for `num_trials`, which is shown until one has ended; `num_later` of them
+    are of later rounds, which only time steps.
     """
 
     def __init__(
@@ -204,15 +208,15 @@ class LiveScreen:
         num_trials: int = 0,
         num_later: int = 0,
     ) -> None:
-        self.now = ""  # what runs
+        self.now = ""  # what runs now
         self._console, self._clock = console, clock
         self._first_guess, self._total, self._later_left = first_guess, num_trials, num_later
         self._records: list[Record] = []
         self._num_ended, self._later_ended = 0, 0
-        self._first_seconds = 0.0  # until the last trial of a first round ended
-        self._first_own, self._later_own = 0.0, 0.0  # what the trials took by themselves; several may run at once
+        self._first_seconds = 0.0  # elapsed when the last trial of a first round ended
+        self._first_own, self._later_own = 0.0, 0.0  # sums of the trials' own durations; several may run at once
         self._since = clock()
-        self._drawn: tuple[int, int, Text] | None = None  # records, columns, and their table
+        self._drawn: tuple[int, int, Text] | None = None  # number of records, width of the terminal, and their table
         self._spinner = Spinner("line")
         self._live = Live(console=console, get_renderable=self.screen, transient=True, refresh_per_second=PER_SECOND)
 
@@ -223,7 +227,7 @@ class LiveScreen:
         self._live.stop()
 
     def add(self, record: Record, *, total: int) -> None:
-        """Takes the record of a trial that has ended, and how many trials there are in all."""
+        """Adds the record of a trial that has ended; `total` is the number of trials in all."""
         self._num_ended += 1
         self._total, self.now = total, ""
         own_seconds = sum(record.stage_seconds.values())
@@ -245,16 +249,17 @@ class LiveScreen:
         return Group(table, Text(), bar) if table and is_whole else Group(bar)
 
     def line(self) -> str:
-        """`3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
+        """Returns the status line: `3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
         count = f"{self._num_ended}/{self._total}" if self._total else ""
         seconds, left = self._clock() - self._since, self.left_seconds()
         times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
         return "  ".join(text for text in (count, times, self.now) if text)
 
     def left_seconds(self) -> float | None:
-        """By the mean of the trials that have ended; before, by the guess. None where that was wrong.
+        """Returns the estimated seconds left: from the mean of the trials that have ended, before that from the guess.
 
-        A trial of a later round takes a part of another, until one has ended.
+        None without a total, or if the guess was too short. Until a trial of a later round has ended, one is assumed to
+        take LATER_SHARE of a trial of the first round.
         """
         seconds = self._clock() - self._since
         if not self._total:

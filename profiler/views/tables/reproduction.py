@@ -1,4 +1,4 @@
-"""A published system beside ours, for a screen, as Markdown or as JSON."""
+"""Published figures beside ours as text for a terminal, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table(reproduction: Reproduction, *, paper: Paper = WIDE) -> Text:
 
 
 def markdown(reproduction: Reproduction) -> str:
-    """The same as Markdown."""
+    """Returns the same as Markdown."""
     rows = [
         table_line(HEADS),
         "| --- | ---: | ---: | ---: |",
@@ -41,7 +41,7 @@ def markdown(reproduction: Reproduction) -> str:
 
 
 def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
-    """The same as one JSON document, numbers as they are."""
+    """Returns the same as one JSON document, with unrounded numbers."""
     fields: dict[str, Any] = {"run": run, "exit_code": exit_code, "reproduction": reproduction}
     return encode(fields) + b"\n"
 
@@ -77,7 +77,7 @@ def _ours(line: ComparedFigure) -> str:
 
 
 def _number(line: ComparedFigure, value: float) -> str:
-    """A published number as it was published."""
+    """Returns a published number with its unit, unrounded."""
     sign = "+" if line.kind == "change" and value > 0 else ""
     return f"{sign}{value:,} {line.unit}".rstrip()
 

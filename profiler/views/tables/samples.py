@@ -1,4 +1,4 @@
-"""What is behind a row, as text: every raw time sample, and what each of its ranks holds."""
+"""The details behind a row as text: every raw time sample, and the memory of each of its ranks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def samples(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
 
 
 def samples_of(row: Row, name: str) -> tuple[float, ...]:
-    """The samples of one part of the step, in seconds; empty where it was not measured."""
+    """Returns the samples of one part of the step, in seconds; empty if it was not measured."""
     seconds: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
     return seconds or ()
 
 
 def sampling_text(row: Row) -> str:
-    """Says how sure the median is, and how many warm-up steps and samples each round had and why it ended."""
+    """Returns how certain the median is, and how many warm-up steps and samples each round had and why it ended."""
     reached = uncertainty(samples_of(row, "step"))
     sure = (
         f"the median is sure to {spread_text(reached)}"
@@ -100,7 +100,7 @@ def _line(row: Row, name: str, size: float, paper: Paper) -> Text:
 
 
 class _EqualRanks(NamedTuple):
-    """Neighbouring ranks that hold the same, numbered like `0-3`."""
+    """Consecutive ranks with equal memory, numbered like `0-3`."""
 
     strategy: str
     numbers: str
@@ -108,7 +108,7 @@ class _EqualRanks(NamedTuple):
 
 
 def ranks(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text | None:
-    """Returns a line for each rank, or for neighbours that hold the same; None if every row is of one process."""
+    """Returns a line per rank, or per range of ranks with equal memory; None if every row is of one process."""
     lines = [line for row in rows for line in _equal_ranks(row)]
     if not lines:
         return None

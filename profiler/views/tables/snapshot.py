@@ -1,4 +1,4 @@
-"""Why the peak of a memory snapshot is what it is, for a screen or as JSON."""
+"""The explanation of the peak of a CUDA memory snapshot as text for a terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE)
 
 
 def document(explained: SnapshotExplanation) -> bytes:
-    """The explanation as one JSON document."""
+    """Returns the explanation as one JSON document."""
     fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
     return encode(fields) + b"\n"
 

@@ -16,11 +16,11 @@ from profiler.views.tables.columns import below, columns, groups, heading
 from profiler.views.tables.grid import GAP, Column, GridLine, block, broken, grid
 
 INDENT = "  "
-Printed = Text  # what views for the screen give, and `write` prints
+Printed = Text  # what views for the terminal return, and `write` prints
 
 
 class Paper(NamedTuple):
-    """What text is laid out for: so many columns, None for as many as it takes, and the characters of an encoding."""
+    """What text is laid out for: a width in columns (None: unlimited), and the characters of an encoding."""
 
     width: int | None = None
     encoding: str = "utf-8"
@@ -30,7 +30,7 @@ WIDE = Paper()
 
 
 class Harmless(str):
-    """Text without control characters: rich, which would look for them at every character, takes it as it is."""
+    """Text that is known to have no control characters: `translate`, by which rich removes them, does nothing."""
 
     __slots__ = ()
 
@@ -41,8 +41,8 @@ class Harmless(str):
 def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
     """Returns one table for each group of rows that may be compared, with reasons and notes below it.
 
-    Numbers are whole at any width: a table that does not fit is cut into memory and time, then into one block a row.
-    A width of None (a pipe) is as wide as it takes.
+    Numbers are never cut: a table that does not fit is split into memory and time, then into one block per row. A width
+    of None (a pipe) is unlimited.
     """
     return Text("\n\n").join(
         [titled(heading(group), _laid_out(group, paper), paper, below=below(group)) for group in groups(rows)]
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
 
 
 def bodies(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
-    """The same tables without what stands above and below them, as far as a run has come."""
+    """Returns the same tables without headings and notes, for a run in progress."""
     return Text("\n\n").join([_laid_out(group, paper) for group in groups(rows)])
 
 
@@ -61,7 +61,7 @@ def paragraph(text: str, paper: Paper, *, style: str = "", indent: str = INDENT)
 
 
 def titled(title: str, body: Text, paper: Paper, *, below: Sequence[str] = ()) -> Text:
-    """A body under a title in bold, and paragraphs below it."""
+    """Returns a body under a title in bold, with paragraphs below it."""
     head = paragraph(title, paper, style="bold")
     lines = [paragraph(line, paper) for line in below]
     return Text("\n").join([head, Text(), body, *([Text()] if lines else []), *lines])
@@ -83,7 +83,7 @@ def fitted(columns: Sequence[Column], paper: Paper, *, cut: int | None = None) -
 
 
 def strips(columns: Sequence[Column], paper: Paper) -> Text:
-    """Lays out a table of many equal columns in strips below each other, each with the first column."""
+    """Lays out a table of many similar columns in strips below each other, each with the first column."""
     first, *rest = [clean(column, paper) for column in columns]
     parts, width = [], paper.width
     while rest:
@@ -96,7 +96,7 @@ def strips(columns: Sequence[Column], paper: Paper) -> Text:
 
 
 def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
-    """Laid-out lines of cleaned columns with the head in bold, and these rows dim."""
+    """Returns laid-out lines of cleaned columns as text, with the head in bold and the rows in `dim` dim."""
     text = Text(Harmless("\n".join([line.text for line in lines])))  # one text: rich takes a second to join 30,000
     marked = [at for at, line in enumerate(lines) if line.row == -1 or line.spans or line.row in dim]
     end = -1
@@ -110,7 +110,7 @@ def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
 
 
 def clean(column: Column, paper: Paper) -> Column:
-    """Returns a column whose texts are harmless and can be printed on this paper."""
+    """Returns a column whose texts are safe to print and have only characters of the paper's encoding."""
     return msgspec.structs.replace(
         column,
         head=tuple(plain(text, encoding=paper.encoding) for text in column.head),
@@ -119,7 +119,7 @@ def clean(column: Column, paper: Paper) -> Column:
 
 
 def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
-    """Prints the text as it is; in colours only on a terminal and without NO_COLOR, or `always`, or `never`."""
+    """Prints the text; `color` is auto (colors only on a terminal and without NO_COLOR), always or never."""
     asked: dict[str, Any] = {}
     if color == "always":
         asked = {"force_terminal": True, "no_color": False}
@@ -129,13 +129,13 @@ def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
     if console.color_system is None or (console.no_color and color == "auto"):
         file.write(f"{text.plain}\n")
         return
-    with console.capture() as captured:  # rich itself would end the process where the reader went away
+    with console.capture() as captured:  # rich itself would end the process on a broken pipe
         console.print(text, soft_wrap=True)
     file.write(captured.get())
 
 
 def _laid_out(rows: Sequence[Row], paper: Paper) -> Text:
-    """Returns the first that fits: one table, two below each other, or a block for each row."""
+    """Returns the first that fits: one table, two below each other, or a block per row."""
     shown = columns(rows)
     parts = ((shown.name,), shown.memory, shown.time, shown.verdict)
     name, memory, time, verdict = (tuple(clean(column, paper) for column in part) for part in parts)

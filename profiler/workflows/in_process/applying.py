@@ -1,4 +1,4 @@
-"""A strategy or a plan on a module as it stands."""
+"""Applies a strategy or a plan to a module of the caller."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def apply(
 
 
 def _refuse_other_kinds(module: object, strategy: object) -> None:
-    """Raises TypeError that says what is wanted instead."""
+    """Raise TypeError for any other kind of module or strategy; it says what is wanted."""
     if not isinstance(module, nn.Module):
         what = f"{module.__name__} itself" if isinstance(module, type) else f"a {type(module).__name__}"
         raise TypeError(f"apply changes an nn.Module, and was given {what}; measure and predict take functions")
@@ -79,7 +79,7 @@ def _by_name(module: nn.Module, strategy: str, example: Any, blocks: str | None)
 def _applied(
     workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]
 ) -> tuple[Workload, Applied]:
-    """As the strategy; its blocks are calls where functions are marked, or blocks run several times."""
+    """Apply a strategy; blocks are calls if functions are marked, or if blocks run several times."""
     if marked_functions.are_there() and workload.batch is not None:
         workload = called_blocks.marked(workload)
     chain, applied = called_blocks.applied(workload, strategy, lambda chain: function(chain, **options))

@@ -1,4 +1,4 @@
-"""What a caller of Python gives, checked as the command line does: settings, and a model.
+"""Checks what a caller of Python gives, as the command line does: settings, and a model.
 
 A model is a factory, a word as on the command line, or a live module with a batch.
 """
@@ -30,13 +30,13 @@ from profiler.training.models.user import as_workload, call
 from profiler.training.workload import Workload
 
 Model = Callable[[], Any] | nn.Module | str
-KNOWN = 1024  # elements: of no larger tensor are values looked at in a traced step
+KNOWN = 1024  # elements: the values of larger tensors are not kept in a traced step
 HINT = "build returns (module, batch), (module, batch, loss), ...; a module is given with batch= and loss="
 
 
 @contextmanager
 def in_words_of_python() -> Iterator[None]:
-    """Errors name keywords instead of options: `device` for `--device`. A step that trains nothing is a UserError."""
+    """Make errors name keywords instead of options: `device` for `--device`. Invalid becomes a UserError."""
     try:
         yield
     except UserError as error:
@@ -55,9 +55,9 @@ def _python(text: str) -> str:
 def predicted(
     model: Model, batch: Any, loss: Any, optimizer: str, *, device: str, **words: Any
 ) -> tuple[Case, Build | None]:
-    """The case of a prediction, without its strategy, and what makes its workload anew; None for a word.
+    """Return the case of a prediction, without its strategy, and a function that builds its workload; None for a word.
 
-    That raises UserError for a module with tensors from before.
+    The function raises UserError if the module was made before the trace.
     """
     request = Request(device=device_choice.to_predict(device or "cuda"), **words)
     case = case_of(model, request, optimizer, device_choice.any_device)
@@ -79,7 +79,7 @@ def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
 
 
 def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
-    """The one case of what was asked for, checked as the command line does, without its strategy."""
+    """Return the one case asked for, checked as the command line does, without its strategy."""
     word = model if isinstance(model, str) else None
     for name, value in (("precision", words.precision), ("device", words.device), ("model", word)):
         if value and len(split_choices(value)) > 1:
@@ -100,11 +100,11 @@ def own_random_state() -> Iterator[None]:
 
 
 def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
-    """Returns a function that makes a fresh module and batch; None for a word, which the catalogue knows.
+    """Return a function that makes a fresh module and batch; None for a word, which the catalogue knows.
 
-    A live module stays as it is: each call returns a copy, and while a step is traced one without memory. Raises
-    UserError for a module without a batch, or one that does not take it as it is without a loss; and for a batch or a
-    loss beside what brings its own.
+    A live module stays as it is: each call returns a copy, which takes no memory while a step is traced. Raises
+    UserError for a module without a batch; for one without a loss whose forward does not take the batch as it is; and
+    for a batch or a loss if the model brings its own.
     """
     if isinstance(model, nn.Module):
         if batch is None:
@@ -119,7 +119,7 @@ def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
 
 
 def _refuse_other_arguments(module: nn.Module, batch: Any) -> None:
-    """Raises UserError where the forward cannot be called with the batch, such as (inputs, targets)."""
+    """Raise UserError if the forward cannot be called with the batch, as with (inputs, targets)."""
     try:
         call(inspect.signature(module.forward).bind, batch)  # type: ignore[arg-type]  # called as a module is
     except ValueError:  # written in C, without a signature
@@ -131,7 +131,7 @@ def _refuse_other_arguments(module: nn.Module, batch: Any) -> None:
 
 
 def name_of(model: Model) -> str:
-    """Returns what a record calls the model."""
+    """Return the name of the model in a record."""
     if isinstance(model, nn.Module):
         return type(model).__name__
     return model if isinstance(model, str) else getattr(model, "__qualname__", "model")
@@ -152,14 +152,14 @@ def _copies(module: nn.Module, batch: Any, loss: Any) -> Callable[[], Any]:
 
 
 class _Twins:
-    """Fake tensors for real ones: of the same shape, type and strides, and shared where their storages are."""
+    """Makes fake tensors of real ones: of the same shape, type and strides, with the same sharing of storages."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.Tensor] = {}
 
     @property
     def of(self) -> Callable[[torch.Tensor, dict[int, Any]], torch.Tensor]:
-        """Stands in for `Tensor.__deepcopy__`, whose first argument is the tensor."""
+        """A replacement of `Tensor.__deepcopy__`, whose first argument is the tensor."""
 
         def twin(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
             if id(tensor) not in memo:
@@ -193,7 +193,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose values a traced forward can read: sizes and rates that the module holds."""
+    """Return a copy whose values a traced forward can read, such as sizes and rates that the module holds."""
     with no_dispatch():
         values = tensor.detach().tolist()
     return torch.tensor(values, dtype=tensor.dtype, device="cpu")

@@ -1,4 +1,4 @@
-"""A caller's step followed in this process: why its peak is what it is, and what is live over time."""
+"""Follows a caller's step in this process: why its peak is what it is, and what is live over time."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def timeline(  # noqa: PLR0913  its keywords are a user's settings
 
 
 def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) -> tuple[Case, Followed]:
-    """The case under a strategy, and its traced step."""
+    """Return the case under a strategy, and its traced step."""
     with under(case, strategy) as (chosen, named):
         return named, follow_case(Trial(case=chosen), build=fresh)
 
 
 def _title(case: Case, followed: Followed, strategy: list[str]) -> str:
-    """What was followed, in one line, as `gcprof explain` says it."""
+    """Return the model and settings that were followed, in one line, as `gcprof explain` prints it."""
     size = [batch_text(case)] if case.batch_size is not None else []
     at_work = optimizer_text(case, is_own=followed.has_own_optimizer)
     settings = [*strategy, *size, at_work, case.precision, case.device.removeprefix(FAKE)]

@@ -1,4 +1,4 @@
-"""The peak of a step as a number that a test can hold against a budget."""
+"""The peak of a step as a number that a test can compare with a budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PeakMemory(int):
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """The peak of a record. Raises UserError where it has none."""
+        """Return the peak of a record. Raises UserError if it has none."""
         nbytes = record.readings.peak_bytes if record.readings else None
         if nbytes is None:
             raise UserError(f"'{record.case.model}' has no peak: {record.outcome}", hint=record.detail)
@@ -59,12 +59,12 @@ def peak_memory(
 
 
 def budget_bytes(budget: str | int) -> int:
-    """A budget in bytes. Raises UserError."""
+    """Return a budget in bytes. Raises UserError if it cannot be read."""
     return parse_bytes(budget, flag="budget") if isinstance(budget, str) else budget
 
 
 def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
-    """Why a peak is over a budget, what holds it and what to try; None where it is within it, or there is none."""
+    """Return why a peak is over a budget, what holds it and what to try; None if it fits, or there is no budget."""
     if budget is None or peak <= budget:
         return None
     over = f"{bytes_text(peak - budget)} over {named} of {bytes_text(budget)}"

@@ -94,7 +94,7 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
 
 
 def _chain(case: Case, fresh: Build | None) -> Chain:
-    """The stages of the model; for a device whose speed is not known, each block's forward takes 1, its backward 2."""
+    """Return the stages of the model; for a device of unknown speed, each block's forward takes 1, its backward 2."""
     if known_rates(case.device):
         return stages(Trial(case=case), build=fresh)
     chain = stages(Trial(case=case, passes=("memory",)), build=fresh)
@@ -103,7 +103,7 @@ def _chain(case: Case, fresh: Build | None) -> Chain:
             stage,
             forward_seconds=len(stage.blocks),
             backward_seconds=2 * len(stage.blocks),
-            early_stop_seconds=None,  # a recompute is a forward again
+            early_stop_seconds=None,  # a recompute takes as long as a forward
             inner_recompute_seconds=None,
         )
         for stage in chain.stages
@@ -122,7 +122,7 @@ def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
 def _fitted(
     case: Case, fresh: Build | None, chain: Chain, frontier: solver.Frontier, budget_bytes: int
 ) -> solver.Point | None:
-    """The fastest plan of a frontier whose traced step fits; None where none does."""
+    """Return the fastest plan of a frontier whose traced step fits; None if none does."""
     with TemporaryDirectory() as folder:
         fitted = plan_fitting.fit_plan(
             _InThisProcess(fresh),  # type: ignore[arg-type]  # an engine, as far as traced steps need one
@@ -138,7 +138,7 @@ def _fitted(
 
 
 def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
-    """What the plan was found among."""
+    """Return what the plan was chosen from."""
     none = candidates.none(chain)
     percent = f"{budget_bytes / none.cost.peak_bytes * 100:.0f} % of the peak without checkpointing"
     settings = f"{optimizer_text(case)}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
@@ -152,7 +152,7 @@ def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Po
 
 
 class _InThisProcess:
-    """Predicts trials of one model here, where an engine would send them to a process of their own."""
+    """Predicts trials of one model in this process, where an engine would start one for each."""
 
     def __init__(self, build: Build | None) -> None:
         self._build = build

@@ -1,4 +1,4 @@
-"""What `explain`, `timeline` and `plan` return: a notebook shows it as tables and pictures; text elsewhere."""
+"""Results of `explain`, `timeline` and `plan`: a notebook shows tables and pictures; print shows text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """What is live over predicted steps, by the strategies' names."""
+    """The live bytes of predicted steps, by the strategies' names."""
 
     title: str
     traces: dict[str, Trace]
@@ -58,7 +58,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return {name: live_bytes.peak(trace).nbytes for name, trace in self.traces.items()}
 
     def save(self, path: str | Path) -> Path:
-        """Draw it into a png, svg or pdf, over what is there. Raises UserError."""
+        """Draw the timeline as a png, svg or pdf, over any file there. Raises UserError."""
         view = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib")
         drawn: Path = view.plot(self.traces, title=self.title, path=Path(path), force=True)
         return drawn
@@ -78,21 +78,21 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan was found among, for those who look at it."""
+    """What a plan was chosen from: its chain, the frontier, and the alternatives."""
 
     title: str
     chain: Chain
     points: Sequence[Point]  # of the frontier
-    ways: tuple[Way, ...]  # the plan first, then what one would pick without a solver
+    ways: tuple[Way, ...]  # the plan first, then what a user would pick without a solver
     none: Way
 
 
 class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
-    """A plan that shows itself beside its rivals in the notebook that found it; its file is like any other."""
+    """A plan that its notebook shows next to the alternatives; its file is like that of any plan."""
 
     @classmethod
     def of(cls, file: PlanFile, found: Found) -> Plan:
-        """The plan, with what it was found among."""
+        """Return the plan, with what it was chosen from."""
         plan = cls(plan=file.plan, segments=file.segments, fingerprint=file.fingerprint)
         plan.__dict__["found"] = found
         return plan
@@ -115,7 +115,7 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
 
     @property
     def _found(self) -> Found | None:
-        """None for a copy of a plan, which is its file's content alone."""
+        """What the plan was chosen from; None for a copy, which has only what its file has."""
         return self.__dict__.get("found")
 
     def _table(self, found: Found) -> tuple[Sequence[Column], list[str]]:

@@ -127,7 +127,7 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
 
 @contextmanager
 def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, Case]]:
-    """The case under a strategy, and as it is called: a plan from memory is in a file meanwhile, and called `plan`."""
+    """Yield the case under a strategy, and the case to record; a plan in memory is in a file meanwhile."""
     if isinstance(strategy, PlanFile):
         with TemporaryDirectory() as folder:
             path = Path(folder) / plan_file.USUAL
