@@ -17,7 +17,11 @@ check:
 test:
     {{python}} -m pytest
 
-# all tests that need no GPU, the slow ones too; `just test-all -m slow` runs these alone
+# those that take a second or more
+test-slow *words:
+    {{python}} -m pytest -m "slow and not nightly" {{words}}
+
+# all tests that need no GPU, the longest too; `just test-all -m nightly` runs these alone
 test-all *words:
     {{python}} -m pytest -m "" {{words}}
 

@@ -38,7 +38,7 @@ analysis. Functions that only other processes call are not reached, and count as
 A whole room takes hours. `just mutants --sample 60` draws 60 mutants of each room, all equally likely, and runs these:
 the share is then an estimate, with its 95 % interval (Wilson's).
 """
-ARGUMENTS = ["-n", "0", "-p", "no:cacheprovider", "-p", "tests.quickest_first"]
+ARGUMENTS = ["-n", "0", "-m", "not nightly", "-p", "no:cacheprovider", "-p", "tests.quickest_first"]
 
 # mutated code asks for mutmut's settings, which are in the working folder: processes that tests start have another one
 ANYWHERE = """import contextlib
@@ -111,6 +111,8 @@ ROOMS = {
             "tests/test_search.py",
             "tests/test_trust.py",
             "tests/test_validate.py",
+            "tests/test_paired_time.py",
+            "tests/test_telling_apart.py",
             "tests/test_views.py",
             "tests/test_views_files.py",
             "tests/test_comparison_views.py",

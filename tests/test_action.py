@@ -119,7 +119,7 @@ def test_the_models_code_sees_no_token_and_no_file_of_the_runner(job):
     assert not re.search(r"^GITHUB_(ENV|PATH|OUTPUT|STEP_SUMMARY)=", variables, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     within = {"MODEL": "mlp", "STRATEGIES": "none,all", "DEVICE": "t4", "MAX_MEMORY": "11GiB"}
 
@@ -143,7 +143,7 @@ def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     assert step(job, "gate").returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_memory_that_nothing_fits_fails_after_the_comment(job):
     done = step(job, "predict", MODEL="mlp", STRATEGIES="none", DEVICE="t4", MAX_MEMORY="1MiB")
 

@@ -177,6 +177,7 @@ def test_the_baseline_gives_its_noise_floor():
     assert profiler.measure(factory, samples=1).equality.noise_floor == 0.0
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, profiler; assert 'torch' not in sys.modules; profiler.apply; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -208,6 +209,7 @@ def deep(width: int = 64, layers: int = 12, batch_size: int = 16_384):
     return build
 
 
+@pytest.mark.slow
 def test_what_is_predicted_for_the_cpu_is_what_is_measured():
     for strategy in ("none", "segments:k=3"):
         predicted = profiler.predict(deep(), strategy, device="cpu")
@@ -255,6 +257,7 @@ def test_time_is_estimated_for_a_gpu_that_is_known_by_name(device, has_time):
     assert (record.readings.step_seconds is not None) == has_time
 
 
+@pytest.mark.slow
 def test_a_prediction_leaves_the_random_state_and_the_default_device_as_they_were():
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
@@ -296,6 +299,7 @@ def test_with_the_whole_peak_nothing_is_recomputed():
     assert profiler.plan(deep(), "1TiB").segments == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("share", [0.9, 0.8])
 def test_where_no_speed_is_known_no_single_run_of_fewer_blocks_fits(device, share):
@@ -327,6 +331,7 @@ def one_run(plan, blocks: tuple[str, ...]) -> plan_file.PlanFile:
     return plan_file.PlanFile(plan="-", segments=(plan_file.Segment(blocks=blocks),), fingerprint=plan.fingerprint)
 
 
+@pytest.mark.slow
 def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
     plan = profiler.plan(deep(), "60%", device="cpu")
     plan.save("plan.json")
@@ -347,6 +352,7 @@ def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
     assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
 
 
+@pytest.mark.slow
 def test_a_budget_below_every_plan_names_the_smallest_peak():
     with pytest.raises(UserError, match=r"no plan fits 1.00 KiB: the smallest peak is about [\d.]+ MiB") as caught:
         profiler.plan(deep(), "1KiB", device="cpu")
@@ -416,7 +422,7 @@ def test_the_package_lists_what_is_public():
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_module_of_the_package_takes_the_name_of_a_function():
     code = textwrap.dedent("""
         import importlib, pkgutil, types

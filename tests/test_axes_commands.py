@@ -25,6 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_show_prints_the_numbers_over_an_axis(here: Path, capsys: pytest.CaptureFixture[str]):
     assert answer(["show", RUN, "--over", "batch-size"]) == 0
 
@@ -79,6 +80,7 @@ def test_a_style_of_any_other_name_is_drawn_as_it_is_named(here: Path):
     assert (here / "mine.svg").read_bytes().startswith(b"<?xml")
 
 
+@pytest.mark.slow
 def test_numbers_over_an_axis_need_no_matplotlib(here: Path):
     code = gcprof("--version").args[2].replace("main(sys.argv[1:])", "from profiler.cli import answer")
     script = f"{code}\nanswer(sys.argv[1:])\nsys.exit('matplotlib' in sys.modules)"
@@ -93,6 +95,7 @@ def test_numbers_over_an_axis_need_no_matplotlib(here: Path):
     assert imports_it("plot", RUN, "--kind", "heat") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["show", RUN, "--over", "batch_size"], ["plot", RUN, "--kind", "heat"]])
 def test_torch_is_not_needed(here: Path, words: list[str]):
     found = gcprof(*words, torch=False)

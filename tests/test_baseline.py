@@ -208,6 +208,7 @@ def test_outside_of_a_watched_forward_pytorch_is_as_it_was():
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factory", "strategies"), [("bert", ("own", "hf")), ("vit", ("own",))])
 def test_switches_of_libraries_are_off_but_under_own_and_hf(factory, strategies):
     model, passes = f"{switched.__file__}:{factory}", ("equality", "flops", "memory")

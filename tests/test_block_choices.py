@@ -144,6 +144,7 @@ def test_for_a_plan_the_floor_must_be_lower_too():
     assert [better.pattern for better in chosen if better] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_explain_names_them_with_their_bytes(capsys):
     words = ["explain", str(MODEL), "--strategy", "all", "--device", "cpu"]
 
@@ -159,6 +160,7 @@ def test_explain_names_them_with_their_bytes(capsys):
     assert found["better"] == named["layer.attention"]
 
 
+@pytest.mark.slow
 def test_blocks_names_them_in_the_words_of_explain(capsys):
     assert answer(["explain", str(MODEL)]) == 0
     explained = " ".join(capsys.readouterr().out.split())
@@ -197,6 +199,7 @@ def test_what_is_outside_of_the_chosen_blocks_is_named():
     )
 
 
+@pytest.mark.slow
 def test_where_cublas_takes_most_of_the_peak_no_plan_advises_what_does_not_lower_it(capsys, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     words = ["plan", "mlp", "--device", "t4", "--budget", "60%", "--no-measure"]
@@ -215,6 +218,7 @@ def test_where_cublas_takes_most_of_the_peak_no_plan_advises_what_does_not_lower
     assert "a smaller batch lowers it" in str(on_cpu.value.hint)
 
 
+@pytest.mark.slow
 def test_where_no_plan_fits_the_better_blocks_are_named(capsys):
     assert answer(["plan", str(MODEL), "--device", "fake:t4", "--budget", "1MiB"]) == 5
     assert "with --blocks 'layer.*' the floor is " in capsys.readouterr().err

@@ -51,6 +51,7 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}.{i}" for i in range(count))
 
 
+@pytest.mark.slow
 def test_a_sequential_is_flattened():
     found = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
 

@@ -15,6 +15,7 @@ from tests import make
 from tests.conftest import measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "layers", "parameters"), [(3, 20, 0.27e6), (5, 32, 0.46e6), (7, 44, 0.66e6), (9, 56, 0.85e6)]
 )

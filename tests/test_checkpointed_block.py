@@ -80,6 +80,7 @@ def step(net, loss):
     return {"loss": loss.detach(), **gradients}, list(getattr(net, "events", []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", BY_HAND)
 @pytest.mark.parametrize("build", [hooks.hooked, partial(hooks.hooked, named=False)], ids=["named", "unnamed"])
 def test_hooks_run_as_often_in_the_order_and_with_the_values_of_checkpoints_by_hand(strategy, build):

@@ -30,6 +30,7 @@ def results(here: Path) -> Path:
     return here / "results"
 
 
+@pytest.mark.slow
 def test_three_devices_are_compared_in_one_command_without_torch():
     found = modules_after(["compare", *REFERENCES])
 

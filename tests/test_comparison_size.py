@@ -31,11 +31,13 @@ def calls_a_row(number: int, shape: str) -> float:
     return num_calls(lambda: compare_runs([("one", records), ("two", records)])) / number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_comparison_calls_no_more_functions_for_a_row_of_many(shape: str):
     assert calls_a_row(MANY, shape) < 1.1 * calls_a_row(FEW, shape)
 
 
+@pytest.mark.slow
 def test_twin_with_every_pair_of_a_group_the_calls_would_grow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ranking, "MOST_STRATEGIES", MANY)
 

@@ -70,6 +70,7 @@ def number_texts(found: Comparison) -> Counter[str]:
     return Counter(cell for column in columns for cell in column.cells if cell != MISSING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", ["pair", "devices", "one"])
 def test_the_comparison_looks_as_it_did(name: str, width: int):

@@ -64,6 +64,7 @@ def codes(record):
     return {note.code for note in record.notes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
     options = {"way": way, **WAYS[way]}
@@ -77,6 +78,7 @@ def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
     assert codes(own) & {"GCP001", "GCP047"} == set()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_compiler_breaks_at_is_counted_as_a_call():
     options = {"backend": PARTITION, "own": True, "breaks": True}
 
@@ -86,6 +88,7 @@ def test_a_checkpoint_that_the_compiler_breaks_at_is_counted_as_a_call():
     assert own.readings.saved_bytes < none.readings.saved_bytes / 4
 
 
+@pytest.mark.slow
 def test_code_without_its_checkpoints_is_not_kept_for_other_processes(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     truth = saved_by_pytorch(compiled.make, way="decorated", own=True)
@@ -95,6 +98,7 @@ def test_code_without_its_checkpoints_is_not_kept_for_other_processes(monkeypatc
     assert saved_by_pytorch(compiled.make, way="module", own=True) == truth
 
 
+@pytest.mark.slow
 def test_what_compiled_code_may_hide_is_not_said_to_be_none(monkeypatch):
     """As where a torch of another version compiles by a function that is not known here."""
     monkeypatch.setattr(own_checkpoints, "counted_checkpoints", lambda count: nullcontext())
@@ -106,6 +110,7 @@ def test_what_compiled_code_may_hide_is_not_said_to_be_none(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_the_step_without_them_is_not_taken_from_code_that_has_them():
     case = make.case("own", model=model(backend=PARTITION, own=True), batch_size=32, warmup=0, samples=2)
 
@@ -132,6 +137,7 @@ def test_each_pass_compiles_anew_and_only_what_was_compiled(monkeypatch):
     assert num_compiled() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["module", "blocks"])
 def test_other_kernels_of_a_compiled_model_may_round_otherwise(way):
     result = record("all", model(way=way, backend=PARTITION), passes=("equality",))
@@ -140,6 +146,7 @@ def test_other_kernels_of_a_compiled_model_may_round_otherwise(way):
     assert verdict(result) == ("within noise" if way == "module" else "bit-equal")
 
 
+@pytest.mark.slow
 def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
     """The recompute draws its dropout anew."""
     choice = model(backend=PARTITION, drop=0.5)
@@ -152,10 +159,13 @@ def test_wrong_gradients_of_a_compiled_model_are_called_wrong():
 
 
 SLOW = [
-    pytest.param(way, strategy, marks=pytest.mark.slow) for way in ("blocks", "graphs") for strategy in ("none", "all")
+    pytest.param(way, strategy, marks=pytest.mark.nightly)
+    for way in ("blocks", "graphs")
+    for strategy in ("none", "all")
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "strategy"), [("module", "none"), ("module", "own"), *SLOW])
 def test_compiled_models_are_predicted_without_their_kernels(way, strategy):
     choice = model(way=way, own=strategy == "own")
@@ -166,6 +176,7 @@ def test_compiled_models_are_predicted_without_their_kernels(way, strategy):
     assert read.peak_bytes <= foreseen.peak_bytes <= 1.1 * read.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_prediction_of_fused_kernels_says_so_and_has_no_time():
     case = make.case(model=model(), batch_size=32, device="fake:h100", warmup=0, samples=1)
 
@@ -177,6 +188,7 @@ def test_a_prediction_of_fused_kernels_says_so_and_has_no_time():
     assert "GCP065" not in codes(predicted("none", model(backend="aot_eager")))
 
 
+@pytest.mark.slow
 def test_what_compiled_code_saves_less_is_foreseen():
     eager, foreseen = (predicted("none", model("gated", **o)).readings for o in ({"is_compiled": False}, {}))
 
@@ -186,6 +198,7 @@ def test_what_compiled_code_saves_less_is_foreseen():
     assert read.peak_bytes <= foreseen.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "breaks"), [("eager", True), ("aot_eager", False)])
 def test_backends_without_kernels_are_predicted_to_the_byte(backend, breaks):
     choice = model(backend=backend, breaks=breaks)
@@ -193,6 +206,7 @@ def test_backends_without_kernels_are_predicted_to_the_byte(backend, breaks):
     assert predicted("none", choice).readings.peak_bytes == record("none", choice).readings.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "strategy", "is_told"),
     [("module", "all", True), ("wrapped", "segments:k=2", True), ("decorated", "all", True),
@@ -216,6 +230,7 @@ def test_blocks_that_a_checkpoint_keeps_from_the_compiler_are_told(way, strategy
     forget()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["module", "wrapped", "blocks", "none"])
 def test_a_plan_is_for_blocks_that_are_not_compiled_with_what_is_around_them(way):
     choice = model(way=way, backend=PARTITION)
@@ -228,6 +243,7 @@ def test_a_plan_is_for_blocks_that_are_not_compiled_with_what_is_around_them(way
         assert len(stages(trial).stages) >= 4
 
 
+@pytest.mark.slow
 def test_a_strategy_whose_checkpoints_compiled_code_leaves_out_is_told_to_do_nothing():
     passes = {"passes": ("equality", "flops", "memory"), "blocks": "blocks.?"}
 

@@ -40,6 +40,7 @@ def results(here: Path) -> Path:
     return here / "results"
 
 
+@pytest.mark.slow
 def test_every_command_is_proposed():
     assert proposed("gcprof ") == list(COMMANDS)
     assert proposed("gcprof max") == ["max-batch"]

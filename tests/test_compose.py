@@ -30,7 +30,7 @@ MODELS = (
     "torchvision:resnet18:size=32",  # blocks in several Sequentials
 )
 DEVICES = ("fake:cpu", "fake:cuda")
-SLOW = [pytest.param(strategy, marks=pytest.mark.slow) for strategy in ("all", "every:k=2", "segments:k=4")]
+SLOW = [pytest.param(strategy, marks=pytest.mark.nightly) for strategy in ("all", "every:k=2", "segments:k=4")]
 PACKING = "aten.detach"  # what checkpoints pack is detached: views, of which a composed step has none
 
 
@@ -69,6 +69,7 @@ def kinds(trace: Trace) -> Counter:
     return Counter((one.nbytes, one.operator, one.module, one.phase, one.category) for one in trace.allocations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("strategy", ["segments:k=2", *SLOW])
 @pytest.mark.parametrize("model", MODELS)
@@ -80,6 +81,7 @@ def test_a_composed_step_is_the_traced_one_operator_by_operator(model, strategy,
     assert memory_readings(composed) == memory_readings(traced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -99,6 +101,7 @@ def test_so_it_is_however_one_trains(fields):
     assert memory_readings(composed) == memory_readings(traced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", MODELS)
 def test_following_what_is_saved_changes_nothing(model, device):

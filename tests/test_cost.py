@@ -110,7 +110,7 @@ def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
     assert cost(plan, {}, start_seconds=1.0).gpu_seconds is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["none", "all"])
 @pytest.mark.parametrize("sampling", [None, Sampling(max_seconds=0.05)])
 def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling):

@@ -22,6 +22,7 @@ def moment(megahertz=None, *, at=0.0, highest=None, **fields):
 HELD = "the clock was held down{}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moments", "words"),
     [

@@ -65,6 +65,7 @@ def never() -> None:
     raise AssertionError("there is nothing to stop")
 
 
+@pytest.mark.slow
 def test_every_trial_is_run_once_by_one_of_the_lanes():
     plan = trials(2, 3, 4, 5)
     both = [DeviceRun(barrier := Barrier(2)), DeviceRun(barrier)]
@@ -148,6 +149,7 @@ def two(folder: Path) -> Iterator[Local]:
         yield engine
 
 
+@pytest.mark.slow
 def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(folder: Path, two: Local):
     records = list(two.run(trials(2, 3, 4, 5)))
 
@@ -167,7 +169,7 @@ def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local
     assert [record.equality.gradients_equal for record in records] == [True] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(lane_worker.FOLDER, str(tmp_path))
     before = {one.pid for one in psutil.Process().children(recursive=True)}
@@ -238,6 +240,7 @@ def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_refuses_all_devices_where_there_are_none(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     survey = Local.survey
@@ -248,7 +251,7 @@ def test_the_command_refuses_all_devices_where_there_are_none(capsys, tmp_path, 
     assert "no CUDA device" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_over_several_devices_is_of_cases_that_run_on_any_of_them(tmp_path, capsys, monkeypatch):
     """They are not really there, and so every trial fails, and says so."""
     monkeypatch.chdir(tmp_path)

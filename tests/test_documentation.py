@@ -62,6 +62,7 @@ def example(name: str) -> str:
     return re.search(rf"<!-- {name} -->\n```(?:python|diff)\n(.*?)```", text, re.DOTALL)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_test_models")
 def test_the_example_of_a_strategy_is_short_and_works_from_one_file_and_one_line(tmp_path, monkeypatch):
     (tmp_path / "second_strategy.py").write_text(example("strategy"), encoding="utf-8")
@@ -128,6 +129,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_the_example_of_an_option_is_two_files_and_every_view_has_it(tmp_path):
     for folder in ("profiler", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -32,6 +32,7 @@ def started(monkeypatch) -> list[Started]:
     return made
 
 
+@pytest.mark.slow
 def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read(started):
     start_early(["predict", "mlp"])
 

@@ -72,6 +72,7 @@ def test_an_in_place_activation_that_begins_a_run_would_write_over_its_input():
         stepped(in_place, lambda built: apply(without, built.module))
 
 
+@pytest.mark.slow
 def test_a_step_of_emitted_code_holds_the_bytes_of_one_that_is_carried_out():
     model = "transformer:layers=6,width=32,sequence=64,vocabulary=16"
     plan = planned(named(model), [[[0], 1, 2], Saving([4], "matmul")])
@@ -86,6 +87,7 @@ def test_a_step_of_emitted_code_holds_the_bytes_of_one_that_is_carried_out():
     assert pasted["peak_bytes"] == carried["peak_bytes"] < none["peak_bytes"]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(random_runs())
 def test_any_plan_of_six_blocks_is_emitted_as_it_is_carried_out(items):

@@ -26,6 +26,7 @@ def perceptron_calls(module: nn.Module) -> list[int]:
     return calls
 
 
+@pytest.mark.slow
 def test_hugging_faces_switch_is_set_in_the_layers_of_the_plan_alone():
     built, other = named(LLAMA), named(LLAMA)
     code = emit(planned(built, [[1], [4]]), "hf")

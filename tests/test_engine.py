@@ -61,7 +61,7 @@ def test_relative_paths_begin_where_the_client_is_now(engine, here):
     assert gone.outcome != "ok"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_died_is_replaced():
     with Local(stage_seconds=60.0) as engine:
         list(engine.run([trial()]))

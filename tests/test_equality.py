@@ -200,7 +200,7 @@ def test_every_built_in_model_is_tried_here():
     assert {name.partition(":")[0] for name in MODELS} == built_in
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("with_test_models")
 def test_compiled_code_is_equal_but_for_rounding_as_measured_on_this_model():
     record = measured("mlp", "compile-budget:budget=0.5", passes=PASSES)
@@ -227,7 +227,7 @@ def partition(monkeypatch):
         yield spy
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_kernels_that_round_otherwise_are_compared_with_the_same_kernels():
     record = measured("cifar-resnet:depth=1", "compile-budget:budget=0.5", batch_size=4, passes=PASSES)
 
@@ -247,6 +247,7 @@ def test_a_large_difference_is_no_rounding(difference, expected):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -261,6 +262,7 @@ def test_every_built_in_model_has_its_gradients_when_it_is_compiled(model):
     assert record.outcome == "ok", record.detail
 
 
+@pytest.mark.slow
 def test_every_budget_is_compiled_anew_in_one_process(partition):
     budgets = []
     partition.result = lambda forward, backward: budgets.append(config.activation_memory_budget)
@@ -273,6 +275,7 @@ def test_every_budget_is_compiled_anew_in_one_process(partition):
     assert budgets == [0.1, 1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_code_that_draws_otherwise_when_compiled_is_compared_with_the_same_compile_without_a_budget():
     record = measured("tests.compiled_draw:build", "compile-budget:budget=0.9", passes=PASSES)
 
@@ -281,6 +284,7 @@ def test_code_that_draws_otherwise_when_compiled_is_compared_with_the_same_compi
     assert "GCP011" in [note.code for note in record.notes]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_a_budget_makes_wrong_is_invalid_there_too(partition):
     partition.result = lambda forward, backward: config.activation_memory_budget < 1 and double_a_gradient(backward)
 

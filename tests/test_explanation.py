@@ -42,6 +42,7 @@ def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any
     return found.kind if found else None
 
 
+@pytest.mark.slow
 def test_a_peak_in_the_optimizer_is_the_reason():
     model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
 
@@ -60,14 +61,17 @@ def test_a_peak_late_in_the_backward_is_made_of_gradients():
     assert why(model, "all", batch_size=1, optimizer="sgd") == "gradients"
 
 
+@pytest.mark.slow
 def test_one_huge_segment_is_the_reason():
     assert why(SMALL, change=runs(range(15)), batch_size=16) == "segment"
 
 
+@pytest.mark.slow
 def test_the_same_blocks_in_four_segments_have_no_such_reason():
     assert why(SMALL, "segments:k=4", batch_size=16) is None
 
 
+@pytest.mark.slow
 def test_one_checkpoint_around_the_whole_model_is_the_reason():
     assert why(SMALL, change=runs(range(16)), batch_size=16) == "whole"
 
@@ -133,6 +137,7 @@ def test_a_workspace_beside_static_memory_blames_no_activations():
     assert " and 400 B a workspace, which checkpointing does not touch" in found.text
 
 
+@pytest.mark.slow
 def test_too_many_checkpoints_are_the_reason():
     assert why("mnist-cnn:channels=4", "all", batch_size=16) == "inputs"
 
@@ -187,6 +192,7 @@ def chain(*, num_widths: int, frozen: bool) -> Workload:
     return Workload(module=module, blocks=("0", "1", "2", "3"), batch=torch.zeros(size, 32), loss=loss)
 
 
+@pytest.mark.slow
 def test_who_saves_enough_needs_no_reason():
     assert why(SMALL, "all", batch_size=16) is None
 

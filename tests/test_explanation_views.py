@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import profiler
 from profiler.analysis.explanation import explain
@@ -29,6 +30,7 @@ def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
     assert len(text.splitlines()) <= 25
 
 
+@pytest.mark.slow
 def test_the_text_names_peak_floor_reason_and_what_is_live():
     baseline, blocks = traced(SMALL)
     found = explain(traced(SMALL, change=lambda workload: None)[0], blocks=blocks, baseline=baseline, split="16")
@@ -80,6 +82,7 @@ def test_the_document_is_json_in_bytes():
     assert found["modules"] == [{"name": "m", "nbytes": 100}]
 
 
+@pytest.mark.slow
 def test_a_model_that_brings_its_optimizer_is_headed_as_predictions_head_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     model = f"{Path(__file__).parent / 'user_models/wrapped_optimizers.py'}:make"

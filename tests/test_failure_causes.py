@@ -56,6 +56,7 @@ def notes(record: Record, code: str) -> list[str]:
     return [note.text for note in record.notes if note.code == code]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "names"), [("cached", "0.cache.keys, 1.cache.keys"), ("counting", "0.calls, 1.calls")]
 )
@@ -102,6 +103,7 @@ def test_a_cache_of_keys_that_the_recompute_finds_filled_is_told_with_the_way_ou
     assert without.equality.gradients_equal
 
 
+@pytest.mark.slow
 def test_blocks_that_write_over_the_input_that_a_checkpoint_keeps_are_told_with_the_way_out():
     record, without = (under("all", f"overwriting:in_place={word}", blocks="1,2") for word in ("true", "false"))
 
@@ -138,7 +140,7 @@ def test_what_ddp_says_of_a_parameter_that_is_ready_twice_is_told_with_the_way_o
     assert "It has two sentences" in detail_of("another one. It has two sentences")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("reentrant", "outcome"), [("true", "failed"), ("false", "ok")])
 def test_ddp_itself_says_so_of_a_reentrant_checkpoint_that_runs_twice_and_not_of_the_other_kind(
     engine, reentrant, outcome

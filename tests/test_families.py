@@ -48,10 +48,11 @@ def built(model: str) -> Workload:
     return assemble(make.case("none", model=Choice(model), batch_size=2)).workload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(model, marks=() if family(model) in QUICK else pytest.mark.slow, id=family(model))
+        pytest.param(model, marks=() if family(model) in QUICK else pytest.mark.nightly, id=family(model))
         for model in FAMILIES
         if family(model) in BLOCKS
     ],
@@ -90,6 +91,7 @@ def test_every_classification_model_of_torchvision_is_of_a_family_that_is_in_the
     assert {kind(name) for name in names} == {kind(name) for name in shown}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -110,6 +112,7 @@ def test_what_there_is_not_is_unsupported_with_the_nearest(model, reason):
         built(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "blocks"),
     [("timm:resnet10t:size=32,classes=3", 4), ("timm:vit_tiny_patch16_224:size=32,classes=3", 12)],
@@ -121,7 +124,7 @@ def test_a_model_of_timm_is_built_and_its_gradients_are_equal(model, blocks):
     assert record.equality.gradients_equal
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", [model for model in FAMILIES if family(model) in ("hf:bert", "hf:gpt2", "hf:t5")])
 def test_the_models_own_switch_saves_memory_and_its_gradients_are_equal(model):
     none, switched = (measured(model, s, batch_size=2, passes=("equality", "memory")) for s in ("none", "hf"))
@@ -131,7 +134,7 @@ def test_the_models_own_switch_saves_memory_and_its_gradients_are_equal(model):
     assert switched.readings.saved_bytes < none.readings.saved_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("head", "model"),
     [("causal", "hf:gpt2:n_embd=32,n_head=2,n_layer=2"), ("masked", "hf:bert:hidden_size=32,num_attention_heads=2")],
@@ -145,6 +148,7 @@ def test_the_other_heads_train_too(head, model):
         assert workload.batch["labels"].shape == ((2, 8) if chosen == head else (2,))
 
 
+@pytest.mark.slow
 def test_extras_that_are_missing_are_named():
     code = (
         "import sys\nsys.modules['timm'] = sys.modules['transformers'] = None\n"

@@ -16,6 +16,7 @@ from tests.traced import BLOCKS, SMALL, by_hand, traced
 from tests.user_models import host_inputs
 
 
+@pytest.mark.slow
 def test_the_floor_is_what_is_static_and_the_stage_at_work():
     trace = by_hand(
         [("forward", "blocks.0"), ("forward", "blocks.1"), ("backward", "blocks.1"), ("backward", "blocks.0")],
@@ -64,6 +65,7 @@ MODELS = [  # a model, and by how much its floor may be below the peak of `all`
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("model", "distance"), MODELS, ids=[model for model, _ in MODELS])
 def test_no_checkpointing_of_blocks_passes_the_floor(model: str, distance: float, optimizer: str):
@@ -188,6 +190,7 @@ def test_gradients_freed_as_they_arrive_give_what_is_there_at_the_end():
     assert found == {"gradients": 300}
 
 
+@pytest.mark.slow
 def test_gradients_that_are_kept_between_steps_could_be_dropped():
     kept, _ = traced(SMALL, batch_size=1, keep_gradients=True)
     dropped, _ = traced(SMALL, batch_size=1)
@@ -196,6 +199,7 @@ def test_gradients_that_are_kept_between_steps_could_be_dropped():
     assert "kept-gradients" not in {remedy.kind for remedy in remedies(dropped, floor_bytes=0)}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_one_recompute():
     trace, _ = traced(SMALL, "segments:k=4")
 

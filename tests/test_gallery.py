@@ -25,6 +25,7 @@ def parsed(words: list[str]) -> dict[str, object]:
         return dict(context.params)
 
 
+@pytest.mark.slow
 def test_every_kind_is_in_it():
     drawn = {parsed(one.words).get("kind") for one in gallery.PICTURES if one.words[0] == "plot"}
 
@@ -68,6 +69,7 @@ def test_the_page_is_what_the_script_writes():
     assert gallery.PAGE.read_text(encoding="utf-8") == gallery.page()
 
 
+@pytest.mark.slow
 def test_a_picture_drawn_anew_has_the_same_name_and_bound():
     text = gallery.small(gallery.drawn(gallery.PICTURES[1]))
 

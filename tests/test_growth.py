@@ -71,6 +71,7 @@ def truth(how: str) -> list[int]:
     return [after - before for before, after in pairwise(alive[2:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", KEPT_BY)
 def test_what_a_plain_loop_keeps_in_every_step_is_told_with_its_bytes_and_its_keeper(how):
     left = truth(how)

@@ -51,6 +51,7 @@ def test_half_the_batch_has_the_promised_peak(model, precision):
     assert promise == peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp:width=256", "mnist-cnn:channels=8", TRANSFORMER])
 def test_on_a_gpu_it_is_the_promised_peak_to_a_hundredth(model):
     promise, peak = checked(model, 64, precision="amp-bf16", device="fake:h100")
@@ -99,6 +100,7 @@ def test_what_compares_all_samples_shrinks_to_a_quarter(width):
     assert promise == peak
 
 
+@pytest.mark.slow
 def test_a_batch_need_not_lead():
     promise, peak = checked(f"{MADE}:recurrent", 16)
 
@@ -203,6 +205,7 @@ def test_the_size_of_a_batch_is_the_one_that_most_of_its_tensors_have():
     assert size_of([], 8) is None
 
 
+@pytest.mark.slow
 def test_of_a_rehearsed_step_what_products_work_in_is_not_halved(hollow):
     def rehearsed(batch_size: int, model: str) -> Trace:
         case = make.case("none", model=Choice(model), device="rehearse:h100", batch_size=batch_size)

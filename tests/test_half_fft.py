@@ -86,6 +86,7 @@ def rehearsing(hollow):
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [pytest.param("bf16", marks=NEWER), "fp16"])
 def test_the_bytes_of_steps_with_them_are_those_of_a_rehearsal(rehearsing, precision):
     cases = [

@@ -77,6 +77,7 @@ def seen(hollow):
     return hollow.python(SEEN, f"t4,count=2,bytes={4 * GIB}")
 
 
+@pytest.mark.slow
 def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen):
     t4 = gpu_specs.find("t4")
 
@@ -127,6 +128,7 @@ found = {
 """
 
 
+@pytest.mark.slow
 def test_nvml_tells_the_same_devices_and_what_is_taken_of_them(hollow):
     found = hollow.python(NVML, f"t4,count=2,bytes={4 * GIB}")
 
@@ -211,6 +213,7 @@ def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_
     assert all(record.readings.reserved_bytes < GIB / 10 for record in clean)
 
 
+@pytest.mark.slow
 def test_a_plan_there_says_that_its_stages_are_traced_since_nothing_measures_their_time(hollow, tmp_path):
     words = ("plan", "mlp:depth=4", "--budget", "99%", "--device", "cuda", "--no-measure")
 
@@ -252,6 +255,7 @@ def own(hollow, tmp_path_factory):
     return {record.case.model.rpartition(":")[2]: record for record in store.load(here / "run").records}
 
 
+@pytest.mark.slow
 def test_what_the_users_file_keeps_is_not_laid_on_the_strategy(own):
     (told,) = [note.text for note in own["keeps"].notes if note.code == "GCP038"]
 
@@ -265,7 +269,7 @@ def test_a_trial_that_fails_there_is_called_rehearsed(own):
     assert evidence(record.case, record.environment) == "rehearsed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_rehearsed_run_goes_on_nowhere_else(hollow, here):
     words = ("run", "--model", "mlp", "--strategies", "none", "-o", "run")
@@ -343,6 +347,7 @@ def on_two(hollow, tmp_path_factory):
     return store.load(here / "run").records
 
 
+@pytest.mark.slow
 def test_trials_go_to_each_of_several_devices_and_what_is_compared_to_one(on_two):
     devices: dict[str, set[str]] = {}
     for record in on_two:
@@ -353,6 +358,7 @@ def test_trials_go_to_each_of_several_devices_and_what_is_compared_to_one(on_two
     assert devices["32"] != devices["64"]
 
 
+@pytest.mark.slow
 def test_one_of_several_devices_is_seen_by_its_uuid(hollow, seen):
     read = """
 import torch
@@ -364,6 +370,7 @@ found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(to
     assert found == [seen["uuids"][1]]
 
 
+@pytest.mark.slow
 def test_the_script_of_the_page_on_rehearsals_runs_there_and_not_after_torch(hollow):
     page = (Path(__file__).parents[1] / "docs/rehearsal.md").read_text(encoding="utf-8")
     script = page.split("<!-- script -->")[1].split("<!-- end -->")[0].split("```")[1].removeprefix("python")
@@ -379,6 +386,7 @@ def test_the_script_of_the_page_on_rehearsals_runs_there_and_not_after_torch(hol
     assert "torch is imported already" in late.stderr
 
 
+@pytest.mark.slow
 def test_expandable_segments_reserve_by_pages(hollow):
     read = """
 import torch
@@ -407,7 +415,7 @@ def compiled(hollow, tmp_path_factory):
     return [{str(one.case.strategy): one for one in store.load(here / name).records} for name in ("with", "without")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.gpu
 def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(compiled):
     none, half = compiled[0].values()
@@ -418,7 +426,7 @@ def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(
     assert none.readings.static_bytes == half.readings.static_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.gpu
 def test_where_triton_finds_no_compiler_that_is_the_reason_of_the_row(compiled):
     none, half = compiled[1].values()
@@ -437,7 +445,7 @@ def peaks(hollow, here, *words):
     return {str(one.case.strategy): one.readings.peak_bytes for one in store.load(here / "run").records}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, here):
     rows = peaks(hollow, here, "--segments", "1,2,4,8,16,32")
 
@@ -445,7 +453,7 @@ def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, he
     assert all(1011 * MIB <= peak <= 1018 * MIB for peak in rows.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_segments_of_a_transformer_save_31_percent_of_its_peak(hollow, here):
     rows = peaks(hollow, here, "--model", "transformer:layers=4,width=256", "--batch-size", "16", "--segments", "2")
 

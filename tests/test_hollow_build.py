@@ -93,7 +93,7 @@ def kept(built, tmp_path):
 # --- what is built
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_builds_at_once_leave_one_whole_folder(built):
     root, codes, said = built
     (folder,) = folders(root)
@@ -109,7 +109,7 @@ def test_two_builds_at_once_leave_one_whole_folder(built):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built, monkeypatch):
     root, _, said = built
     monkeypatch.setenv("XDG_CACHE_HOME", str(root))
@@ -118,7 +118,7 @@ def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built,
     assert str(build.libraries()) == said[0][0].strip()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nobody_else_can_enter_what_is_built(built):
     (folder,) = folders(built[0])
 
@@ -253,7 +253,7 @@ def forget_digests(folder: Path) -> None:
     (folder / cache.DIGESTS).write_text("{", encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("damage", [truncate, lose, change, empty, replace_by_a_file, forget_digests])
 def test_a_broken_folder_is_not_taken_for_whole(damage, kept):
     _, folder = kept
@@ -264,7 +264,7 @@ def test_a_broken_folder_is_not_taken_for_whole(damage, kept):
     assert not cache.is_whole(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("damage", [truncate, replace_by_a_file])
 def test_a_broken_folder_is_built_anew_once(damage, kept):
     root, folder = kept
@@ -302,7 +302,7 @@ def test_a_disk_that_is_full_for_the_compiler_is_one_that_is_full(says, hollow, 
     assert folders(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_leaves_no_folder_that_looks_whole(hollow, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
 
@@ -385,7 +385,7 @@ def test_nothing_is_compiled_where_others_can_write(hollow, tmp_path):
     assert said[1].endswith(f"and {folder} can be written by other users")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_kept_is_not_loaded_where_others_can_write(kept):
     root, folder = kept
     folder.chmod(0o777)

@@ -39,7 +39,7 @@ def put(folder: Path, verdict: Verdict) -> None:
     (folder / smoke.VERDICT).write_bytes(msgspec.json.encode(verdict))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_step_of_the_installed_torch_is_as_arithmetic_has_it(kept):
     assert smoke.proven_libraries() == kept
 
@@ -56,7 +56,7 @@ found = [phase for phase, expected, got in smoke_step.checks() if expected != go
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_allocator_that_rounds_otherwise_is_found(hollow):
     device = smoke.DEVICE
     otherwise = {**smoke.SETTINGS, "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:2"}
@@ -67,7 +67,7 @@ def test_an_allocator_that_rounds_otherwise_is_found(hollow):
     assert "3 MiB and a byte" in found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_users_settings_of_the_allocator_do_not_change_the_verdict(kept, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -146,6 +146,7 @@ print(found)
 """
 
 
+@pytest.mark.slow
 def test_what_no_library_has_answers_that_it_is_not_supported_and_is_named(hollow):
     done = hollow.run(OPEN + ASK + LEAVE, HOLLOW_LOG="1")
 

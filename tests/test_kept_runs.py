@@ -160,6 +160,7 @@ def test_rm_removes_several_without_asking(results: Path):
     assert list(results.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("below", ["", "shards/1"])
 def test_rm_never_removes_what_is_being_written(below: str, results: Path, capsys: pytest.CaptureFixture[str]):
     folder = results / FIRST / below

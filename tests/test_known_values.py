@@ -81,6 +81,7 @@ def test_a_padded_mask_is_saved_by_every_layer_and_a_whole_one_by_none():
     assert measured(mask="written") - measured(mask="ones") == as_numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ["sum", "equal", "any"])
 @pytest.mark.parametrize("mask", ["ones", "written"])
 def test_however_a_mask_is_asked_it_answers_for_itself(mask, question):
@@ -91,7 +92,8 @@ def test_however_a_mask_is_asked_it_answers_for_itself(mask, question):
         assert text(asked, "GCP017") is None
 
 
-@pytest.mark.parametrize("mask", ["ones", "written", pytest.param("lengths", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["ones", "written", pytest.param("lengths", marks=pytest.mark.nightly)])
 def test_a_rehearsed_step_and_a_predicted_one_take_what_they_take_where_the_mask_is_told(hollow, tmp_path, mask):
     folders = [tmp_path / name for name in ("asked", "told")]
     for folder in folders:
@@ -106,6 +108,7 @@ def test_a_rehearsed_step_and_a_predicted_one_take_what_they_take_where_the_mask
     assert text(asked["fake"], "GCP017") is None
 
 
+@pytest.mark.slow
 def test_a_mask_whose_values_are_not_known_masks_nothing_and_that_is_said(hollow, tmp_path):
     records = rehearsed(tmp_path, mask="unknown")
 
@@ -116,6 +119,7 @@ def test_a_mask_whose_values_are_not_known_masks_nothing_and_that_is_said(hollow
     assert records["fake"].readings.peak_bytes == records["rehearse"].readings.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_library_is_answered_by_the_mask_and_what_has_no_values_is_remembered(hollow):
     assert hollow.python(AS_A_LIBRARY) == [False, True, 0, True, 1]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.program import environment
 
 PREDICT = """
@@ -41,6 +43,7 @@ def run(code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_a_prediction_is_the_same_without_the_compiler():
     late, usual = (run(PREDICT.format(late=late)) for late in (True, False))
 
@@ -52,10 +55,12 @@ def test_a_module_of_the_compiler_imports_it_as_usual():
     run(COMPILE.format(then="import torch._dynamo.eval_frame\nfrom torch._dynamo.source import EphemeralSource"))
 
 
+@pytest.mark.slow
 def test_compiling_imports_it_as_usual():
     run(COMPILE.format(then="torch.compile(lambda x: x, backend='eager')(torch.ones(2))"))
 
 
+@pytest.mark.slow
 def test_where_it_is_there_nothing_is_put_off():
     run("import torch._dynamo as compiler\nfrom profiler.predicting import late_compiler\nlate_compiler.install()\n"
         "import sys\nassert sys.modules['torch._dynamo'] is compiler and type(compiler) is type(sys)")  # fmt: skip
@@ -75,5 +80,6 @@ assert not isinstance(len, flop_counter._JITFunction)
 """
 
 
+@pytest.mark.slow
 def test_kernels_of_triton_are_known_to_the_counter_of_flops_which_came_before_it():
     run(TRITON)

@@ -105,6 +105,7 @@ def test_help_imports_nothing_heavy():
     assert not modules_after(["--help"]) & {"torch", "numpy", "pandas", "matplotlib", "rich"}
 
 
+@pytest.mark.slow
 def test_listing_models_and_strategies_does_not_import_torch():
     for command in ("models", "strategies"):
         found = modules_after([command])
@@ -112,6 +113,7 @@ def test_listing_models_and_strategies_does_not_import_torch():
         assert "profiler.core.catalogue" in found  # the twin: imports are seen
 
 
+@pytest.mark.slow
 def test_tests_import_neither_each_other_nor_benchmarks():
     files = sorted(Path(__file__).parent.rglob("*.py"))
 

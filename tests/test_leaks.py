@@ -32,7 +32,9 @@ def run(model: str, strategy: str, passes: tuple[str, ...], **fields: object) ->
     return measure(Trial(case=make.case(strategy, **fields), passes=passes, digests={}))
 
 
-@pytest.mark.parametrize("model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[1:])])
+@pytest.mark.parametrize(
+    "model", [MODELS[0], *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[1:])]
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_pass_of_every_strategy_leaves_no_byte_on_the_cpu(model, strategy, tmp_path):
     choice = written(strategy, model, tmp_path)
@@ -57,7 +59,7 @@ def test_every_pass_of_every_strategy_leaves_no_byte_on_cuda(model, strategy, tm
     assert left == dict.fromkeys(left, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_code_keeps_no_model():
     """Where a dispatch mode cannot be entered, parameters are watched: every graph leads to them."""
     build, options = catalogue.load(Choice("mlp"), models.TABLE)

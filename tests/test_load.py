@@ -55,7 +55,7 @@ def test_what_was_there_before_is_no_leak(tmp_path):
     assert load.leaks(load.left(tmp_path), load.left(tmp_path), "here") == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_rehearsals_leave_nothing_behind(hollow, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "_temporary", lambda folder: tmp_path)  # here, the other tests' files go on
 

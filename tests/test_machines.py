@@ -35,6 +35,7 @@ def measured_on(name: str, folder: Path) -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_a_trial_is_on_the_machine_that_its_program_was_started_on(tmp_path: Path):
     machine = machines.TABLE["sundial"]
 
@@ -78,6 +79,7 @@ def test_the_coarse_machine_takes_a_step_of_less_than_100_ms_to_be_too_fast():
     assert machines.TABLE["coarse"].tick_seconds * TICKS == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_the_option_of_pytest_reaches_its_workers_and_what_they_start(tmp_path: Path):
     (tmp_path / "test_theirs.py").write_text(
         "import os, subprocess, sys\n\n\ndef test_it():\n"

@@ -47,7 +47,7 @@ def peaks(engine: Any) -> dict[int, int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(here, peaks, capsys):
     each = peaks[5] - peaks[4]
     limit = peaks[4] + 2 * each + each // 2  # so that none has six samples, and not seven
@@ -83,7 +83,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     assert words[:2] == ["plan", SMALL]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_measuring_there_is_no_run(here, peaks, capsys):
     limit = peaks[4]
 
@@ -98,6 +98,7 @@ def test_without_measuring_there_is_no_run(here, peaks, capsys):
     assert list((here / "results").glob("**/manifest.json")) == []
 
 
+@pytest.mark.slow
 def test_one_byte_less_holds_one_sample_less(here, peaks, capsys):
     words = [SMALL, "--memory", f"{peaks[4] - 1}B", *FLAGS, "--no-measure", "--strategies", "none", "--json"]
 
@@ -106,6 +107,7 @@ def test_one_byte_less_holds_one_sample_less(here, peaks, capsys):
     assert json.loads(capsys.readouterr().out)["strategies"][0]["batch_size"] == 3
 
 
+@pytest.mark.slow
 def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
     code = answer(["max-batch", SMALL, "--memory", "100KiB", *FLAGS, "--rounds", "1"])
 
@@ -123,7 +125,7 @@ def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
     assert [(record.case.strategy.name, record.case.batch_size) for record in run.records] == [("none", 1), ("all", 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json", "--memory"]
 
@@ -139,7 +141,7 @@ def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, c
     assert within[1]["batch_size"] > within[0]["batch_size"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_cuda_itself_leaves_no_room_that_is_said_with_its_bytes(here, capsys):
     words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "600MiB"]
 
@@ -158,6 +160,7 @@ def test_where_cuda_itself_leaves_no_room_that_is_said_with_its_bytes(here, caps
     assert one["sample_bytes"] > 600 * 2**20
 
 
+@pytest.mark.slow
 def test_what_cuda_itself_takes_can_be_told(here, capsys):
     words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "324MiB"]
 
@@ -275,7 +278,7 @@ def test_samples_a_second_are_of_all_rounds_and_micro_batches():
     assert Largest(strategy=Choice("none"), batch_size=8).samples_per_second is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, shared, capsys):
     words = [SMALL, "--memory", "5MiB", "--device", "fake:cpu", "--strategies", "segments:k=2,segments:k=4"]
 
@@ -285,6 +288,7 @@ def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, 
     assert names == ["none", "segments:k=2", "segments:k=4", "plan"]
 
 
+@pytest.mark.slow
 def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json"]
 
@@ -294,6 +298,7 @@ def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
     assert said["memory_bytes"] == int(0.05 * gpu_specs.find("t4").memory_bytes)
 
 
+@pytest.mark.slow
 def test_where_the_blocks_are_no_chain_the_strategies_are_answered_and_no_plan_is_said(here, shared, capsys):
     model = Path(__file__).parent / "user_models" / "out_of_order.py"
     words = [f"{model}:make", "--device", "t4", "--memory", "20GiB", "--strategies", "none"]
@@ -337,7 +342,7 @@ def test_what_has_no_largest_batch_is_refused(here, shared, capsys, words, compl
     assert complaint in said.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_that_takes_its_batch_size_from_a_file_is_not_refused(here, shared, capsys):
     model = f"{FIXED.with_name('batchnorm.py')}:build"
 

@@ -62,6 +62,7 @@ def test_the_peak_is_the_sum_of_the_allocator_events_of_a_plain_loop(model, opti
     assert readings.peak_bytes == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 8, 32])
 def test_the_peak_under_segments_is_that_of_checkpoint_sequential(k):
     def with_checkpoints(module):

@@ -56,6 +56,7 @@ def shards(tmp_path: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_every_record_is_there_once_and_every_trial_of_all_plans(shards, tmp_path):
     write(merge(shards), tmp_path / "whole")
 

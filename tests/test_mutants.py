@@ -127,6 +127,7 @@ def test_an_estimate_says_of_how_many_and_how_sure_it_is():
     )
 
 
+@pytest.mark.slow
 def test_the_mutants_of_a_file_are_named_as_mutmut_names_them(tmp_path, monkeypatch):
     monkeypatch.setattr(mutants, "WORK", tmp_path)
     mutants.prepare("planning", ["profiler/planning/plan.py"])

@@ -136,6 +136,7 @@ def test_a_run_tells_what_it_is(run):
     assert repr(run) == "<gcprof run first: 8 rows, complete>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_there"), [("load", False), ("apply", True)])
 def test_only_what_needs_torch_imports_it(name, is_there):
     code = f"import sys, profiler; profiler.{name}; print('torch' in sys.modules)"

@@ -13,6 +13,7 @@ from profiler.request.device_choice import any_device, choose_device, planned, t
 COSTS = Path(__file__).parent / "planning" / "hetero12.stages.json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["t4", "T4", "v100", "fake:t4"])
 def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word: str):
     meant = any_device(to_predict(word))
@@ -43,6 +44,7 @@ def test_a_run_on_a_gpus_name_is_refused(here: Path, capsys: pytest.CaptureFixtu
     assert "hint: --device fake:t4 predicts for it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["stages", "plan --budget max --no-measure"])
 def test_what_plans_take_a_gpus_name(command: str, here: Path, shared, capsys: pytest.CaptureFixture[str]):
     words = command.split()

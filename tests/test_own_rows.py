@@ -109,6 +109,7 @@ def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
     assert [str(one.strategy) for one in progress.rows_of(plan, found)] == ["none", "own", "all"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_run_shows_it_counts_it_and_has_nothing_left_to_do(here, capsys):
     model = f"{own_checkpoint.__file__}:wrapped:way=lossy,drop=0.5"
@@ -137,6 +138,7 @@ def test_a_model_that_calls_none_has_no_such_row_and_its_run_is_complete(here, c
     assert "[4/4]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_parts_of_a_sweep_are_together_what_one_run_is(here, capsys):
     model = f"{own_checkpoint.__file__}:wrapped"

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import profiler
@@ -26,6 +27,7 @@ def steps(name: str) -> list[str]:
     return [words for step, words in STEPS if step == name]
 
 
+@pytest.mark.slow
 def test_the_recipe_needs_what_the_package_needs():
     needed = [re.fullmatch(r"([\w-]+)(>=[\d.]+)?", one) for one in PROJECT["project"]["dependencies"]]
     expected = {f"{CONDA_NAMES.get(one[1], one[1])} {one[2] or ''}".strip() for one in needed}

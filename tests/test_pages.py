@@ -48,7 +48,7 @@ def test_no_example_has_what_a_shell_would_take_for_a_pipe(name):
     assert [line for line in lines if "|" in list(shlex.shlex(line, posix=True, punctuation_chars="|"))] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 @pytest.mark.usefixtures("shared")
 def test_every_example_of_a_page_runs_in_order(name, tmp_path, monkeypatch, capfd):

@@ -68,6 +68,7 @@ def test_pages_have_lines_and_none_has_a_prompt_that_would_be_pasted_with_it():
     assert [page for page, text in sources().items() if re.search(r"^\$ ", text, flags=re.MULTILINE)] == []
 
 
+@pytest.mark.slow
 def test_a_shell_makes_of_every_line_one_command_with_words_that_gcprof_knows(tmp_path):
     """The shell runs all lines; their words are then read as the command line reads them."""
     lines = [line for _, line in every()]
@@ -113,7 +114,7 @@ def reader(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", pages())
 def test_the_lines_of_a_page_run_in_a_shell(page, reader):
     lines = [line for line in dict.fromkeys(pages()[page]) if not why_not(line)]

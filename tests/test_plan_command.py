@@ -70,6 +70,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "nbytes"), [("848MiB", 848 * MIB), ("60%", int(0.6 * WHOLE)), ("max", WHOLE), ("8GiB", 8 * 2**30)]
 )
@@ -404,7 +405,7 @@ def test_code_repairs_batchnorm_where_it_is_asked_for(named, capsys, source):
     assert capsys.readouterr().out == emit(plan_file.read(Path("plan.json")), "python", repair_batchnorm=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_is_measured_with_its_batchnorm_repaired(here, capsys):
     model = Path(__file__).parent / "user_models" / "batchnorm.py"
     words = (f"{model}:build", "--batch-size", "64", "--budget", "85%", "--device", "cpu", "--repair-batchnorm")
@@ -439,6 +440,7 @@ def test_what_has_no_effect_beside_a_plan_file_is_refused(here, capsys, words, c
     assert complaint in said.err
 
 
+@pytest.mark.slow
 def test_a_plan_by_costs_needs_no_torch(costs):
     done = gcprof("plan", "--stages", str(costs), "--budget", "60%", "-o", "f.png", torch=False)
 
@@ -565,7 +567,7 @@ def test_costs_of_no_known_model_are_planned_for_none(here, named, shared, capsy
 WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     code = plan(*WORDS, "--budget", "60%", "--rounds", 1, "--json", "-o", "plan.json")
 
@@ -609,7 +611,7 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
     assert none["readings"]["peak_bytes"] > found["budget_bytes"] >= planned["readings"]["peak_bytes"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_measuring_each_is_traced(here, capsys):
     code = plan(*WORDS, "--budget", "60%", "--no-measure")
 
@@ -622,7 +624,7 @@ def test_without_measuring_each_is_traced(here, capsys):
     assert {one.outcome for one in store.load(run_folder(here / "results")).records} == {"ok"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
     code = plan(SMALL, "--device", "fake:t4", "--batch-size", "8", "--budget", "95%", "--json")
 
@@ -689,7 +691,7 @@ def test_a_server_that_would_be_left_would_be_seen(noted, here):
     assert noted == [True]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
     words = ("plan", *WORDS, "--budget", "60%", "--rounds", "50", "-o", "mine.json")
     with Started(*words, cwd=here, tag=tag) as run:

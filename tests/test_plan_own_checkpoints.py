@@ -26,6 +26,7 @@ def peak(strategy):
     return predict(Trial(case=case(strategy), passes=("memory",))).readings.peak_bytes
 
 
+@pytest.mark.slow
 def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without():
     with_own, without = (stages(Trial(case=case(own=own), passes=("memory",))) for own in ("true", "false"))
 
@@ -34,6 +35,7 @@ def test_the_stages_of_a_model_with_checkpoints_are_those_of_the_model_without()
     assert with_own.stages[0].saved_bytes >= 12 * wide * batch * 4  # what tanh keeps of each of twelve parts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_its_bytes(here, capsys):
     own, every = peak("own"), peak("all")

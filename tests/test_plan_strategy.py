@@ -26,6 +26,7 @@ from tests.pasted import BUILDS, random_runs, stepped
 from tests.plans import Saving, plan_of, written
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_test_models")
 def test_a_plan_from_a_file_gives_equal_gradients_and_runs_each_block_as_often_as_it_says(tmp_path):
     strategy = written("plan", "transformer", tmp_path)
@@ -61,6 +62,7 @@ def test_a_block_runs_once_more_for_every_checkpoint_around_it(runs, expected):
     assert [1 + applied.recomputes.get(index, 0) for index in range(6)] == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(random_runs())
 def test_any_plan_of_six_blocks_gives_equal_gradients_and_counts_its_recomputes(items):

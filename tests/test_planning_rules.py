@@ -17,6 +17,7 @@ from profiler.planning.solver import frontier
 from tests.planning_chains import FOLDER, NAMED, equal_stages, random_chain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_uniform_splits_cost_what_the_peer_says(name):
     chain = read(FOLDER / f"{name}.stages.json")

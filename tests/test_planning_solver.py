@@ -67,7 +67,8 @@ def test_brute_force_tries_every_plan():
             assert len({plan.items for plan in every_plan(equal_stages(number))}) == counted
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 10))])
 def test_the_frontier_is_that_of_brute_force(part):
     for seed, number in list(enumerate(SIZES))[part::10]:
         chain = random_chain(seed, number)
@@ -95,7 +96,7 @@ def equal_random_stages(seed: int, number: int) -> chains.Chain:
     return replace(chain, input_bytes=stage.output_bytes, stages=(stage,) * number)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 3))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 3))])
 def test_equal_stages_share_their_intervals_and_are_those_of_brute_force(part):
     for seed in range(part, 90, 3):
         chain = equal_random_stages(seed, 1 + seed % 6)
@@ -106,6 +107,7 @@ def test_equal_stages_share_their_intervals_and_are_those_of_brute_force(part):
         assert all(point.plan for point in found)
 
 
+@pytest.mark.slow
 def test_no_plan_gets_below_the_largest_stage_at_work_and_many_reach_it():
     reached = 0
     for seed in range(300):
@@ -128,7 +130,7 @@ def test_what_stages_save_that_are_always_kept_is_in_the_floor_of_those_behind_t
     assert floor == frontier(chain, levels=None).peak_bytes[0] == 10 + 100 + 10 + 100
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wrong_recurrence_is_noticed_by_the_judge_and_by_brute_force(monkeypatch):
     def without_gradients(self, stage, target, way):
         return max(self.output[target] + way.forward, way.backward)
@@ -185,6 +187,7 @@ def test_the_best_plan_is_the_fastest_that_fits():
         assert best(found, peak - 1) == (found.point(index - 1) if index else None)
 
 
+@pytest.mark.slow
 def test_thinned_frontiers_lose_no_more_than_they_say():
     for seed in range(20):
         chain = random_chain(seed, 14)

@@ -68,6 +68,7 @@ def test_every_tenth_operator_would_miss_that_peak():
     assert max(held[::10]) < 10 * MIB == max(held)
 
 
+@pytest.mark.slow
 def test_a_short_step_is_not_thinned(traces: dict[str, Trace]):
     trace = traces["none"]
 

@@ -239,6 +239,7 @@ def test_a_figure_that_is_there_is_kept(tmp_path: Path):
     assert path.read_bytes() == b"mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "is_drawn"), [(24, True), (25, False)])
 def test_a_picture_of_more_panels_than_can_be_read_is_refused(number, is_drawn):
     found = rows([make.record(case=make.case("none", batch_size=size + 1)) for size in range(number)])

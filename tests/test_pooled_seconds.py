@@ -46,6 +46,7 @@ def plain(*forwards: float, backward: float = 2.0) -> StepSample:
     return StepSample(total=total, forward=forwards, recompute=(0.0,) * len(forwards), backward=(0.0,) * len(forwards))
 
 
+@pytest.mark.slow
 def test_a_step_is_the_sum_of_its_stages_and_of_what_is_around_them():
     works = [work("a"), work("b", 300), AROUND]
     samples = {
@@ -229,6 +230,7 @@ def test_however_noisy_the_steps_a_recompute_takes_time():
     assert 0 < stage.error < stage.early_stop
 
 
+@pytest.mark.slow
 def test_intervals_of_plans_hold_the_truth_where_steps_are_noisy_and_where_stages_are():
     """Sixteen unlike stages of a second each are recomputed, or saved by an option that takes as long."""
     draw, works = Random(0), [*(work(str(number), family=str(number)) for number in range(16)), AROUND]

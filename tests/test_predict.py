@@ -36,6 +36,7 @@ def predicted(strategy: str = "none", *, peak: int = 10 * GIB, flops: int = 100,
     return make.record(strategy, case=make.case(strategy, device=device), readings=readings)
 
 
+@pytest.mark.slow
 def test_a_predicted_table_says_so_and_shows_no_measured_columns(here, capsys):
     code = answer(["predict", SMALL, "--strategies", "all,compile-budget", "--device", "cpu", "-o", "run"])
 
@@ -60,6 +61,7 @@ def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
     assert {"GCP015", "GCP016"} <= {note["code"] for note in none["notes"]}
 
 
+@pytest.mark.slow
 def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     code = answer(
         shlex.split(
@@ -85,6 +87,7 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     assert "the prediction is +0.00 % off" in said.err
 
 
+@pytest.mark.slow
 def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
     assert answer(["explain", SMALL, "--strategy", "all", "--optimizer", "adamw", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -95,6 +98,7 @@ def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
     assert (here / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_next_command_keeps_the_settings_and_the_device_that_were_typed(here, capsys):
     typed = ["--optimizer", "adamw", "--batch-size", "8", "--routing", "balanced", "--device", "t4", "--keep-grads"]
 
@@ -132,6 +136,7 @@ def test_what_cannot_be_predicted_is_refused(here, capsys, words, complaint):
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "memory"),
     [("--memory 11G", "11.0 GiB"), ("--memory 50% --device t4", "7.28 GiB"), ("--memory 700MiB --fit", "700 MiB")],
@@ -252,6 +257,7 @@ def estimated(device: str, strategy: str = "none", calibration: Calibration | No
     return predict(Trial(case=make.case(strategy, model=Choice(model), device=device), calibration=calibration))
 
 
+@pytest.mark.slow
 def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
     measured = Calibration(hidden_bytes={}, device_name=gpu_specs.find("t4").name, step_seconds=0.5)
     plain = estimated("fake:t4", "all").readings.step_seconds[0] / estimated("fake:t4").readings.step_seconds[0]

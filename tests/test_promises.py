@@ -62,6 +62,7 @@ def network(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names} & set(NETWORK)
 
 
+@pytest.mark.slow
 def test_every_promise_and_every_rule_names_a_test_that_is_there():
     promises = re.findall(r"^\| (\d) \| .* \| (.*) \|$", PAGE, re.MULTILINE)
     rules = re.findall(r"^\| (.*) \| (.*) \|$", PAGE.partition("## Security")[2], re.MULTILINE)[1:]
@@ -88,6 +89,7 @@ def leave(request: str, channel: int) -> None:
     os.write(channel, json.dumps(told).encode() + b"\n")
 
 
+@pytest.mark.slow
 def test_promise_1_nothing_of_one_trial_reaches_another(engine):
     first, second = (engine.ask("tests.test_promises:leave", text, failing="it fails") for text in ("a", "b"))
 
@@ -221,6 +223,7 @@ def test_promise_6_a_newer_file_is_refused_whole(tmp_path):
     assert (caught.value.hint, caught.value.exit_code) == ("upgrade gcprof", 4)
 
 
+@pytest.mark.slow
 def test_promise_7_no_module_reaches_the_network_or_runs_a_file():
     found = {
         str(path.relative_to(PACKAGE)): network(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")

@@ -159,7 +159,8 @@ EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
 quick, *rest = EXPECTED
 
 
-@pytest.mark.parametrize("name", [quick, *(pytest.param(name, marks=pytest.mark.slow) for name in rest)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [quick, *(pytest.param(name, marks=pytest.mark.nightly) for name in rest)])
 @pytest.mark.usefixtures("shared")
 def test_what_can_be_counted_by_hand_is_what_comes_out(name, here, capfd):
     code = answer(["reproduce", name, "--device", "cpu", "-o", "run", "--json"])
@@ -173,6 +174,7 @@ def test_what_can_be_counted_by_hand_is_what_comes_out(name, here, capfd):
     assert "the source does not say" in (here / "run" / "derived" / "reproduction.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_run_is_shown_again_without_torch_and_is_of_no_other_system(here, capsys):
     assert answer(["reproduce", "dense-16-32", "--device", "cpu", "-o", "run"]) == 0

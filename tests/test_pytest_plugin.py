@@ -43,6 +43,7 @@ def run_pytest(folder: Path, text: str, *words: str, **variables: str) -> subpro
     return subprocess.run(command, cwd=folder, env=more, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_peak_is_predicted_and_listed_after_the_tests(tmp_path):
     done = run(tmp_path, FITS, "--gcprof-budget", "1GiB")
 
@@ -53,6 +54,7 @@ def test_a_peak_is_predicted_and_listed_after_the_tests(tmp_path):
     assert "measured" not in done.stdout
 
 
+@pytest.mark.slow
 def test_where_gcprof_is_only_on_the_path_the_words_of_the_documentation_find_the_plugin(tmp_path):
     page = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
     (words,) = re.findall(r"`pytest (-p [\w. ]+)`", page)
@@ -66,6 +68,7 @@ def test_where_gcprof_is_only_on_the_path_the_words_of_the_documentation_find_th
     assert "peak memory by gcprof" in named.stdout
 
 
+@pytest.mark.slow
 def test_a_peak_over_the_budget_of_the_run_fails_in_few_lines(tmp_path):
     done = run(tmp_path, FITS, "--gcprof-budget", "20MiB")
 
@@ -77,7 +80,7 @@ def test_a_peak_over_the_budget_of_the_run_fails_in_few_lines(tmp_path):
     assert "pytest_plugin.py" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_call_has_its_own_budget_settings_and_evidence(tmp_path):
     words = "loss=loss, optimizer='adamw'"
     text = (
@@ -109,7 +112,7 @@ def test_rehearsed(model, peak_memory):
     assert len(re.findall(r"test_measured: .* measured \(", done.stdout)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_comparison_that_fails_names_the_peak(tmp_path):
     text = MODEL + "def test_it(model, peak_memory):\n    assert peak_memory(model, batch, loss=loss) < 10 * 2**20\n"
 
@@ -127,7 +130,7 @@ def test_a_budget_that_is_no_size_is_refused_before_any_test(word, tmp_path):
     assert "passed" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_budget_that_no_test_heeds_is_said(tmp_path):
     done = run(tmp_path, "def test_nothing(): ...", "--gcprof-budget", "1GiB")
 
@@ -135,6 +138,7 @@ def test_a_budget_that_no_test_heeds_is_said(tmp_path):
     assert "--gcprof-budget had no effect: no test asked for the fixture peak_memory" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "is_there"), [("", False), ("peak_memory", True)])
 def test_only_a_test_that_asks_for_the_fixture_imports_torch(words, is_there, tmp_path):
     """The second is the twin: an import would be seen."""

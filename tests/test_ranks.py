@@ -79,7 +79,7 @@ def predicted(one):
 EVERY = [(model, way, one) for model in MODELS for way in WAYS for one in STRATEGIES]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records, key):
     record = records[key]
@@ -90,7 +90,7 @@ def test_every_strategy_trains_with_ranks_and_has_the_gradients_of_none(records,
     assert record.equality.random_state_equal
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_what_one_rank_was_predicted_to_hold_is_what_each_rank_holds(records, key):
     foreseen = records[(*key, "predicted")].readings
@@ -101,14 +101,14 @@ def test_what_one_rank_was_predicted_to_hold_is_what_each_rank_holds(records, ke
         assert sum(foreseen.static_bytes.values()) == pytest.approx(sum(rank.static_bytes.values()), rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_of_two_ranks_are_to_the_bit_those_of_one_process_with_both_batches(records, model, way):
     assert records[model, way, "none"].equality.ranks_difference == 0.0  # halves are exact
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", EVERY, ids="-".join)
 def test_the_bytes_of_a_record_are_those_of_the_rank_with_the_highest_peak(records, key):
     readings = records[key].readings
@@ -123,7 +123,7 @@ def parameters(model):
     return list(assemble(make.case(model=Choice(MODELS[model][0]), batch_size=2)).workload.module.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("one", STRATEGIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_ddp_each_rank_holds_the_whole_model_and_as_much_in_buckets_as_in_gradients(records, model, one):
@@ -135,7 +135,7 @@ def test_with_ddp_each_rank_holds_the_whole_model_and_as_much_in_buckets_as_in_g
         assert rank.gathered_bytes is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("one", STRATEGIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_with_fsdp2_each_rank_holds_its_part_of_every_parameter_and_nothing_gathered_between_steps(records, model, one):
@@ -149,7 +149,7 @@ def test_with_fsdp2_each_rank_holds_its_part_of_every_parameter_and_nothing_gath
         assert part < rank.gathered_bytes + part <= whole + part
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_more(records):
     block = 4 * (12 * 32**2 + 13 * 32)
     root = 4 * (2 * 64 * 32 + 16 * 32 + 2 * 32)
@@ -160,14 +160,14 @@ def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_m
     assert gathered["plan"] <= root + 2 * block
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
 def test_checkpointing_saves_memory_with_ranks_too(records, model, way):
     assert records[model, way, "all"].readings.saved_bytes < records[model, way, "none"].readings.saved_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_record_with_ranks_says_how_it_was_made(records):
     record = records["transformer", "fsdp2", "none"]
     (row,) = rows([record])
@@ -221,6 +221,7 @@ def test_gradients_that_are_not_averaged_over_the_ranks_are_found(engine, fault,
     assert record.equality.ranks_difference > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_micro_batches_are_averaged_over_the_ranks_once(engine, way):
     (record,) = engine.run([Trial(case=case(way=way, accumulate=3, keep_gradients=True), passes=("equality",))])
@@ -239,7 +240,7 @@ def test_a_rounding_that_the_last_bit_of_the_weights_explains_is_no_fault():
     assert "gradients differ by 5.0e-07" in judged(ranks_difference=5e-7, rounding_floor=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "outcome", "detail"),
     [
@@ -260,7 +261,7 @@ def faulty(fault):
     return case(model=f"{FAULTY}:make:fault={fault}", optimizer=Choice("sgd"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_never_comes_is_ended_with_the_others_when_the_stage_is_over():
     with Local(stage_seconds=8.0) as engine:
         (record,) = engine.run([Trial(case=faulty("hang"))])
@@ -270,6 +271,7 @@ def test_a_rank_that_never_comes_is_ended_with_the_others_when_the_stage_is_over
         assert server.children(recursive=True) == []
 
 
+@pytest.mark.slow
 def test_the_same_batch_on_all_ranks_is_noted(engine):
     (record,) = engine.run([Trial(case=faulty("none"), passes=("equality",))])
 
@@ -277,7 +279,7 @@ def test_the_same_batch_on_all_ranks_is_noted(engine):
     assert [note.code for note in record.notes] == ["GCP035"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_rank_outlives_a_run_that_is_killed(here, tag):
     words = ("--model", f"{FAULTY}:make:fault=hang", "--ranks", "2", "--strategies", "none", "--device", "cpu")
     with Started("run", *words, "-o", "run", cwd=here, tag=tag) as run:
@@ -351,6 +353,7 @@ print(ranks.launch(3, "cpu", lambda group: b"%d ranks" % group.size, failed=lamb
 """
 
 
+@pytest.mark.slow
 def test_no_rank_connects_to_the_launcher_while_it_forks_others(tmp_path):
     """A thread of the launcher may hold a lock of the C library for each that connects, and forks copy held locks."""
     log = tmp_path / "log"

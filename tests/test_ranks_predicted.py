@@ -44,6 +44,7 @@ def shard_bytes(shape, ranks):
     return math.ceil(shape[0] / ranks) * math.prod(shape[1:]) * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "ranks"), [(TINY, 4), (TINY, 4096), (UNEVEN, 8)])
 def test_static_bytes_are_the_arithmetic_of_sharding(model, ranks):
     shapes = parameters(model)
@@ -64,6 +65,7 @@ def test_padding_is_counted():
     assert padded > sum(math.prod(shape) * 4 for shape in shapes) / 8
 
 
+@pytest.mark.slow
 def test_what_is_gathered_and_given_back_is_followed():
     _, trace, _ = trace_case(case(ranks=4))
     held = by_category(trace)[GATHERED]
@@ -77,6 +79,7 @@ def test_what_is_gathered_and_given_back_is_followed():
     assert {one.category for one in resized} == {GATHERED}
 
 
+@pytest.mark.slow
 def test_nothing_is_gathered_by_a_single_process():
     single = Case(model=Choice(TINY), strategy=Choice("none"), optimizer=Choice("sgd"), batch_size=2, device="fake:cpu")
 
@@ -99,6 +102,7 @@ def test_gradients_that_are_views_of_buckets_are_counted_once():
     assert static["gradients"] == static["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_checkpointing_lowers_the_peak_of_a_rank(way):
     none, every = (
@@ -110,6 +114,7 @@ def test_checkpointing_lowers_the_peak_of_a_rank(way):
     assert every.static_bytes == none.static_bytes
 
 
+@pytest.mark.slow
 def test_a_foreach_optimizer_steps_on_the_parts():
     shapes = parameters(TINY)
     _, trace, _ = trace_case(case(ranks=4, device="fake:cuda"))
@@ -121,6 +126,7 @@ def test_a_foreach_optimizer_steps_on_the_parts():
     assert max(one.nbytes for one in made) <= -(-largest // 4 // 512) * 512
 
 
+@pytest.mark.slow
 def test_a_prediction_of_ranks_says_whose_it_is_and_tells_no_time():
     record = predict(Trial(case=case(ranks=64, device="fake:h100")))
 
@@ -140,6 +146,7 @@ def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
     assert "one of 8 ranks, fsdp2" in max_batch.fit_table(found, paper=Paper(120)).plain
 
 
+@pytest.mark.slow
 def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsys):
     record = make.record(case=make.case(model=Choice("llama"), batch_size=1, ranks=2, parallel=Choice("fsdp2")))
     run = examples.run(tmp_path / "run", [record]).folder

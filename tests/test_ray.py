@@ -87,7 +87,7 @@ def exact(record) -> tuple:
     return (record.case, record.round, record.outcome, record.detail, bytes_, record.equality, record.built)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     (here / "parts").mkdir()
     (here / "parts" / "layers.py").write_text("import torch\n\n\ndef layer():\n    return torch.nn.Linear(8, 8)\n")
@@ -111,7 +111,7 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     assert all(SECRET.encode() not in text for text in logs[0].values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_kind_of_gpu_is_a_task_on_a_node_that_has_it(nodes, here, monkeypatch, capsys):
     monkeypatch.setattr(ray_driver, "WORKER", "tests.ray_worker")
     words = ["--model", "mlp", "--segments", "2", "--rounds", "1", "--samples", "1", "--gpus", "h100,t4"]
@@ -126,7 +126,7 @@ def test_each_kind_of_gpu_is_a_task_on_a_node_that_has_it(nodes, here, monkeypat
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kind_that_the_cluster_does_not_have_or_cannot_use_is_refused(nodes):
     plan = [trial("none", device="cuda:a100"), trial("none", device="cuda:t4")]
     only_cpu, of_another = {"told": {"devices": {}}}, {"told": {"devices": {"cuda:0": examples.ENVIRONMENT}}}
@@ -144,7 +144,7 @@ def test_a_kind_that_the_cluster_does_not_have_or_cannot_use_is_refused(nodes):
     assert absent.value.hint == "it has h100, t4"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_keeps_what_is_done_and_ends_what_is_at_work_and_resume_goes_on(nodes, here, place, capsys):
     (here / "waiting.py").write_text(ray_nodes.WAITING)
     words = ["--model", "mlp,waiting.py:make", "--segments", "1", "--rounds", "1", "--samples", "1", "--device", "cpu"]
@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_is_done_and_ends_what_is_at_work_and_resume_goes_on(n
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled(nodes, here, place, capfd):
     (here / "waiting.py").write_text(ray_nodes.WAITING)
     plan = [trial("none", f"waiting.py:make:number={number}") for number in range(12)]
@@ -193,7 +193,7 @@ def test_of_a_node_that_is_killed_with_trials_at_work_nothing_is_lost_or_doubled
     assert capfd.readouterr().out == ""  # Ray would tell of the node there
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_is_left_of_the_cluster(nodes, tag):
     assert len(survivors(tag, patience=0.0)) > 3  # the twin: they are seen
 

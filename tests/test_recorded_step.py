@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import msgspec
+import pytest
 import torch
 from torch import nn
 
@@ -111,6 +112,7 @@ def sizes(allocations: Iterable[Allocation]) -> list[int]:
     return [one.nbytes for one in allocations]
 
 
+@pytest.mark.slow
 def test_a_resnet_takes_what_a_gpu_was_seen_to_take_in_the_same_order():
     recording, trace = resnet(), traced_resnet(8)
     state = [one for one in trace.allocations if one.category == "optimizer"]  # made in the first step, after all else

@@ -52,6 +52,7 @@ def test_a_model_that_is_refused_stops_too_and_the_document_says_that_all_is_don
     assert outcomes(here) == [("none", 1, "invalid")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_failed_measurement_is_not_predicted_either_and_another_model_is_still_run(here, capsys):
     models = f"{PATH}:make,mlp"

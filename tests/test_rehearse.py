@@ -83,6 +83,7 @@ def both(hollow, tmp_path_factory):
     return done, records(here / "run"), here
 
 
+@pytest.mark.slow
 def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(both):
     _, stored, _ = both
 
@@ -105,6 +106,7 @@ def test_a_rehearsal_has_neither_times_nor_gradients(both):
     assert "rehearsed, not measured" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hollow):
     _, stored, here = both
     words = ("run", "--model", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "cuda", "--rounds", "1")
@@ -115,6 +117,7 @@ def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hol
         assert record.readings == stored["rehearse:h100", strategy].readings
 
 
+@pytest.mark.slow
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
     words = ("rehearse", "mlp:width=4096", "--device", "t4", "--memory", "128MiB", "--strategies", "none")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
@@ -128,6 +131,7 @@ def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, t
     assert "out of memory (rehearsed)" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_the_context_takes_is_not_there_for_tensors(hollow, tmp_path):
     words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory", "1GiB", "--context", "100MiB")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
@@ -138,6 +142,7 @@ def test_what_the_context_takes_is_not_there_for_tensors(hollow, tmp_path):
     assert record.readings.device_bytes == record.readings.reserved_bytes + 100 * MIB
 
 
+@pytest.mark.slow
 def test_a_step_that_nearly_fills_the_gpu_is_called_too_near_to_tell(hollow, tmp_path):
     words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory")
     near = gcprof(*words, "600MiB", cwd=tmp_path)
@@ -148,6 +153,7 @@ def test_a_step_that_nearly_fills_the_gpu_is_called_too_near_to_tell(hollow, tmp
     assert "GCP042" not in far.stdout
 
 
+@pytest.mark.slow
 def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_are_named(hollow, tmp_path):
     (tmp_path / "net.py").write_text(READS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
@@ -160,6 +166,7 @@ def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_
     assert "nonzero (net.py:13)" in notes["GCP041"]
 
 
+@pytest.mark.slow
 def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_values(hollow, tmp_path):
     (tmp_path / "net.py").write_text(ASKS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
@@ -172,6 +179,7 @@ def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_valu
     assert "item (net.py:11)" in text
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow, tmp_path):
     (tmp_path / "net.py").write_text(FAILS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
@@ -191,6 +199,7 @@ def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):
     assert not codes & {"GCP040", "GCP041", "GCP042"}
 
 
+@pytest.mark.slow
 def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):
     words = ("torchvision:vit_b_16:size=32,classes=10", "--batch-size", "1", "--strategies", "offload")
     done = gcprof("rehearse", *words, "-o", "run", cwd=tmp_path)
@@ -200,7 +209,7 @@ def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(holl
     assert not codes & {"GCP040", "GCP041"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_one_process_as_the_first_of_two_ranks_holds_what_it_holds_beside_the_other(hollow, tmp_path, way):
     ranks = ("--ranks", "2", "--parallel", way, "--strategies", "all", "--batch-size", "2")
@@ -217,7 +226,7 @@ def test_one_process_as_the_first_of_two_ranks_holds_what_it_holds_beside_the_ot
         assert readings.static_bytes == first.static_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["called", "wrapped"])
 def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pytorch_does_both_by_hand(
     hollow, tmp_path, how
@@ -235,7 +244,7 @@ def test_blocks_that_are_sharded_and_checkpointed_hold_what_they_hold_where_pyto
     assert stored["rehearse:h100", "all"].readings.peak_bytes == hollow.python(code.format(how))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
     words = ("max-batch", MODEL, "--memory", "700MiB", "--strategies", "none", "--rehearse", "--device", "t4", "--json")
     done = gcprof(*words, cwd=tmp_path)

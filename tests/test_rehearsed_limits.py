@@ -27,6 +27,7 @@ def rehearsed(hollow, tmp_path_factory) -> dict[str, Record]:
     return {name: records[word] for name, word in MODELS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "lacking"),
     [("lstm", "no recurrent networks and no CTC loss of cuDNN (rnn.py:"), ("qr", "no linear algebra of cuSOLVER (")],
@@ -68,6 +69,7 @@ def test_a_workspace_that_no_convolution_takes_is_said_to_have_no_effect(rehears
     assert [without in text for text in texts["convolutions"]] == [False]
 
 
+@pytest.mark.slow
 def test_explain_says_the_same(hollow, here):
     done = gcprof("explain", MODELS["lstm"], "--device", "rehearse:h100", cwd=here)
 

@@ -56,6 +56,7 @@ def own(hollow, tmp_path_factory):
     return text, json.loads(document.stdout)
 
 
+@pytest.mark.slow
 def test_the_peak_is_the_sum_of_what_the_tensors_take(own):
     weight, inputs, result, gradient_of_it = 4 * [4 * NUMBERS]
     loss, gradient_of_loss = GRANULE, GRANULE
@@ -176,6 +177,7 @@ def test_what_ranks_hold_is_not_followed_and_says_so(rehearsing):
     assert "leave the ranks out" in answer["refused"]
 
 
+@pytest.mark.slow
 def test_the_timeline_draws_the_rehearsed_step_above_the_traced_one(hollow, here):
     done = gcprof("timeline", "mlp", "--strategies", "none,all", "--device", "rehearse:t4", "-o", "a.svg", cwd=here)
 
@@ -189,7 +191,7 @@ def test_the_timeline_draws_the_rehearsed_step_above_the_traced_one(hollow, here
     assert "gcprof explain mlp --strategies all --device rehearse:t4" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rehearsed_run_is_explained_as_it_was_rehearsed(hollow, here):
     assert gcprof("rehearse", "mlp", "--device", "h100", "-o", "run", cwd=here).returncode == 0
 

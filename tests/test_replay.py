@@ -37,6 +37,7 @@ def by_phase(*mebibytes: int) -> dict[str, int]:
     return {phase: size * MIB for phase, size in zip(phases, mebibytes, strict=True)}
 
 
+@pytest.mark.slow
 def test_a_step_begins_with_what_was_there_before():
     assert reserved(trace((30 * MIB, 0, 4))) == by_phase(30, 30, 30, 30)
 

@@ -363,6 +363,7 @@ def test_dots_that_are_left_out_are_counted_and_the_extremes_are_drawn():
 # --- size
 
 
+@pytest.mark.slow
 def test_ten_thousand_records_are_a_page_of_less_than_600_kilobytes(tmp_path: Path):
     records = [
         make.record(

@@ -18,7 +18,7 @@ from tests import examples, make
 from tests.browser import Visit, chromium
 from tests.make import MIB
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 REFERENCE = Path(__file__).parents[1] / "results" / "reference" / "cpu" / "mnist-cnn"
 HOSTILE = '<script>alert(1)</script><img src="http://example.invalid/x" onerror="alert(2)">'

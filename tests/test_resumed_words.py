@@ -104,7 +104,7 @@ def test_only_what_was_typed_is_named_where_a_run_began_otherwise(run: Path, cap
     assert not any(word in error for word in ("model", "strategy", "rounds"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("shared")
 def test_the_command_of_the_hint_measures_the_plan_with_that_one_value_changed(run: Path, capsys: Any):
     answer(["run", "--resume", "run", "--samples", "9"])

@@ -178,7 +178,7 @@ def test_what_the_files_tell_would_be_found(whole: Whole):
 # Files and folders
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("spelling", ["-o {}", "-o{}", "--output {}", "--output={}"])
 def test_the_stored_command_names_no_folder(
     spelling: str, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -46,7 +46,7 @@ SCREENS = {  # command -> its words: of a committed run, of a small model that i
     "reproduce": "",
     "doctor": "--help",
 }
-SLOW = {"max-batch": pytest.mark.slow}  # looks at many batches
+SLOW = {"max-batch": pytest.mark.nightly}  # looks at many batches
 
 
 class Screen(io.TextIOWrapper):

@@ -30,6 +30,7 @@ def by_scan(needed: Callable[[int], int | None], limit: int, end: int) -> int:
     return max(fitting, default=0)
 
 
+@pytest.mark.slow
 @given(
     rises=st.lists(st.integers(0, 1000), min_size=1, max_size=300),
     limit=st.integers(0, 20_000),

@@ -107,6 +107,7 @@ def started(source: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_only_python_and_for_rehearsals_a_compiler_are_started_and_never_by_a_shell():
     starting = {name for name, source in SOURCES.items() if named(source, *STARTERS)}
 
@@ -123,6 +124,7 @@ def test_a_shell_would_be_seen(source):
     assert started(source)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_file_is_run():
     found = {name: named(source, *RUNNERS) for name, source in SOURCES.items() if named(source, *RUNNERS)}
 
@@ -197,6 +199,7 @@ def test_the_table_is_no_way_around_what_looks_like_code():
         assert not catalogue.is_code(word, models.TABLE)
 
 
+@pytest.mark.slow
 def test_only_known_variables_are_looked_at():
     looking = {name for name, source in SOURCES.items() if named(source, "os.environ", "os.getenv", "os.environb")}
 
@@ -204,6 +207,7 @@ def test_only_known_variables_are_looked_at():
     assert named("x = os.environ['HOME']", "os.environ") == ["os.environ"]
 
 
+@pytest.mark.slow
 def test_processes_are_ended_in_few_places_only():
     enders = ("os.kill", "os.killpg", "self.process.kill", "self.process.terminate", "signal.pidfd_send_signal")
     ending = {name for name, source in SOURCES.items() if named(source, *enders)}

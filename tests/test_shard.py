@@ -204,7 +204,7 @@ def test_a_part_goes_on_with_what_it_owes(tmp_path):
 # The command
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("shared")
 def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
@@ -222,7 +222,7 @@ def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     assert answer(["validate", "merged"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("shared")
 def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys):
     words = ["run", "--model", "mlp", "--strategies", "all", *QUICK, "--rounds", "2", "--shard", "2/2"]
@@ -239,7 +239,7 @@ def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys
     assert answer([*words[:-2], "--resume", "part"]) == 0  # by the words of the whole sweep
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("shared")
 def test_measuring_a_part_anew_is_that_part_again(here, capsys):
     words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "3"]

@@ -23,9 +23,9 @@ MODELS = (
     "mnist-cnn:channels=4,layers=6",
     "mlp",
     "cifar-resnet",
-    pytest.param("transformer:layers=4,width=32", marks=pytest.mark.slow),
-    pytest.param("torchvision:vgg11:size=32", marks=pytest.mark.slow),
-    pytest.param("torchvision:resnet18:size=32", marks=pytest.mark.slow),
+    pytest.param("transformer:layers=4,width=32", marks=pytest.mark.nightly),
+    pytest.param("torchvision:vgg11:size=32", marks=pytest.mark.nightly),
+    pytest.param("torchvision:resnet18:size=32", marks=pytest.mark.nightly),
 )
 STRATEGIES = (
     "none", "segments:k=1", "segments:k=2", "segments:k=3", "segments:k=4", "sqrt", "all", "every", "first:n=2",
@@ -62,6 +62,7 @@ def traced_by_itself(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["fake:t4", "fake:cpu"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_composed_row_is_the_traced_one(model: str, device: str, monkeypatch: pytest.MonkeyPatch):
@@ -74,6 +75,7 @@ def test_a_composed_row_is_the_traced_one(model: str, device: str, monkeypatch: 
     assert not FOLLOWS.intersection(names[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{"optimizer": Choice("adamw")}, {"precision": "amp-bf16"}, {"accumulate": 2, "keep_gradients": True}],
@@ -86,6 +88,7 @@ def test_so_it_is_however_one_trains(fields):
         assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_of_its_blocks", [True, False])
 @pytest.mark.parametrize(
     "runs", [[[0, 1], [3]], [[0, [1, 2]]], [Saving([1], "matmul")]], ids=["plain", "nested", "saving"]
@@ -105,6 +108,7 @@ def test_a_plan_is_composed_where_it_checkpoints_whole_blocks_of_the_model(
     assert len(names) == (1 if is_composed else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mnist-cnn:channels=4,layers=6", "transformer:layers=4,width=32", "cifar-resnet"])
 def test_the_rows_of_a_process_are_what_each_is_by_a_trace_of_its_own(model: str, engine):
     trials = plan(model, ("none", "segments:k=2", "segments:k=4"), device="fake:t4")
@@ -124,6 +128,7 @@ def test_what_another_process_cannot_tell_is_looked_at_here(monkeypatch: pytest.
     assert names == ["none"]
 
 
+@pytest.mark.slow
 def test_blocks_that_run_several_times_are_traced(monkeypatch: pytest.MonkeyPatch):
     names = traced_by_itself(monkeypatch)
     shared = SharedTraces()

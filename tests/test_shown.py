@@ -88,6 +88,7 @@ def test_a_live_module_is_predicted_as_its_factory_is(make, device):
     assert live.case.model == type(module).__name__
 
 
+@pytest.mark.slow
 def test_a_live_module_with_batchnorm_is_explained_and_stays_as_it_was():
     module, batch = convolutional()
     module(batch)
@@ -117,6 +118,7 @@ def test_a_live_module_is_measured_on_copies():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+@pytest.mark.slow
 def test_a_batch_of_keywords_goes_to_a_module_as_keywords():
     workload = transformer(batch_size=2)
 
@@ -148,6 +150,7 @@ def test_what_is_no_model_is_refused(model, words, complaint):
         profiler.explain(model, **words)
 
 
+@pytest.mark.slow
 def test_an_explanation_is_what_the_command_says(here):
     from tests.commands import gcprof
 
@@ -177,6 +180,7 @@ def test_options_are_named_as_python_names_them():
     assert in_python("without --blocks the floor is 1 MiB") == "without blocks the floor is 1 MiB"
 
 
+@pytest.mark.slow
 def test_a_timeline_is_a_table_and_a_picture(here):
     module, batch = chain()
 
@@ -189,6 +193,7 @@ def test_a_timeline_is_a_table_and_a_picture(here):
     assert found.save("fig.svg").read_bytes().startswith(b"<?xml")
 
 
+@pytest.mark.slow
 def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_file(here):
     module, batch = chain()
     plan = profiler.plan(module, "70%", batch=batch, loss=nn.functional.mse_loss, device="h100")
@@ -204,6 +209,7 @@ def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_f
     assert set(json.loads((here / "plan.json").read_text())) == {"schema", "plan", "segments", "fingerprint"}
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_plan_is_shown_as_text():
     module, batch = chain()
     plan = profiler.plan(module, "70%", batch=batch, loss=nn.functional.mse_loss)
@@ -226,7 +232,7 @@ def test_the_door_lists_itself():
     assert {"explain", "timeline", "plan", "predict", "measure", "apply", "load", "block"} <= set(dir(profiler))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_real_notebook_shows_tables_and_pictures(tmp_path):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

@@ -483,7 +483,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_TOKEN", SECRET)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_real_jobs_give_what_one_run_gives(here, shared, jobs, capsys):
     assert answer(["run", *SWEEP, "--engine", f"{LOCAL},jobs=2", "-o", "run"]) == 0
     assert answer(["run", *SWEEP, "-o", "alone"]) == 0
@@ -530,7 +530,7 @@ class Hanging:
         os.close(self._begun)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_goes_on_after_its_time_was_up_and_after_it_was_killed_the_run_does(here, jobs):
     """Nothing is lost or doubled, in the parts or in the run."""
     hanging = Hanging(here)

@@ -60,6 +60,7 @@ def line_of(text: str) -> str:
     return f"train.py:{number}"
 
 
+@pytest.mark.slow
 def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
     file, peak, reserved = recorded
 

@@ -140,6 +140,7 @@ def test_segments_are_read_in_order_and_once(text, counts):
     assert parse_segments(text, []) == [f"segments:k={count}" for count in counts]
 
 
+@pytest.mark.slow
 @given(st.text(max_size=20))
 def test_any_text_for_strategies_is_read_or_refused(text):
     with suppress(UserError):

@@ -23,6 +23,7 @@ WORDS = (SMALL, "--batch-size", "2", "--device")
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
 
 
+@pytest.mark.slow
 def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
     assert answer(["stages", *WORDS, "fake:t4"]) == 0
 
@@ -36,6 +37,7 @@ def test_a_table_has_a_line_for_every_stage(here, shared, capsys):
     assert next_words(said.err) == ["plan", *WORDS[:3], "--device", "fake:t4", "--budget", "60%"]
 
 
+@pytest.mark.slow
 def test_what_was_written_is_read_and_planned_with(here, shared, capsys):
     assert answer(["stages", *WORDS, "fake:t4", "--json", "-o", "costs.json"]) == 0
 
@@ -66,6 +68,7 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(Local, "ask", ask)
 
 
+@pytest.mark.slow
 def test_on_a_device_that_is_there_seconds_are_measured(here, shared, in_this_process, a_second_a_mark, capsys):
     assert answer(["stages", *WORDS, "cpu", "--json"]) == 0
 
@@ -78,6 +81,7 @@ def test_on_a_device_that_is_there_seconds_are_measured(here, shared, in_this_pr
     assert len({stage["saved_bytes"] for stage in blocks}) == 1  # three of a kind
 
 
+@pytest.mark.slow
 def test_the_static_bytes_are_those_of_the_optimizer_too(here, shared, capsys):
     found = {}
     for optimizer in ("sgd", "adamw"):
@@ -100,6 +104,7 @@ def test_a_file_that_is_there_is_kept_before_anything_is_measured(here, capsys):
     assert Path("costs.json").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_by_force_it_is_written_over(here, shared):
     Path("costs.json").write_text("mine")
 

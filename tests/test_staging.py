@@ -84,7 +84,10 @@ def traced_peak(model: str, chain: Chain, plan: Plan, device: str, folder: Path,
     return max(live(trace))
 
 
-@pytest.mark.parametrize("model", [*MODELS[:2], *(pytest.param(model, marks=pytest.mark.slow) for model in MODELS[2:])])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", [*MODELS[:2], *(pytest.param(model, marks=pytest.mark.nightly) for model in MODELS[2:])]
+)
 def test_the_peak_by_the_stages_costs_is_that_of_the_traced_step(model, tmp_path):
     chain = chain_of(model)
 
@@ -105,6 +108,7 @@ def test_what_a_block_hands_on_is_held_no_longer_than_what_is_always_kept_reads_
         assert simulate(chain, plan).peak_bytes == traced
 
 
+@pytest.mark.slow
 def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeypatch):
     model = "transformer:layers=4,width=32"
     monkeypatch.setattr(stage_seconds, "seconds", lambda case, works, saves, fits, **_: [NOTHING for _ in works])
@@ -276,6 +280,7 @@ def test_gradients_that_the_backward_makes_are_counted_by_stage():
     assert parameters == rounded
 
 
+@pytest.mark.slow
 def test_the_costs_of_equal_blocks_are_equal_and_all_of_them_add_what_the_step_takes_more(a_second_a_mark):
     chain = stages(Trial(case=case("transformer:layers=3,width=32", device="cpu")))
 
@@ -299,6 +304,7 @@ def test_the_costs_of_equal_blocks_are_equal_and_all_of_them_add_what_the_step_t
     assert [stage.inner_recompute_seconds for stage in (first, second, last)] == pytest.approx([(3 * 4 - 1) / 3] * 3)
 
 
+@pytest.mark.slow
 def test_a_way_that_does_not_fit_the_memory_is_not_tried(a_second_a_mark, monkeypatch):
     monkeypatch.setattr(stages_module, "available_bytes", lambda: 0)
 
@@ -309,6 +315,7 @@ def test_a_way_that_does_not_fit_the_memory_is_not_tried(a_second_a_mark, monkey
     assert none(chain).cost.step_seconds == pytest.approx(22 - 3 * 1)
 
 
+@pytest.mark.slow
 def test_objects_from_before_are_not_looked_at_for_garbage_in_the_steps(a_second_a_mark, monkeypatch):
     sample, frozen = stage_seconds._SwitchedStep.sample, []
 
@@ -324,6 +331,7 @@ def test_objects_from_before_are_not_looked_at_for_garbage_in_the_steps(a_second
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_stages_of_which_none_can_fit_the_budget_are_not_timed(a_second_a_mark):
     case = make.case(model=Choice("transformer:layers=2,width=32,sequence=16,vocabulary=64"), batch_size=2)
 
@@ -356,6 +364,7 @@ def make(batch_size=4):
 """
 
 
+@pytest.mark.slow
 def test_a_forward_that_leaves_blocks_out_at_random_is_timed_by_its_blocks_alone(tmp_path):
     (tmp_path / "leaves_out.py").write_text(LEAVES_OUT)
 
@@ -465,6 +474,7 @@ def test_every_operator_of_forward_and_backward_is_in_one_stage():
     assert backward == wanted["backward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [*MODELS, "tests/user_models/lstm.py:char_rnn", "tests/user_models/unet.py:segmentation"]
 )
@@ -477,6 +487,7 @@ def test_no_plan_is_below_the_floor(model):
     assert name in [stage.name for stage in chain.stages]
 
 
+@pytest.mark.slow
 def test_plan_has_the_floor_of_explain_where_modules_outside_of_the_blocks_save():
     trial = Trial(case=case("transformer", device="fake:t4"), passes=("memory",))
     built, trace, _ = trace_case(trial.case)

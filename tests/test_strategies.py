@@ -97,6 +97,7 @@ def test_whatever_checkpoints_no_block_of_a_short_chain_says_so(strategy, length
     assert ("GCP001" in [note.code for note in applied.notes]) == (not applied.recomputes)
 
 
+@pytest.mark.slow
 def test_a_large_plain_remainder_is_noted_with_the_option_that_helps():
     uneven, even = measured("mnist-cnn:channels=4", "segments:k=32"), measured("mnist-cnn:channels=4", "segments:k=2")
 
@@ -105,6 +106,7 @@ def test_a_large_plain_remainder_is_noted_with_the_option_that_helps():
     assert even.notes == ()
 
 
+@pytest.mark.slow
 def test_segments_save_less_memory_between_forward_and_backward():
     saved = [measured("mnist-cnn:channels=4", s).readings.saved_bytes for s in ("none", "segments:k=2", "segments:k=8")]
 
@@ -282,6 +284,7 @@ def test_blocks_that_run_twice_are_unsupported_in_a_run():
         checkpoint_segments(workload(Twice(), ("layers.0", "layers.1")), [[0, 1]])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_test_models")
 def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_names():
     flops = {

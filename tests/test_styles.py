@@ -116,6 +116,7 @@ def test_a_paper_has_one_column_whatever_is_drawn(kind: str):
     assert figure.get_figwidth() == 3.35
 
 
+@pytest.mark.slow
 def test_type_is_larger_on_slides_and_smaller_on_paper():
     sizes = {}
     for name, style in STYLES.items():

@@ -11,6 +11,7 @@ GPUS = ("a100-40", "a100-80", "h100", "h200", "rtx-2080-ti", "rtx-3060", "t4")
 FLAGS = ("--strategies", "--segments", "--device", "--max-samples", "--max-seconds", "--json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "words", "meant"),
     [

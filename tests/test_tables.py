@@ -33,6 +33,7 @@ def read_parquet(folder, records):
     return parquet.read_table(io.BytesIO(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_pandas_reads_back_every_cell_of_the_csv(name):
     text = csv.table(rows(CASES[name]))

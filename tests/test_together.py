@@ -39,6 +39,7 @@ def later(*strategies: str, model: str = "mlp", **fields: Any) -> list[Trial]:
 # One model, many strategies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_each_strategy_of_the_catalogue_is_beside_the_others_as_it_is_by_itself(model, tmp_path):
     shared, alone = built(model, "none"), {}

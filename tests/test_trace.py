@@ -56,7 +56,7 @@ def traced(model: str, strategy: str = "none", **fields) -> trace_data.Trace:
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-@pytest.mark.parametrize("model", [MLP, pytest.param(TRANSFORMER, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [MLP, pytest.param(TRANSFORMER, marks=pytest.mark.nightly)])
 def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy, tmp_path):
     strategy = written(strategy, model, tmp_path)
     real = measure(Trial(case=case(model, strategy, optimizer=Choice("adamw")), passes=("memory",))).readings
@@ -93,6 +93,7 @@ def test_every_setting_is_followed(setting):
     assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "segments:k=8", "all"])
 def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hide(strategy):
     read = measure(Trial(case=case(CONVOLUTIONS), passes=(OPERATORS,))).readings.hidden_bytes
@@ -104,6 +105,7 @@ def test_convolutions_are_predicted_with_what_those_of_none_were_measured_to_hid
     assert abs(calibrated / real - 1) < 0.001
 
 
+@pytest.mark.slow
 def test_without_calibration_what_convolutions_hide_is_missing():
     read = measure(Trial(case=case(CONVOLUTIONS), passes=("memory", OPERATORS))).readings
 
@@ -221,6 +223,7 @@ def test_gradients_belong_to_the_module_of_their_parameter():
     assert gradients == {"0", "2", "4"}
 
 
+@pytest.mark.slow
 def test_a_model_is_built_by_its_own_numbers_and_not_by_guesses():
     model = "torchvision:regnet_x_400mf:classes=10"
 
@@ -374,6 +377,7 @@ def test_on_cuda_recurrent_layers_are_said_to_be_followed_otherwise():
     assert "GCP018" not in codes(MLP, "fake:cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "all"])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])

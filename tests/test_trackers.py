@@ -36,6 +36,7 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> store.Run:
     return examples.run(here / "run", [*RECORDS, PREDICTED])
 
 
+@pytest.mark.slow
 def test_the_case_is_the_parameters_and_what_was_measured_the_metrics(run):
     none, half, skipped, _ = entries(run)
 
@@ -239,6 +240,7 @@ def test_where_the_library_is_missing_the_extra_is_named(kind, run, monkeypatch,
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", trackers.TRACKERS)
 def test_trackers_are_written_where_torch_is_not_imported(kind, run):
     pytest.importorskip(kind)

@@ -45,7 +45,7 @@ def shown(folder: Path, name: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @TRANSFORMERS
 def test_the_trainers_page_records_with_and_without_checkpointing(tmp_path):
     run(tmp_path, example("TrainingArguments"))
@@ -58,7 +58,7 @@ def test_the_trainers_page_records_with_and_without_checkpointing(tmp_path):
     assert any(line.startswith("hf ") for line in shown(tmp_path, "trainer"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @TRANSFORMERS
 def test_a_plan_is_applied_to_what_the_trainer_gets(tmp_path):
     step = "model(**batch).loss.backward()\nassert all(one.grad is not None for one in model.parameters())\n"
@@ -66,7 +66,7 @@ def test_a_plan_is_applied_to_what_the_trainer_gets(tmp_path):
     run(tmp_path, f"{example('profiler.plan')}\n{step}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @LIGHTNING
 def test_lightnings_page_records_two_strategies_in_one_folder(tmp_path):
     run(tmp_path, example("LightningModule"))

@@ -9,7 +9,7 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.engines.local import Local
 from tests.hollow import absent
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(absent() is not None, reason=str(absent()))]
+pytestmark = [pytest.mark.nightly, pytest.mark.skipif(absent() is not None, reason=str(absent()))]
 
 CASE = Case(
     model=Choice("transformer:layers=8,sequence=8,width=1024"), strategy=Choice("all"), optimizer=Choice("adamw"),

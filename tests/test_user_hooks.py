@@ -110,6 +110,7 @@ found = {{
 """
 
 
+@pytest.mark.slow
 def test_on_a_gpu_what_they_move_to_the_host_takes_nothing_there(hollow):
     found = hollow.python(ON_HOLLOW.format(file=str(FILE), batch=BATCH, hooks=tuple(ON_CUDA)))
 

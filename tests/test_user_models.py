@@ -241,7 +241,8 @@ def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_
 
 
 @pytest.mark.parametrize(
-    "name", ["extra_arguments", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dataclass_batch", "lora"))]
+    "name",
+    ["extra_arguments", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dataclass_batch", "lora"))],
 )
 def test_a_users_model_runs_in_a_process_of_its_own(engine, name):
     cases = [make.case(s, model=choice(name), batch_size=None, samples=1, warmup=0) for s in ("none", "all")]

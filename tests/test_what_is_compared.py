@@ -30,6 +30,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_gradient_that_is_wrong_there_alone_makes_the_row_invalid(kind):
     names, difference = WRONG[kind]

@@ -12,7 +12,7 @@ from tests.wheel import wrong
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_wheel_holds_no_test_no_secret_and_no_absolute_path(tmp_path):
     builders = pytest.importorskip("hatchling.builders.wheel")
     (path,) = builders.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
@@ -22,6 +22,7 @@ def test_the_wheel_holds_no_test_no_secret_and_no_absolute_path(tmp_path):
         assert {"profiler/__init__.py", "profiler/configs/devices/t4.toml"} <= set(wheel.namelist())
 
 
+@pytest.mark.slow
 def test_the_package_holds_no_test_no_secret_and_no_absolute_path(tmp_path):
     with zipfile.ZipFile(tmp_path / "package.whl", "w") as wheel:
         for folder in ("profiler", "configs/published", "configs/devices"):

@@ -57,6 +57,7 @@ def unknown(command: str) -> bool:
     return recipe[1] not in RECIPES if recipe else not any(re.fullmatch(one, command) for one in SETTING_UP)
 
 
+@pytest.mark.slow
 def test_there_are_a_workflow_for_changes_one_for_nights_and_one_for_releases():
     assert set(WORKFLOWS) == {"ci", "nightly", "release"}
 
@@ -152,12 +153,13 @@ def test_a_pull_request_names_recipes_that_are_there():
     assert "check" in re.findall(r"`just ([\w-]+)`", text)
 
 
-def test_slow_tests_are_left_out_unless_one_asks_for_all():
+def test_slow_tests_are_left_out_unless_one_asks_for_them():
     options = PROJECT["tool"]["pytest"]["ini_options"]
 
-    assert options["addopts"].endswith("-m 'not slow'")
-    assert any(marker.startswith("slow: ") for marker in options["markers"])
+    assert options["addopts"].endswith("-m 'not slow and not nightly'")
+    assert {"slow", "nightly"} <= {marker.partition(":")[0] for marker in options["markers"]}
     assert RECIPES["test"] == [".venv/bin/python -m pytest"]
+    assert RECIPES["test-slow"] == ['.venv/bin/python -m pytest -m "slow and not nightly" {{words}}']
     assert RECIPES["test-all"] == ['.venv/bin/python -m pytest -m "" {{words}}']
 
 

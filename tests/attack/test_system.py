@@ -148,7 +148,7 @@ def test_a_package_that_one_word_of_a_folder_names_is_not_imported(field: str, c
     assert not (here / "sprung").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not STRACE, reason="strace is not installed")
 @pytest.mark.parametrize("command", [*READING, *RUNNING])
 def test_nor_does_the_kernel_see_more(command: str, theirs: Path):
@@ -160,7 +160,7 @@ def test_nor_does_the_kernel_see_more(command: str, theirs: Path):
     assert seen.connected == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not STRACE, reason="strace is not installed")
 @pytest.mark.parametrize("words", [RUNNING["resume"], RUNNING["explain"]], ids=" ".join)
 def test_what_is_run_after_all_starts_python_alone_and_connects_nowhere(words: tuple[str, ...], here: Path):

@@ -107,7 +107,7 @@ def reading_bytes(edit: str = "") -> int:
     return int(done.stdout) << 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_bounds_a_manifest_at_the_bound_takes_no_more_memory_than_is_stated(kind: str, here: Path):
@@ -116,7 +116,7 @@ def test_bounds_a_manifest_at_the_bound_takes_no_more_memory_than_is_stated(kind
     assert reading_bytes() < strict_files.MEMORY_BYTES
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
 def test_twin_bounds_where_contents_are_kept_it_takes_more(here: Path):
     manifest_with(HOSTILE["keys"](), Path("run"))

@@ -168,11 +168,12 @@ def in_little_memory(edit: str = "") -> int:
     return done.returncode
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_42_memory_is_bounded(results):
     assert in_little_memory() == 4
 
 
+@pytest.mark.slow
 def test_twin_42_without_a_bound_of_lines_a_small_machine_would_not_read_it(results):
     assert in_little_memory("strict_files.LINE_BYTES = 1 << 40") == 70
 

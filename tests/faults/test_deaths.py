@@ -25,6 +25,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are ad
 LIMIT = 1.0  # seconds of a stage, for what never ends
 
 
+@pytest.mark.slow
 def test_fault_14_a_trial_that_the_host_kills_is_a_row_that_says_why_and_the_others_run(here, shared, capsys):
     code = run("kill,at=recompute", "all,segments:k=1")
 
@@ -135,6 +136,7 @@ def test_twin_16_in_one_process_it_sticks_to_the_next_trial(engine):
     assert (broken.outcome, spoilt.outcome) == ("failed", "failed")
 
 
+@pytest.mark.slow
 def test_fault_17_a_trial_that_hangs_is_ended_at_the_limit_of_its_stage_and_the_others_run(here, shared, capsys):
     code = run("hang,at=recompute", "all,segments:k=1", "--stage-limit", "3")
 
@@ -147,6 +149,7 @@ def begun(engine: Local, kind: str) -> Child:
     return engine._child(RUN_TRIAL, encode(trial(kind)).decode(), kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "number"), [("hang", signal.SIGTERM), ("stubborn", signal.SIGKILL)])
 def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, kind, number):
     monkeypatch.setattr(children, "GRACE_SECONDS", 0.3)
@@ -175,6 +178,7 @@ def test_twin_17_without_an_end_what_hangs_goes_on(engine, no_end):
     assert gone({child._pid})
 
 
+@pytest.mark.slow
 def test_twin_18_who_only_asks_a_deaf_trial_waits_for_ever(engine, no_end):
     with begun(engine, "stubborn") as child:
         child.wait(LIMIT)
@@ -207,6 +211,7 @@ def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
     assert gone({escaped(engine)})
 
 
+@pytest.mark.slow
 @needs_linux
 def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
     monkeypatch.setattr(local, "PRELOAD", ())
@@ -217,6 +222,7 @@ def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
     assert gone({child.messages[0]["pid"], child._pid})
 
 
+@pytest.mark.slow
 @needs_linux
 def test_twin_19_where_nobody_adopts_it_it_stays(monkeypatch):
     monkeypatch.setattr(local, "PRELOAD", ())

@@ -163,7 +163,7 @@ def on_a_bare_machine(*command: str, cwd: Path, **more: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here)
 
@@ -172,7 +172,7 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_59_where_torch_finds_no_place_at_all_it_is_one_line(here: Path):
     done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here, NOWHERE="1")
 
@@ -191,6 +191,7 @@ def test_fault_59_nor_does_reading_one(words: list[str], here: Path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_fault_59_a_home_that_may_only_be_read_and_a_cache_that_is_locked_are_no_harm(here: Path):
     examples.run(here / "results" / "run", examples.sweep((2, 4)))
     (here / "cache").mkdir()

@@ -60,7 +60,7 @@ def program(*words: str, cwd: Path, safe: tuple[str, ...] = ("-P",)) -> subproce
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_57_a_run_in_it_springs_nothing(trap: Trap):
     done = program(*RUN, cwd=trap.folder)
 

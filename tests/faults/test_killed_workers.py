@@ -31,6 +31,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [record.outcome for record in engine.run(trials)]
 
 
+@pytest.mark.slow
 def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch: pytest.MonkeyPatch):
     assert outcomes(monkeypatch) == ["failed", "crashed", "failed"]
 

@@ -37,7 +37,7 @@ def peer(here: Path, shared: None, capsys: pytest.CaptureFixture[str]) -> store.
     return store.load(here / "peer")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_behind(here: Path, peer: store.Run):
     moments = random.Random(20261120)
     folder = here / "run"
@@ -52,6 +52,7 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
     assert stored(folder) == WHOLE
 
 
+@pytest.mark.slow
 def test_twin_34_a_lost_a_doubled_and_a_changed_record_would_be_seen(here: Path, peer: store.Run):
     path = here / "peer" / "trials.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -99,10 +100,12 @@ def killed_after_one(here: Path, tag: str, code: str | None = None) -> list[str]
     return killed.violations(told, before=[], found=killed.stored(here / "run"))
 
 
+@pytest.mark.slow
 def test_fault_34_what_was_printed_when_the_kill_came_is_stored(here: Path, tag: str):
     assert killed_after_one(here, tag) == []
 
 
+@pytest.mark.slow
 def test_twin_34_a_record_that_is_written_later_is_lost(here: Path, tag: str):
     late = "from profiler.runs.writer import Writer; Writer.append = lambda self, record: setattr(self, 'next', record)"
 

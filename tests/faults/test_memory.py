@@ -54,6 +54,7 @@ def smallest(*found: Shortage | None) -> str:
     return columns.reasons(examples.table(records))[-1]
 
 
+@pytest.mark.slow
 def test_fault_11_out_of_memory_at_one_setting_is_a_row_with_its_bytes_and_the_others_run(here, shared, capsys):
     code = run("oom,at=recompute", "all,segments:k=1")
 

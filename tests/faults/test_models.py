@@ -36,6 +36,7 @@ def check_invalid(folder, strategy: str) -> None:
     assert is_dimmed(row)
 
 
+@pytest.mark.slow
 def test_fault_25_missing_gradients_make_a_setting_invalid_and_are_named(here, shared, capsys):
     code = run("nograd", "all,segments:k=1")
 
@@ -69,6 +70,7 @@ def test_twin_25_unverified_a_reentrant_checkpoint_looks_like_a_saving():
     assert wrong.readings.saved_bytes < full.readings.saved_bytes
 
 
+@pytest.mark.slow
 def test_fault_26_gradients_beyond_the_floor_make_a_setting_invalid_and_name_the_worst(here, shared, capsys):
     code = run("dropout_norng", "all,segments:k=1")
 
@@ -97,6 +99,7 @@ def test_fault_26_dropout_with_its_random_state_is_no_mismatch():
     assert record.equality.gradients_equal
 
 
+@pytest.mark.slow
 def test_twin_26_unverified_wrong_gradients_are_a_row_like_any_other(here, shared):
     code = run("dropout_norng", "all", "--verify", "off")
 

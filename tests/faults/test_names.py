@@ -168,7 +168,7 @@ def test_twin_56_unescaped_a_pipe_would_be_one_cell_more(monkeypatch):
 # --- in pictures
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["frontier", "memory", "time", "samples"])
 def test_fault_56_a_picture_shows_them_all_as_text(tmp_path: Path, kind: str):
     rows = examples.table([one for text in NAMES.values() for one in records(text)])

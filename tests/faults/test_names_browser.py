@@ -15,7 +15,7 @@ from tests import examples
 from tests.browser import Visit, chromium
 from tests.faults.names import NAMES, records
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SCRIPT = '<script>alert(1)</script><img src="http://example.invalid/x" onerror="alert(2)">'
 PAGES = {**NAMES, "image": f"</script></style></textarea>{SCRIPT}", "link": f"{SCRIPT}javascript:alert(3)"}

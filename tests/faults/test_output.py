@@ -20,7 +20,7 @@ def controls(lines: list[str]) -> set[str]:
     return {one for line in lines for one in line if unicodedata.category(one) in ("Cc", "Cf")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("megabytes", [4, 1024])
 def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out(engine, megabytes):
     (record,) = engine.run([trial(f"spam,megabytes={megabytes}")])
@@ -32,6 +32,7 @@ def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out
     assert len(log) < LOG_BYTES + TAIL_BYTES + 100
 
 
+@pytest.mark.slow
 def test_twin_20_without_a_cap_the_log_takes_all_of_it(engine, monkeypatch):
     monkeypatch.setattr(capped_log, "LOG_BYTES", 1 << 40)
 

@@ -53,7 +53,7 @@ def failing(kind: str) -> Any:
     return os.fdopen(writing, "wb", buffering=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_fault_54_a_stdout_that_takes_nothing_is_no_traceback(words: list[str], stream: str, results: Path):
@@ -77,7 +77,7 @@ def test_fault_54_a_complaint_that_nobody_hears_keeps_its_exit_code(stream: str,
     assert ended(["show", "nowhere"], stream, name="stderr").returncode == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_54_a_program_without_any_stream_measures_all_the_same(here: Path):
     words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "-o", "run"]
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "profiler", *words]

@@ -166,7 +166,7 @@ def zipped(folder: Path) -> Path:
     return target
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["stdin", "script"])  # by -m, -c and no stream at all it is run elsewhere here
 def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, here: Path):
     (here / "script.py").write_text(SCRIPT)
@@ -177,7 +177,7 @@ def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, h
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_63_a_zipapp_measures_and_reports(here: Path):
     program = zipped(here)
     apart = {key: value for key, value in environment().items() if key != "PYTHONPATH"} | machines.variables()
@@ -192,7 +192,7 @@ def test_fault_63_a_zipapp_measures_and_reports(here: Path):
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_63_a_test_of_somebodys_own_measures_under_xdist(here: Path):
     words = [*RUN, "-o", str(here / "run")]
     (here / "test_theirs.py").write_text(

@@ -92,7 +92,7 @@ def complaint(err: str) -> tuple[str, str]:
     return message, hint
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setattr(safe_files, "sleep", lambda seconds: None)
     writer = Writer(half)
@@ -109,6 +109,7 @@ def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pyte
 # 61: other words, code, versions, device
 
 
+@pytest.mark.slow
 def test_fault_61_every_version_and_device_that_changed_is_listed(half: Path, capsys: Any):
     others = {"gcprof": "0.0.9", "python": "3.10.1", "torch": "1.13.1", "device_name": "an abacus", "num_threads": 77}
     pretend(half, **others)
@@ -163,6 +164,7 @@ def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
     assert records(mine) == [("none", 1)]
 
 
+@pytest.mark.slow
 def test_twin_61_without_the_comparison_two_models_would_stand_in_one_run(mine: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run_diff, "changes", lambda *before, **now: ())
 
@@ -328,6 +330,7 @@ def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
 # 62: nothing left
 
 
+@pytest.mark.slow
 def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     assert answer(["run", "--resume", "run"]) == 0
     first, before = capsys.readouterr(), (half / "trials.jsonl").read_bytes()
@@ -344,6 +347,7 @@ def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkey
     assert not list(half.glob(".*"))
 
 
+@pytest.mark.slow
 def test_fault_62_the_sign_of_one_who_still_writes_stays(half: Path):
     with closing(Writer(half)):
         writer.tidy(half)
@@ -352,6 +356,7 @@ def test_fault_62_the_sign_of_one_who_still_writes_stays(half: Path):
     assert not (half / ".writer").exists()
 
 
+@pytest.mark.slow
 def test_twin_62_without_looking_what_is_owed_a_finished_run_is_measured_again(
     half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):

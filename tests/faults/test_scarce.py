@@ -58,6 +58,7 @@ SCARCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SCARCE)
 def test_scarce_a_server_that_cannot_be_started_is_one_line_and_ends_with_3(
     kind: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

@@ -79,13 +79,14 @@ def found(*places: Path, secrets: tuple[str, ...] = (*SECRETS.values(), SHAPED, 
     return [(secret, path.name) for path in files for secret in secrets if secret.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_58_no_file_of_a_run_holds_one_nor_what_was_printed(folder: Path):
     assert [record.outcome for record in store.load(folder).records] == ["failed", "ok"]
     assert found(folder, Path("told.txt")) == []
     assert any(path.stat().st_size for path in (folder / "logs").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPORTS)
 def test_fault_58_nor_does_an_export(kind: str, folder: Path, tmp_path: Path):
     assert answer(["export", str(folder), "--to", kind, "-o", str(tmp_path / "exported")]) == 0
@@ -108,7 +109,7 @@ def test_fault_58_nor_does_a_picture_or_a_block_to_paste(folder: Path, tmp_path:
     assert found(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_58_nor_does_the_doctor_tell_one(tmp_path: Path):
     done = gcprof("doctor", "--paste", cwd=tmp_path, **SECRETS)
     (tmp_path / "pasted.md").write_text(done.stdout + done.stderr)
@@ -281,6 +282,7 @@ def test_fault_58_a_log_hides_a_key_that_comes_line_by_line(kind: str, cut: int,
     assert found == b"before\n[hidden]\nafter\n"
 
 
+@pytest.mark.slow
 def test_fault_58_what_looks_like_a_key_for_ever_is_not_held_for_ever(tmp_path: Path):
     log = capped_log.Log(tmp_path / "log")
 

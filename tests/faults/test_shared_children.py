@@ -65,6 +65,7 @@ def logs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.log")}
 
 
+@pytest.mark.slow
 def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tracer, tmp_path, monkeypatch, num_children):
     records = both_ways(tracer, "mlp", tmp_path, monkeypatch)
 
@@ -73,6 +74,7 @@ def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tracer, tmp
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "outcome"), [("kill", "crashed"), ("exit", "failed"), ("raise", "failed"), ("fine", "ok")]
 )

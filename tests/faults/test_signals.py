@@ -32,6 +32,7 @@ def stored(folder: Path) -> Counter[tuple[str, int]]:
     return Counter((str(record.case.strategy), record.round) for record in store.load(folder).records)
 
 
+@pytest.mark.slow
 def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(
     here: Path, shared: None, tag: str, capsys: Any
 ):
@@ -87,7 +88,7 @@ def test_twin_31_an_interrupt_that_is_not_heeded_shows_and_writes_nothing(
     assert not (here / "run" / "derived" / "table.csv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: Path, tag: str):
     with Started("run", *STUCK, "-o", "run", "--json", cwd=here, tag=tag) as run:
         run.wait_for("[1/2] mlp none round 1: ok")  # the other one hangs for an hour
@@ -114,6 +115,7 @@ def full_pipe() -> tuple[int, int]:
             return reading, writing
 
 
+@pytest.mark.slow
 def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
     reading, writing = full_pipe()
 
@@ -134,7 +136,7 @@ def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
     assert stored(here / "run") == {("none", 1): 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: Path, tag: str):
     reading, writing = full_pipe()
     deaf = "import signal; process.end_at_once = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)"
@@ -177,6 +179,7 @@ def test_fault_33_a_hangup_that_is_ignored_stays_ignored(
     assert stored(here / "run") == {("none", 1): 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_fault_33_a_run_that_is_asked_to_end_while_torch_is_imported_takes_the_server_with_it(
     number: int, code: int, here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str

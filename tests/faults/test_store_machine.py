@@ -143,7 +143,7 @@ def run_machine(*, examples: int) -> None:
     run_state_machine_as_test(Machine, settings=checks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
     Machine.num_steps = 0
 
@@ -152,6 +152,7 @@ def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
     assert Machine.num_steps >= STEPS_IN_ALL
 
 
+@pytest.mark.slow
 def test_twin_35_a_torn_line_that_is_not_cut_off_would_be_seen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("profiler.runs.writer._cut_torn_line", lambda path, file: None)
 
@@ -174,7 +175,7 @@ def prefixes(folder: Path) -> list[int]:
             yield len(run.records)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
     whole = (REAL / "trials.jsonl").read_bytes()
 
@@ -234,6 +235,7 @@ def merged(shards: list[Path], folder: Path, seed: int) -> tuple[bytes, bytes]:
     return (folder / "manifest.json").read_bytes(), (folder / "trials.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_fault_41_fifty_writers_at_once_lose_nothing_and_leave_nothing(shards: list[Path]):
     found = [one for shard in shards for one in store.load(shard).records]
 
@@ -260,6 +262,7 @@ def test_twin_41_runs_that_are_not_put_in_order_first_would_differ(
     assert merged(shards, tmp_path / "one", 1) != merged(shards, tmp_path / "two", 2)
 
 
+@pytest.mark.slow
 def test_fault_41_of_fifty_that_make_one_folder_one_does(tmp_path: Path):
     codes = at_once(lambda index: str(new(tmp_path / "run")))
 

@@ -101,13 +101,13 @@ def test_twin_55_a_pipe_is_wider_than_that(results: Path):
     assert any(len(line) > 80 and cuttable(line) for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_fault_55_a_terminal_without_colours_gets_none(words: list[str], results: Path):
     assert not COLOUR.search(on_a_terminal(words, columns=100, NO_COLOR="1"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_fault_55_a_dumb_terminal_and_a_pipe_get_plain_text(words: list[str], results: Path):
     assert "\x1b" not in on_a_terminal(words, columns=100, TERM="dumb")
@@ -118,7 +118,7 @@ def test_twin_55_a_terminal_with_all_gets_bold_heads(results: Path):
     assert "\x1b[1m" in on_a_terminal(["show"], columns=100)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [words for words in READERS if words not in DOCUMENTS], ids=" ".join)
 @pytest.mark.parametrize(
     "locale",
@@ -144,7 +144,7 @@ def test_fault_55_what_ascii_cannot_write_is_escaped_and_the_rest_is_as_it_was(r
     assert "modèle:größe=é" in piped(["show"], PYTHONIOENCODING="utf-8").stdout.decode()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_fault_55_a_terminal_of_western_europe_gets_its_own_letters(words: list[str], results: Path):
     done = piped(words, PYTHONIOENCODING="cp1252")

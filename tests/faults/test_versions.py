@@ -24,6 +24,7 @@ RECORDS = [make.record("none"), make.record("segments:k=2")]
 LATER = {"mood": {"is": ["good"]}}  # what a later minor version may write besides
 
 
+@pytest.mark.slow
 def test_fault_43_a_run_of_every_released_schema_is_kept():
     assert {path.name for path in RELEASED.iterdir()} == {str(number + 1) for number in range(SCHEMA)}
 
