@@ -130,6 +130,16 @@ def test_a_ratio_of_two_gpus_of_a_kind_says_so():
     assert "GCP036" not in {note.code for note in none.notes}
 
 
+def test_steps_that_alternate_in_one_process_are_of_one_gpu_and_have_no_such_note():
+    paired = on("GPU-2", "all", 1)
+    readings = msgspec.structs.replace(paired.readings, plain_step_seconds=paired.readings.step_seconds)
+
+    row = rows([on("GPU-1", "none", 1), msgspec.structs.replace(paired, readings=readings)])[1]
+
+    assert row.time.num_pairs == 6
+    assert "GCP036" not in {note.code for note in row.notes}
+
+
 def test_ratios_of_one_gpu_or_of_unknown_ones_have_no_such_note():
     same = rows([on("GPU-1", "none", 1), on("GPU-1", "all", 1)])
     unknown = [on("GPU-1", "none", 1), msgspec.structs.replace(on("", "all", 1), environment=None)]

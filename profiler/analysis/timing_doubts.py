@@ -1,4 +1,4 @@
-"""What makes the times of a row less than sure, as notes."""
+"""Notes on what makes the times of a row unsure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from profiler.core.stats import drift, spread, uncertainty
 from profiler.core.units import bytes_text, change_text, count_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
-HELD = 0.9  # of the time of the steps; less was stolen from them
-DRIFT = 0.05  # a smaller change is let pass, however certain it is
-HOST_BOUND = 0.9  # of a step; the device has no more than a tenth of it to itself
-LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--stage-limit"}  # by why sampling stopped
+HELD = 0.9  # fraction of the steps' time with a core; if it is less, time was stolen from them
+DRIFT = 0.05  # a smaller change is accepted, however certain it is
+HOST_BOUND = 0.9  # host's share of a step: the device works alone for no more than a tenth of it
+LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--stage-limit"}  # by Readings.stopped
 
 
 def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequence[Record] = ()) -> tuple[Note, ...]:
-    """Of the rounds of one measured case, and its ratio to the baseline's: one note for every doubt there is."""
+    """Return a note for every doubt about the times of a measured case, from its rounds and its ratio."""
     timed = [record for record in rounds if record.readings.step_seconds and not record.case.is_predicted]
     if not timed:
         return ()
@@ -32,7 +32,7 @@ def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequen
     texts = (
         ("GCP012", _noise(seconds, timed, time, conditions)),
         *(_within_rounds(drift(series)) or _beside_pairs(seconds, time, baseline)),
-        *(_of_device(timed, baseline) if any(map(_tells_device, timed)) else ()),
+        *(_of_device(timed, time, baseline) if any(map(_tells_device, timed)) else ()),
     )
     return tuple([Note(code=code, text=text) for code, text in texts if text])
 
@@ -40,7 +40,7 @@ def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequen
 def _beside_pairs(
     seconds: tuple[float, ...], time: TimeRatio | None, baseline: Sequence[Record]
 ) -> tuple[tuple[str, str], ...]:
-    """Where the steps of a row and of its baseline say another ratio than the pairs: they ran at other times."""
+    """Return a note if the medians of row and baseline give another ratio than the pairs: they ran at other times."""
     plain = _joined(record.readings.step_seconds or () for record in baseline)
     if not (plain and time and time.num_pairs and time.low and time.high):
         return ()
@@ -54,8 +54,11 @@ def _beside_pairs(
     return (("GCP023", text),)
 
 
-def _of_device(rounds: Sequence[Record], baseline: Sequence[Record]) -> tuple[tuple[str, str | None], ...]:
-    """What the device, and the clock that times it, say of themselves, by the code of its note."""
+def _of_device(
+    rounds: Sequence[Record], time: TimeRatio | None, baseline: Sequence[Record]
+) -> tuple[tuple[str, str | None], ...]:
+    """Return doubts from the state of the device and the clock that times it, by the code of the note."""
+    is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     return (
         ("GCP024", _clocks(rounds, baseline) if conditions else None),
@@ -63,12 +66,12 @@ def _of_device(rounds: Sequence[Record], baseline: Sequence[Record]) -> tuple[tu
         ("GCP032", _spilled(rounds)),
         ("GCP033", _in_a_row(rounds)),
         ("GCP034", _cut_short(rounds)),
-        ("GCP036", _elsewhere(rounds, baseline)),
+        ("GCP036", None if is_paired else _elsewhere(rounds, baseline)),
     )
 
 
 def _tells_device(record: Record) -> bool:
-    """Whether there is any of what `_of_device` looks at; of 100,000 records most often none has it."""
+    """Whether a record has any of what `_of_device` looks at; of 100,000 records most have none."""
     readings, environment = record.readings, record.environment
     is_known = environment is not None and (environment.device_bytes or environment.device_uuid)
     told = (readings.conditions, readings.host_share, readings.stopped)
@@ -76,11 +79,11 @@ def _tells_device(record: Record) -> bool:
 
 
 def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
-    """By baseline: of all cases that are compared with it, whether they became slower or faster together."""
+    """Return, by baseline, a note if all cases that are compared with it became slower or faster together."""
     groups: dict[Case, list[list[float]]] = {}
     for case, records in rounds_of.items():
         if len(records) == 1:
-            continue  # one round is no series
+            continue  # a single round is not a series
         rounds = sorted(records, key=lambda record: record.round)
         medians = [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
         groups.setdefault(case.baseline, []).append(medians)
@@ -103,7 +106,7 @@ def _joined(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
 def _noise(
     seconds: tuple[float, ...], rounds: Sequence[Record], time: TimeRatio | None, conditions: Series
 ) -> str | None:
-    """One sentence of all that makes the times unsure, and what would help."""
+    """Return one sentence on all that makes the times unsure, and what would help; None if nothing does."""
     asked = _missed(seconds, rounds)
     others, elsewhere = other_processes(conditions)
     stolen = _waited(rounds)
@@ -129,7 +132,7 @@ def _unsure(facts: tuple[str, ...], helps: tuple[str, ...]) -> str:
 
 
 def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
-    """How far the steps of a row are apart, or its rounds where these are all that the ratio is made of."""
+    """Return how far the steps of a row are apart if that is much; else its rounds, if the ratio is made of them."""
     width = spread(seconds)
     if width is not None and width > NOISY:
         return f"its steps vary by {spread_text(width)}"
@@ -140,7 +143,7 @@ def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
 
 
 def _waited(rounds: Sequence[Record]) -> str | None:
-    """How much of the time was stolen from the steps: they were ready to run, or waited for threads that were."""
+    """Return a sentence if much time was stolen from the steps: they, or threads they waited for, had no core."""
     share = held_share(rounds)
     if share is None or share >= HELD:
         return None
@@ -148,20 +151,20 @@ def _waited(rounds: Sequence[Record]) -> str | None:
 
 
 def stolen(rounds: Iterable[Record]) -> float | None:
-    """By what part the steps were longer than the time in which they had a core; None where that is not much."""
+    """Return by what fraction steps were longer than the time in which they had a core; None if it is small."""
     share = held_share(rounds)
     return 1 / share - 1 if share is not None and 0 < share < HELD else None
 
 
 def held_share(rounds: Iterable[Record]) -> float | None:
-    """The part of the steps' time in which their thread had a core; None where it was not measured, as on CUDA."""
+    """Return the fraction of the steps' time in which their thread had a core; None if not measured, as on CUDA."""
     known = [record.readings for record in rounds if record.readings.processor_seconds]
     wall = sum(sum(readings.step_seconds or ()) for readings in known)
     return sum(sum(readings.processor_seconds or ()) for readings in known) / wall if wall else None
 
 
 def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
-    """Where a precision was asked for, and all rounds together do not give it: of the ratio, where steps alternate."""
+    """Return a sentence if all rounds together miss the requested precision: of the ratio if steps alternate."""
     sampling = rounds[0].case.sampling
     if not sampling:
         return None
@@ -179,13 +182,13 @@ def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
 
 
 def computes_more(readings: Readings, none: Readings) -> bool:
-    """Whether the step computes more than the baseline's, as far as both are known."""
+    """Whether the step computes more FLOPs than the baseline's; False if either is not known."""
     mine, base = _flops(readings), _flops(none)
     return bool(mine and base and mine > base)
 
 
 def faster_with_more_work(readings: Readings, none: Readings, ratio: float) -> Note:
-    """Of a step that is surely faster than the baseline's, and computes more."""
+    """Return the note on a step that is surely faster than the baseline's, and computes more."""
     work = (_flops(readings) or 0) / (_flops(none) or 1)
     text = (
         f"its step takes {change_text(ratio)} although it computes {change_text(work)} FLOPs: what it holds "
@@ -200,14 +203,14 @@ def _flops(readings: Readings) -> int | None:
 
 
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
-    """Where the clock was held down, or was another than the baseline's; with the ratio that does not know of it."""
+    """Return a sentence if the clock was held down or was not the baseline's, with the ratio in clock cycles."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
     return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
 
 def _host_bound(rounds: Sequence[Record]) -> str | None:
-    """Where the device waits for the host, whose work is most of the time."""
+    """Return a sentence if the device waits for the host for most of the step."""
     shares = [record.readings.host_share or 0.0 for record in rounds]
     share = max(shares)
     if share < HOST_BOUND:
@@ -219,7 +222,7 @@ def _host_bound(rounds: Sequence[Record]) -> str | None:
 
 
 def _spilled(rounds: Sequence[Record]) -> str | None:
-    """Where more of a GPU's memory was held than it has: the rest can only be the host's."""
+    """Return a sentence if more memory was held than the GPU has: the rest can only be the host's."""
     for record in rounds:
         total = record.environment.device_bytes if record.environment else None
         if not total or record.case.device.startswith("cpu"):
@@ -243,7 +246,7 @@ def _in_a_row(rounds: Sequence[Record]) -> str | None:
 
 
 def _cut_short(rounds: Sequence[Record]) -> str | None:
-    """Where another step would have passed the limit of its stage: which of the rules that end sampling was not met."""
+    """Return a sentence if a round hit its stage time limit before its sampling target."""
     cut = [record for record in rounds if record.readings.stopped == "limit"]
     if not cut:
         return None
@@ -257,7 +260,7 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
 
 
 def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
-    """In how many rounds the baseline ran on another device of the same name, as on a cluster."""
+    """Return a sentence if the baseline ran on another device of the same name in some rounds, as on a cluster."""
     of_round = {record.round: other for record in baseline if (other := _identity(record))}
     if not of_round:
         return None
@@ -277,7 +280,7 @@ def _identity(record: Record) -> str | None:
 
 
 def _within_rounds(change: float | None) -> tuple[tuple[str, str], ...]:
-    """A step that still becomes faster has not warmed up; one that becomes slower drifts."""
+    """Return a note if steps change within rounds: becoming faster is missing warm-up, becoming slower is drift."""
     if change is None or abs(change) < DRIFT:
         return ()
     text = f"{change_text(1 + change)} from the first third of a round to the last"
