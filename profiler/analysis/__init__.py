@@ -1,1 +1,1 @@
-"""Records -> rows, comparisons and advice: pure arithmetic, without files, torch or screens."""
+"""Turns records into rows, comparisons and advice: pure arithmetic, without files, torch or screens."""

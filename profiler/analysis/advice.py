@@ -1,6 +1,6 @@
-"""Which strategy to take, told from the rows of one group, and no more than they tell.
+"""Recommends a strategy from the rows of one group.
 
-Only rows that are ok are ever advised: wrong gradients are no saving, and neither is what did not run.
+Only rows that are ok are recommended: wrong gradients are no saving, and neither is what did not run.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from profiler.analysis.live_bytes import peak_parts
 from profiler.analysis.row_times import SURE, against, is_apart, slowness, verdict
 from profiler.analysis.rows import Row
 
-MOST = 0.9  # of the largest saving: of those that reach so much, the fastest is advised
-LEAST = 0.02  # of the baseline's peak: what saves less saves nothing
-SAME = 0.005  # of the lowest peak: so close to it, others have the same
-MOST_POINTS = 40  # of a frontier
+MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much is recommended
+LEAST = 0.02  # fraction of the baseline's peak: a smaller saving counts as none
+SAME = 0.005  # fraction of the lowest peak: peaks this close to it count as the same
+MOST_POINTS = 40  # most points of a frontier
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,24 +25,24 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     nbytes: int
     phase: str | None
-    num_alike: int  # strategies with the same peak although they keep other amounts between forward and backward
+    num_alike: int  # different amounts of saved bytes among the strategies with the same peak
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a group say. Of a group in which nothing is ok, every field is empty."""
+    """The recommendation for a group. If nothing in it is ok, every field is empty."""
 
-    chosen: Row | None = None  # the strategy to take; the baseline itself where no other saves
-    baseline: Row | None = None  # the step without checkpointing, where it is ok
-    rivals: tuple[Row, ...] = ()  # save as much, in times that cannot be told from that of the chosen one
-    certainty: str = "missing"  # of the chosen one's time
-    lowest: Row | None = None  # the lowest peak of all
+    chosen: Row | None = None  # the strategy to take; the baseline itself if no other saves memory
+    baseline: Row | None = None  # the step without checkpointing, if it is ok
+    rivals: tuple[Row, ...] = ()  # save as much, in times that cannot be told apart from the chosen one's
+    certainty: str = "missing"  # how sure the time of the chosen row is
+    lowest: Row | None = None  # the row with the lowest peak
     limit: Limit | None = None
 
 
 def advise(rows: Sequence[Row]) -> Advice:
-    """The fastest of those that save most; where `none` did not run, the fastest of what did; else `none`.
+    """Recommend the fastest of the rows that save most; if `none` did not run, of all rows; if nothing saves, `none`.
 
-    Of those whose times cannot be told from the fastest, it is the one with the lowest peak.
+    Of rows whose times cannot be told apart from the fastest, the one with the lowest peak is taken.
     """
     measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
     if not measured:
@@ -63,7 +63,7 @@ def advise(rows: Sequence[Row]) -> Advice:
 
 
 def _good(measured: Sequence[Row], baseline: Row) -> list[Row]:
-    """The rows that save nearly as much as any; empty where none saves."""
+    """Return the rows that save nearly as much as the best; empty if none saves."""
     least = min(map(_peak, measured))
     if _peak(baseline) - least < LEAST * _peak(baseline):
         return []
@@ -71,7 +71,10 @@ def _good(measured: Sequence[Row], baseline: Row) -> list[Row]:
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
-    """By time as far as it can be told, then by peak; what another beats in both by its median is never taken."""
+    """Return the fastest row, or of those that cannot be told apart from it the one with the lowest peak.
+
+    A row that another beats in both medians, of time and peak, is never taken.
+    """
     timed = sorted((row for row in rows if row.step_seconds is not None), key=slowness)
     if not timed:
         return min(rows, key=_peak)
@@ -86,7 +89,7 @@ def _is_rival(row: Row, chosen: Row) -> bool:
 
 
 def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
-    """None where the parts of the peak were not measured."""
+    """Return the largest part of the lowest peak; None if its parts were not measured."""
     parts = peak_parts(lowest.readings)
     if parts is None:
         return None
@@ -105,19 +108,19 @@ def _peak(row: Row) -> int:
 
 
 class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """From this budget on, until that of the next point, this strategy is the best that fits."""
+    """The best strategy that fits, from this budget up to that of the next point."""
 
     budget_bytes: int
     best: Row
-    by: str  # "time", "flops" (where no time is known), or "peak" (where neither is): why it is the best
-    rivals: tuple[Row, ...] = ()  # fit as well, in times that cannot be told from its own
+    by: str  # why it is the best: "time", "flops" (no time is known), or "peak" (neither is known)
+    rivals: tuple[Row, ...] = ()  # also fit, in times that cannot be told apart from its own
 
 
 def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
-    """One point for each budget at which the answer changes, the smallest first; empty where nothing is ok.
+    """Return a point for each budget at which the best strategy changes, the smallest first; empty if nothing is ok.
 
-    Where times are known they decide, else FLOPs, else the lowest peak is all that can be said. Of more than
-    MOST_POINTS so many are given, evenly and with both ends: each is true, and a budget between may have a better one.
+    Times decide if they are known, else FLOPs, else the peak alone. Of more than MOST_POINTS points so many are
+    returned, evenly and with both ends: each is true, but a budget in between may have a better one.
     """
     measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
     measured.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))
@@ -134,9 +137,9 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
 
 
 def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
-    """Faster; and where it takes more memory, or stands in for `none`, not by what may be chance.
+    """Whether a row is faster; if it takes more memory, or would replace `none`, by more than chance.
 
-    `none` computes least: where it fits and was faster, chance or not, there is no reason to checkpoint.
+    `none` computes least: if it fits and was faster, by chance or not, there is no reason to checkpoint.
     """
     if _cost(row) >= _cost(before):
         return False
@@ -154,7 +157,7 @@ def _budget_point(best: Row, measured: Sequence[Row]) -> BudgetPoint:
 
 
 def _cost(row: Row) -> tuple[int, float]:
-    """What is known beats what is not."""
+    """Return a sort key: the time, else the FLOPs, else nothing; what is known comes first."""
     if row.step_seconds is not None:
         return 0, slowness(row)
     if row.readings.forward_flops is not None and row.readings.backward_flops is not None:
@@ -163,7 +166,7 @@ def _cost(row: Row) -> tuple[int, float]:
 
 
 def certainty(row: Row, *, baseline: Row | None) -> str:
-    """Of the time against the baseline: "missing", "estimated", "single", "noisy", "same" or "sure"."""
+    """Return how sure the time against the baseline is: "missing", "estimated", "single", "noisy", "same" or "sure"."""
     if row.time is None:
         return "missing"
     if row.case.is_predicted:

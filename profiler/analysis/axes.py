@@ -1,4 +1,4 @@
-"""Which settings of a run vary, and its rows laid out over them."""
+"""Finds the settings of a run that vary, and lays out its rows over them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FIELDS = tuple(field for field in Case.__struct_fields__ if field != "model")
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting that is not the same everywhere: a field of the cases, or an option of their model."""
+    """A setting that varies: a field of the cases, or an option of their model."""
 
     name: str
-    values: tuple[Value, ...]  # at least two: numbers rising, words in the order in which they were measured
+    values: tuple[Value, ...]  # at least two: numbers ascending, words in the order of the cases
 
     @property
     def is_number(self) -> bool:
@@ -33,7 +33,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """All cases by their settings."""
+    """The axes of a run, and all cases with their settings."""
 
     axes: tuple[Axis, ...]
     settings: dict[Case, dict[str, Value]]
@@ -43,12 +43,12 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> Space:
-    """The axes of these cases; `defaults` are the options that a model's text leaves out, by its name."""
+    """Return the axes of these cases; `defaults` has, by model name, the options that a model's text leaves out."""
     distinct = list(dict.fromkeys(cases))
     several = len({case.model.name for case in distinct}) > 1
     settings = {case: _settings(case, defaults, several=several) for case in distinct}
     if several and len({(case.model, case.batch_size) for case in distinct}) == len({case.model for case in distinct}):
-        settings = {case: {**fields, "batch_size": None} for case, fields in settings.items()}  # each has its own batch
+        settings = {case: {**fields, "batch_size": None} for case, fields in settings.items()}  # a model's own
     names = dict.fromkeys(name for fields in settings.values() for name in fields)
     values = {name: list(dict.fromkeys(fields.get(name) for fields in settings.values())) for name in names}
     axes = tuple(Axis(name=name, values=_ordered(varied)) for name, varied in values.items() if len(varied) > 1)
@@ -56,7 +56,7 @@ def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> S
 
 
 def named(space: Space, word: str) -> Axis:
-    """The axis that a user calls so. Raises UserError where nothing of that name varies."""
+    """Return the axis of this name. Raises UserError if nothing of that name varies."""
     name = word.strip().replace("-", "_")
     axes = {axis.name: axis for axis in space.axes}
     if name not in axes:
@@ -66,9 +66,9 @@ def named(space: Space, word: str) -> Axis:
 
 
 def two(space: Space, words: Sequence[str] = ()) -> tuple[Axis, Axis]:
-    """What to lay a plane out over, across and up: the axes that are named, then those with the most to see.
+    """Return the horizontal and the vertical axis of a plane: the named ones, then those with the most values.
 
-    Strategies are up. Raises UserError where no two settings vary.
+    Strategies are vertical. Raises UserError if fewer than two settings vary.
     """
     chosen = [named(space, word) for word in words]
     if len(chosen) > 2 or len(set(chosen)) < len(chosen):
@@ -83,9 +83,9 @@ def two(space: Space, words: Sequence[str] = ()) -> tuple[Axis, Axis]:
 
 
 def rising(space: Space, words: Sequence[str] = ()) -> Axis:
-    """The axis of positive numbers that something grows with: the one that is named, else that with the most of them.
+    """Return the axis of positive numbers for a growth curve: the named one, else the one with the most values.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     if len(words) > 1:
         raise UserError(f"curves are over one axis, not '{','.join(words)}'", hint=f"name one, as {words[0]}")
@@ -97,7 +97,7 @@ def rising(space: Space, words: Sequence[str] = ()) -> Axis:
 
 
 def groups_over(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[list[Row]]:
-    """The rows that differ in no axis but those of `over`, together."""
+    """Return the rows in groups that differ only in the axes of `over`."""
     fixed = [axis for axis in space.axes if axis.name not in set(over)]
     groups: dict[tuple[Value, ...], list[Row]] = {}
     for row in rows:
@@ -106,18 +106,18 @@ def groups_over(rows: Iterable[Row], space: Space, over: Iterable[str]) -> list[
 
 
 def grid(rows: Iterable[Row], space: Space, across: Axis, up: Axis) -> dict[tuple[Value, Value], Row]:
-    """Rows that are of one plane by their two values; what was not measured is not in it."""
+    """Return the rows of one plane by their two values; what was not measured is missing."""
     return {(space.at(row.case, across), space.at(row.case, up)): row for row in rows}
 
 
 def _ranked(space: Space) -> list[Axis]:
-    """All but the strategies: numbers before words, and those with the most values first."""
+    """Return all axes but the strategy: numbers before words, those with the most values first."""
     candidates = (axis for axis in space.axes if axis.name != STRATEGY)
     return sorted(candidates, key=lambda axis: (not axis.is_number, -len(axis.values)))
 
 
 def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several: bool) -> dict[str, Value]:
-    """Of several models, each is one value as it is called: the options of one say nothing of another."""
+    """Return the settings of a case; with several models, each is one value, since their options are not comparable."""
     fields = {name: _value(getattr(case, name)) for name in FIELDS}
     if several:
         return {"model": str(case.model), **fields}
@@ -127,14 +127,14 @@ def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several:
 
 
 def _value(value: object) -> Value:
-    """A field as it is; a switch is a word and no number."""
+    """Return a field's value: a number or None as it is, UNSET as None, anything else, a boolean too, as text."""
     if value is UNSET:
         return None
     return value if _is_number(value) or value is None else str(value)  # type: ignore[return-value]
 
 
 def _read(text: str) -> Value:
-    """The number that an option's text is, else the text."""
+    """Return the number that an option's text is, else the text."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,4 +1,4 @@
-"""What is the same, what differs, and what must not differ between the sides of a comparison."""
+"""Finds what is the same, what differs, and what must not differ between the sides of a comparison."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment
 from profiler.core.units import bytes_text
 
-UNTOLD = ("started",)  # differs always, and says nothing
+UNTOLD = ("started",)  # always differs, which means nothing
 NOTHING = "-"
 WORDS = {"device_name": "device", "device_bytes": "memory", "device_uuid": "UUID", "num_threads": "threads"}
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One circumstance, by side."""
+    """One circumstance (a setting, or a part of the environment), by side."""
 
     what: str
     values: tuple[str, ...]
@@ -31,9 +31,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
-    """Where and with what every side ran: the environment's every field, then what its cases share.
+    """Return the circumstances of every side: all fields of the environment, the settings of its cases, the rounds.
 
-    A side with several values, as two precisions, has them all in one text.
+    Several values on a side, such as two precisions, are joined in one text.
     """
     readers: dict[str, Callable[[Row], str]] = {"how": lambda row: row.evidence, "rehearsed on": _sized_gpu}
     readers |= {
@@ -51,15 +51,15 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
 
 
 def _is_as_ever(difference: Difference) -> bool:
-    """Whether it is a word that nobody chose otherwise than it is by itself."""
+    """Whether a setting has its default choice on every side."""
     choices = SETTINGS[difference.what].choices if difference.what in SETTINGS else ()
     return set(difference.values) <= set(choices[:1])
 
 
 def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises UserError (exit code 4) where rows that stand beside each other do not mean the same.
+    """Raise UserError (exit code 4) if rows that are compared differ in a setting that is not allowed to differ.
 
-    Also where no row of a side stands beside one of the baseline.
+    Also if a side has no row in common with the baseline.
     """
     baseline, *others = sides
     for side in others:
@@ -75,7 +75,7 @@ def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequen
 
 
 def idle(sides: Sequence[Side], allowed: Sequence[str]) -> tuple[str, ...]:
-    """A remark on what was allowed to differ, and does not in any rows that stand beside each other."""
+    """Return a remark on settings that are allowed to differ and do not, in any rows that are compared."""
     baseline, *others = sides
     shared = {side.label: [key for key in baseline.points if key in side.points] for side in others}
     names = [name for name in allowed if not any(_unequal(baseline, side, shared[side.label], name) for side in others)]
@@ -117,7 +117,7 @@ def _values(side: Side, read: Callable[[Row], str]) -> str:
 
 
 def _sized_gpu(row: Row) -> str:
-    """The word of a rehearsed GPU that was given sizes of its own."""
+    """Return the device of a rehearsed GPU that was given sizes of its own; empty for any other."""
     return row.case.device if row.case.is_rehearsed and Choice(row.case.device).name != row.case.device else ""
 
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: rows that mean the same, each against the baseline's."""
+"""Compares several runs: matching rows, each against the baseline's."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from profiler.core.record import Record
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of one side, and how it compares with the baseline's; None where there is nothing to compare."""
+    """One row of one side, and how it compares with the baseline's; None if there is nothing to compare."""
 
     outcome: str
     detail: str | None = None
     predicted: bool
     evidence: str
-    peak_bytes: int | None = None  # None where it is not ok
+    peak_bytes: int | None = None  # None if it is not ok
     step_seconds: float | None = None
     peak: Contrast | None = None
     time: Contrast | None = None
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of all sides that mean the same; None where a side has none."""
+    """The matching rows of all sides; None for a side without one."""
 
     key: dict[str, str]
     cells: tuple[Cell | None, ...]
@@ -44,11 +44,11 @@ class SideSummary(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     device: str
     predicted: bool
-    evidence: str  # measured, rehearsed or predicted; of several, all of them
+    evidence: str  # measured, rehearsed or predicted; several are joined
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is said of several runs; the first side is the baseline."""
+    """The comparison of several runs; the first side is the baseline."""
 
     sides: tuple[SideSummary, ...]
     differences: tuple[Difference, ...]
@@ -62,9 +62,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_runs(
     runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
 ) -> Comparison:
-    """Compare runs, by name, with the first. What is allowed to differ is not aligned by.
+    """Compare runs, by name, with the first. Rows are not aligned by what is allowed to differ.
 
-    Raises UserError (exit code 4) where they cannot be compared, or mix what is not allowed to differ.
+    Raises UserError (exit code 4) if they cannot be compared, or differ in what is not allowed to differ.
     """
     align = [name for name in align if name not in allowed]
     empty = next((name for name, records in runs if not records), None)

@@ -1,6 +1,6 @@
-"""What a sweep costs before it is run: trials, steps, seconds of a GPU.
+"""Estimates what a sweep costs before it runs: trials, steps, GPU seconds.
 
-What copies, digests and the reading of the allocator take besides is not counted.
+The time of copies, digests and readings of the allocator is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST
 
 
 class Bounds(NamedTuple):
-    """The least and the most of something."""
+    """The lower and upper bound of a quantity."""
 
     least: float
     most: float
@@ -31,26 +31,29 @@ class Bounds(NamedTuple):
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted seconds of a setting without checkpointing."""
+    """Predicted seconds of the step without checkpointing."""
 
     step_seconds: float
-    forward_seconds: float  # what computing everything once more adds
+    forward_seconds: float  # the extra time of recomputing everything
 
 
 class SweepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a plan, or of what is left of it."""
+    """The cost of a schedule, or of the rest of it."""
 
     num_trials: int
-    num_predicted: int  # of them, which need no device
-    num_rehearsed: int  # of them, which need none either
-    steps: Bounds  # of the others; where nothing is known of their speed, with one step a timed sample
-    sampling_seconds: float  # that the timed steps of a round may take, once there are enough; 0 for a fixed number
-    gpu_seconds: Bounds | None  # of the trials of which the speed is known; of every rank its own
-    num_unknown: int  # measured trials of which it is not
+    num_predicted: int  # of these, predictions, which need no device
+    num_rehearsed: int  # of these, rehearsals, which need none either
+    steps: Bounds  # of the other trials; if their speed is not known, with one step per timed sample
+    sampling_seconds: float  # time limit of a round's timed steps, once there are enough; 0 for a fixed number
+    gpu_seconds: Bounds | None  # of the trials whose speed is known, summed over ranks; None if there are none
+    num_unknown: int  # measured trials whose speed is not known
 
 
 def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds: float) -> SweepCost:
-    """The cost of trials, by the predicted speeds of their baselines (`case.baseline.twin`) and of a trial's start."""
+    """Return the cost of trials, from the predicted speeds of their baselines (by `case.baseline.twin`).
+
+    `start_seconds` is how long a trial takes to start.
+    """
     planned = list(trials)
     measured = [trial for trial in planned if not trial.case.is_predicted and not trial.case.is_rehearsed]
     num_rehearsed = sum(trial.case.is_rehearsed for trial in planned)
@@ -76,13 +79,13 @@ def cost(trials: Iterable[Trial], speeds: Mapping[Case, Speed], *, start_seconds
 
 
 def num_steps(trial: Trial, speed: Speed | None = None) -> Bounds:
-    """Training steps of one rank."""
+    """Return the training steps of one rank."""
     timed = [num_timed(trial, seconds) for seconds in _step_span(trial, speed)]
     return _untimed(trial).plus(Bounds(min(bounds.least for bounds in timed), max(bounds.most for bounds in timed)))
 
 
 def step_seconds(trial: Trial, speed: Speed) -> Bounds:
-    """Seconds that they take: of a strategy the step without checkpointing at least, and one more forward at most."""
+    """Return the seconds of these steps: each at least as long as the baseline's, and at most a forward longer."""
     fast, slow = _step_span(trial, speed)
     assert fast is not None
     assert slow is not None
@@ -95,26 +98,26 @@ def step_seconds(trial: Trial, speed: Speed) -> Bounds:
 
 
 def num_timed(trial: Trial, seconds: float | None) -> Bounds:
-    """Steps that are timed where each takes so many seconds, as `meters.time` and `core.stats` take them."""
+    """Return the number of timed steps if each takes so long, by the rules of `meters.time` and `core.stats`."""
     case = trial.case
     if "time" not in trial.passes:
         return Bounds(0, 0)
     per_sample = 1 if seconds is None else min(MOST_STEPS, max(1, ceil(SHORTEST / seconds)))
     if trial.is_paired and case.strategy.name not in WITHOUT_SWITCH:
         pairs = _num_paired(trial, seconds, per_sample)
-        shared = pairs.least // 2 if is_time_alone(trial) else 0  # with the steps of others, those without a strategy
+        shared = pairs.least // 2 if is_time_alone(trial) else 0  # those without a strategy, shared with others
         return Bounds(pairs.least - shared, pairs.most).times(per_sample)
     if not case.sampling:
         return Bounds(case.samples, case.samples).times(per_sample)
     limit = case.sampling.max_samples
     in_time = limit if seconds is None else min(limit, ceil(case.sampling.max_seconds / (seconds * per_sample)))
     least = case.samples if seconds is None or in_time <= case.samples else max(case.samples, FIRST_LOOK)
-    # the first ones may be found to be warm-up, at most as many as are left
+    # the first steps may turn out to be warm-up, at most as many as are left
     return Bounds(least, max(in_time, 2 * case.samples)).times(per_sample)
 
 
 def _num_paired(trial: Trial, seconds: float | None, per_sample: int) -> Bounds:
-    """Samples with the strategy and without it, as `core.paired_steps` takes them."""
+    """Return the number of samples with and without the strategy, by the rules of `core.paired_steps`."""
     case = trial.case
     if not case.sampling:
         return Bounds(2 * case.samples, 2 * case.samples)
@@ -125,25 +128,25 @@ def _num_paired(trial: Trial, seconds: float | None, per_sample: int) -> Bounds:
 
 
 def _untimed(trial: Trial) -> Bounds:
-    """The steps of the other passes, and those before the timed ones, as `measuring` runs them."""
+    """Return the steps of the other passes, and those before the timed ones, as `measuring` runs them."""
     case, passes = trial.case, trial.passes
     steps = Bounds(0, 0)
     if "equality" in passes and case.verify != "off":
-        # each run is of two steps: a baseline twice, in another precision also one step of each against fp32;
-        # else by digests, or with the baseline twice more, and itself once more from the baseline's weights;
-        # the steps of the memory pass are one of these runs, where they leave the same behind
+        # a run has two steps. The baseline runs twice, in another precision also one step each against fp32. Others
+        # run once if digests match, else also the baseline twice, and once more from the baseline's weights.
+        # The steps of the memory pass serve as one of these runs, if they leave the same results
         own = 4 if case.precision == "fp32" else 6
         shared = 2 if "memory" in passes and not case.ranks else 0
         steps = steps.plus(Bounds(own - shared, own) if case == case.baseline else Bounds(2 - shared, 8))
         if case.ranks and case == case.baseline:
-            # against one process with all batches, and once more where bits differ
+            # against one process with the batches of all ranks, and once more if bits differ
             steps = steps.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))
     settling = DDP_SETTLING if (case.parallel or "").startswith("ddp") else 1
-    is_paired = trial.is_paired and case.strategy.name not in WITHOUT_SWITCH  # a step without it warms up in any case
+    is_paired = trial.is_paired and case.strategy.name not in WITHOUT_SWITCH  # a step without it always warms up
     warmup = max(1, case.warmup) if is_paired else case.warmup
     always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + warmup}
     number = sum(count for name, count in always.items() if name in passes)
-    is_look = is_paired and trial.least_pairs == 1 and case.torch_device == "cpu"  # which both warm up for together
+    is_look = is_paired and trial.least_pairs == 1 and case.torch_device == "cpu"  # one step warms up for both
     return steps.plus(Bounds(number - (is_time_alone(trial) or is_look), number))
 
 

@@ -1,4 +1,4 @@
-"""Two samples of seconds, or two exact numbers, against each other: a ratio, its interval, a verdict.
+"""Compares two samples of seconds, or two exact numbers, of different runs: a ratio, its interval, a verdict.
 
 What the interval means is in docs/comparing.md.
 """
@@ -18,27 +18,27 @@ from profiler.analysis.time_ratio import TimeRatio, TimeVerdict, verdict
 from profiler.core.stats import LEVEL, middle
 
 Rounds = Sequence[Sequence[float]]  # the samples of each round, in the order in which they were taken
-Verdict = TimeVerdict | Literal["better", "worse", "off"]  # of bytes; off: not the same, of two kinds of evidence
+Verdict = TimeVerdict | Literal["better", "worse", "off"]  # of bytes; off: different, but of two kinds of evidence
 
 UNTOLD: TimeVerdict = "cannot be told apart"
-NUM_STRETCHES = 10  # into so many a single round is cut
-MOST_SAMPLES = 256  # of rows that are remembered
-HALVINGS = 60  # of a right angle: to the last digit of a float
+NUM_STRETCHES = 10  # how many stretches a single round is cut into
+MOST_SAMPLES = 256  # how many rows are cached
+HALVINGS = 60  # bisections of a right angle, to the last bit of a float
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     """A value over the baseline's; less is better."""
 
-    ratio: float | None  # None where the baseline is zero
-    low: float | None = None  # the interval of LEVEL; None where there is none: exact, or a single sample
+    ratio: float | None  # None if the baseline is zero
+    low: float | None = None  # the interval at LEVEL; None if there is none: exact, or a single sample
     high: float | None = None
     verdict: Verdict
 
 
 def exact(before: int, after: int, *, is_of_two_kinds: bool = False) -> Contrast:
-    """Numbers without noise, like bytes: any difference is one.
+    """Compare numbers without noise, such as bytes: any difference counts.
 
-    Of two kinds of evidence, as a measurement and a rehearsal, neither is better.
+    Between two kinds of evidence, such as a measurement and a rehearsal, neither is better.
     """
     verdict: Verdict = "same" if after == before else "better" if after < before else "worse"
     verdict = "off" if is_of_two_kinds and verdict != "same" else verdict
@@ -47,7 +47,7 @@ def exact(before: int, after: int, *, is_of_two_kinds: bool = False) -> Contrast
 
 
 def estimated(before: float, after: float) -> Contrast:
-    """Predicted seconds: without noise, and the same within the margin."""
+    """Compare predicted seconds: they have no noise, and are the same within the margin."""
     if before <= 0:
         return Contrast(ratio=None, verdict="same" if after == before else UNTOLD)
     ratio = after / before
@@ -55,19 +55,19 @@ def estimated(before: float, after: float) -> Contrast:
 
 
 class Sample(NamedTuple):
-    """What a comparison needs of the samples of one side."""
+    """The statistics of one side's samples that a comparison needs."""
 
     middle: float  # the median
     num_units: int
-    mean: float | None = None  # of the logarithms of the units; None where one is not above zero, or there is one alone
-    spread: float = 0.0  # their variance over their number
+    mean: float | None = None  # of the logarithms of the units; None if one is not above zero, or there is only one
+    spread: float = 0.0  # squared standard error of that mean
 
 
 def sampled(before: Rounds, after: Rounds, *, floor: float | None = None) -> Contrast:
-    """The ratio of two medians, with a t interval of the difference of the mean logarithms of their units.
+    """Compare two medians: their ratio, with Welch's t interval of the difference of mean logarithms of the units.
 
-    A side without noise (one prediction of seconds, beside what was measured) is given as equal samples. `floor` is the
-    larger one of the runs that the sides are of, as in `time_ratio.verdict`.
+    A side without noise (a prediction of seconds, compared with a measurement) is passed as equal samples. `floor` is
+    the larger noise floor of the two runs, as in `time_ratio.verdict`.
     """
     time = ratio_of(*(_remembered(tuple(map(tuple, side))) for side in (before, after)))
     if time is not None and time.interval is not None:
@@ -78,7 +78,7 @@ def sampled(before: Rounds, after: Rounds, *, floor: float | None = None) -> Con
 
 
 def ratio_of(before: Sample, after: Sample) -> TimeRatio | None:
-    """The ratio of `sampled`, without its verdict; None where that before takes no time."""
+    """Return the ratio of `sampled`, without its verdict; None if `before` takes no time."""
     if before.middle <= 0:
         return None
     ratio = after.middle / before.middle
@@ -89,7 +89,7 @@ def ratio_of(before: Sample, after: Sample) -> TimeRatio | None:
 
 
 def sample(rounds: Rounds) -> Sample:
-    """What a comparison needs of a side that has samples."""
+    """Return the statistics that a comparison needs of one side's samples."""
     seconds = sorted(_joined(rounds))
     independent = units(rounds)
     if seconds[0] <= 0 or len(independent) < 2:
@@ -99,13 +99,13 @@ def sample(rounds: Rounds) -> Sample:
     return Sample(middle(seconds), len(independent), fsum(logarithms) / len(logarithms), spread)
 
 
-_remembered = lru_cache(maxsize=MOST_SAMPLES)(sample)  # a row is held against many others
+_remembered = lru_cache(maxsize=MOST_SAMPLES)(sample)  # a row is compared with many others
 
 
 def units(rounds: Rounds) -> Sequence[float]:
-    """What is taken to be independent: the medians of the rounds, each a process of its own.
+    """Return what is taken to be independent: the medians of the rounds, each a process of its own.
 
-    Of a single round, the medians of stretches of consecutive steps, since neighbours resemble each other.
+    For a single round, the medians of stretches of consecutive steps, since neighbors are correlated.
     """
     measured = [seconds for seconds in rounds if seconds]
     if len(measured) > 1:
@@ -122,7 +122,7 @@ def _joined(rounds: Rounds) -> Sequence[float]:
 
 
 def _interval(before: Sample, after: Sample, *, ratio: float) -> tuple[float, float]:
-    """Of the ratio, from logarithms. The ratio of the medians is always within."""
+    """Return the confidence interval of the ratio, from logarithms; it always contains the ratio of the medians."""
     assert before.mean is not None, "it has two units or more"
     assert after.mean is not None, "so has this one"
     spread, centre = before.spread + after.spread, after.mean - before.mean
@@ -138,7 +138,7 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def _freedom(before: Sample, after: Sample) -> float:
-    """Welch's degrees of freedom in the form for small samples (Biometrika 34, 1947), within what they can be."""
+    """Return Welch's degrees of freedom for small samples (Biometrika 34, 1947), within their possible range."""
     first, second = before.num_units, after.num_units
     parts = before.spread**2 / (first + 1) + after.spread**2 / (second + 1)
     freedom = (before.spread + after.spread) ** 2 / parts - 2
@@ -146,11 +146,11 @@ def _freedom(before: Sample, after: Sample) -> float:
 
 
 def t_quantile(confidence: float, freedom: float) -> float:
-    """The t that a value stays within, above and below zero, with this probability; freedom is at least 1.
+    """Return the t with P(|T| <= t) = `confidence` in Student's distribution; `freedom` is at least 1.
 
-    Between whole degrees of freedom its logarithm is interpolated in 1 / freedom: within 1 % of it from 2 on, and
-    within 4 % below. SciPy has it, and takes longer to import than a whole comparison (scipy.special 0.6 s); tests hold
-    the two against each other.
+    Between whole degrees of freedom the logarithm of t is interpolated in 1 / freedom: within 1 % of t from 2 on, and
+    within 4 % below. SciPy's takes longer to import than a whole comparison takes (scipy.special 0.6 s); tests compare
+    the two.
     """
     below = floor(freedom)
     low, high = _log_t(confidence, below), _log_t(confidence, below + 1)
@@ -160,7 +160,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
 
 @cache
 def _log_t(confidence: float, freedom: int) -> float:
-    """The logarithm of the t of a whole number of degrees of freedom."""
+    """Return the logarithm of t for a whole number of degrees of freedom."""
     least, most = 0.0, pi / 2
     for _ in range(HALVINGS):
         middle = (least + most) / 2
@@ -169,7 +169,7 @@ def _log_t(confidence: float, freedom: int) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """P(|T| <= tan(angle) sqrt(freedom)): Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    """Return P(|T| <= tan(angle) sqrt(freedom)): Abramowitz and Stegun 26.7.3 and 26.7.4."""
     if freedom == 1:
         return 2 * angle / pi
     odd = freedom % 2

@@ -1,4 +1,4 @@
-"""What a device says of itself and of its other users -> what is wrong with times that were taken on it, in words."""
+"""Derives doubts about times from the conditions of their device: clock, heat, power, other processes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from statistics import fmean, median
 from profiler.core.record import Conditions, Record
 from profiler.core.units import bytes_text, change_text, in_unit_text
 
-SLOWED = 0.95  # of the highest clock: a clock that is held no lower is let pass, and so is one that falls no further
-SHARE = 0.1  # of all cores
-LEAST_SECONDS = 0.5  # the system counts in hundredths; of less one cannot tell a share
-APART = 0.05  # a smaller difference of the clocks is let pass
+SLOWED = 0.95  # fraction of the highest clock: a clock held down, or falling, to this is accepted
+SHARE = 0.1  # fraction of all cores that other processes may use
+LEAST_SECONDS = 0.5  # in less time no share can be computed, since the system counts in hundredths
+APART = 0.05  # a smaller relative difference of clocks is accepted
 
 Series = Sequence[Sequence[Conditions]]  # of each round, in order of time
 
 
 def clock_held(series: Series) -> str | None:
-    """Whether the clock was held down, or fell, while steps were timed; by what, and how hot and busy it was."""
+    """Return a sentence if the clock was held down, or fell, during timing: by what, how far, how hot it was."""
     moments = [moment for round_ in series for moment in round_]
     clocks = [moment.clock_hertz for moment in moments if moment.clock_hertz is not None]
     highest = _most(moment.highest_clock_hertz for moment in moments)
@@ -32,7 +32,7 @@ def clock_held(series: Series) -> str | None:
 
 
 def other_processes(series: Series) -> tuple[str | None, str | None]:
-    """Whether other processes used the device while steps were timed; and what would help, but for a quiet machine."""
+    """Return a sentence if other processes used the device during timing, and what helps besides a quiet machine."""
     if not series:
         return None, None
     on_device = max((moment.num_others or 0 for round_ in series for moment in round_), default=0)
@@ -82,7 +82,7 @@ def _megahertz(hertz: float) -> str:
 
 
 def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
-    """Whether a round ran at another clock than its baseline, so that part of the ratio is the clock's."""
+    """Return a sentence if a round ran at another clock than its baseline, so that part of the ratio is the clock's."""
     pairs = [
         (mine, none) for record, base in _pairs(rounds, baseline) if (mine := clock(record)) and (none := clock(base))
     ]
@@ -94,7 +94,7 @@ def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | 
 
 
 def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
-    """The change of the time in cycles, as the end of a sentence; nothing where no clocks are known."""
+    """Return the change of the time in clock cycles, as the end of a sentence; empty if no clocks are known."""
     ratios = [
         median(record.readings.step_seconds or ()) / median(base.readings.step_seconds or ()) * mine / none
         for record, base in _pairs(rounds, baseline)
@@ -104,13 +104,13 @@ def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
 
 
 def clock(record: Record) -> float | None:
-    """The mean clock while the steps of a round were timed, in hertz."""
+    """Return the mean clock while the steps of a round were timed, in hertz; None if it is not known."""
     clocks = [moment.clock_hertz for moment in record.readings.conditions or () if moment.clock_hertz]
     return fmean(clocks) if clocks else None
 
 
 def _pairs(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Each timed record with the baseline's of the same round; nothing for the baseline itself."""
+    """Return each timed record with the baseline's of the same round; nothing for the baseline itself."""
     of_round = {record.round: record for record in baseline if record.readings.step_seconds}
     pairs = [(record, of_round.get(record.round)) for record in rounds if record.readings.step_seconds]
     return [(record, base) for record, base in pairs if base is not None and record.case != base.case]

@@ -1,4 +1,4 @@
-"""Why a step's peak is what it is, from its trace, and what else would lower it."""
+"""Explains a step's peak from its trace, and finds what else would lower it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from profiler.analysis.small_savings import INPUTS, Reason, reason
 from profiler.core.allocator_history import GRANULE
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Life, Trace, live, summed
 
-NUM_MODULES = 10  # the largest, that are named
-LEAST_GAIN = 0.01  # of the peak: what gives less is not worth its line
-GROWING = ("inputs", "saved", "recomputed", "temporaries")  # what may grow with the batch
+NUM_MODULES = 10  # how many of the largest are named
+LEAST_GAIN = 0.01  # fraction of the peak: smaller gains are not listed
+GROWING = ("inputs", "saved", "recomputed", "temporaries")  # categories that may grow with the batch
 
-CHUNKS = 8  # of the tokens, in a cross-entropy that is taken in chunks
+CHUNKS = 8  # into which a chunked cross-entropy splits the tokens
 SOFTMAX, SOFTMAX_BACKWARD = "aten._log_softmax", "aten._log_softmax_backward_data"
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
-SHARED = ("saved", "recomputed", "temporaries")  # what is made of the logits, and can be made in parts
+SHARED = ("saved", "recomputed", "temporaries")  # categories of what is made of the logits, and can be made in chunks
 
 Change = Callable[[Allocation], Iterable[Life]]
 
@@ -30,19 +30,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The peak of one step, what it is made of, how low it could be, and why it is no lower."""
 
     peak: Peak
-    operator_bytes: int  # of the peak, what its operator takes besides its results
-    categories: tuple[Share, ...]  # of what is live at the peak: all of it, the largest first
+    operator_bytes: int  # of the peak: what its operator allocates besides its outputs
+    categories: tuple[Share, ...]  # of all that is live at the peak, the largest first
     modules: tuple[Share, ...]  # the same by block or module; an empty name is outside of all modules
     num_others: int  # modules that are not named
-    others_bytes: int  # what those hold
+    others_bytes: int  # what these hold
     floor: Floor
     remedies: tuple[Remedy, ...]  # the strongest first
-    choices: BlockChoices | None = None  # the blocks, and others that the model has; None where that is not known
-    better: BlockChoice | None = None  # of those, the one that lowers the peak of `all` most
+    choices: BlockChoices | None = None  # the blocks, and others that the model has; None if not known
+    better: BlockChoice | None = None  # the choice that lowers the peak of `all` most
     baseline_bytes: int | None = None  # the baseline's peak; None without a baseline
-    split: str | None = None  # where the blocks are cut
-    reason: Reason | None = None  # None without a baseline, and where enough is saved
-    holders: tuple[Holder, ...] = ()  # the largest at the peak, where lines of code are known
+    split: str | None = None  # how the strategy split the blocks
+    reason: Reason | None = None  # None without a baseline, or if enough is saved
+    holders: tuple[Holder, ...] = ()  # the largest at the peak, if lines of code are known
 
 
 def explain(
@@ -56,9 +56,10 @@ def explain(
     """Explain the peak of a traced step.
 
     `blocks` are the names of the model's blocks in order; `baseline` is the trace of the same step without
-    checkpointing, `choices` are what other blocks come to, and `split` is only passed on. The floor is read from the
-    baseline where there is one: what runs only in a recompute is not in it. But a step whose checkpoints hold more than
-    these blocks may pass that one, and has its own. A trace that is its own baseline needs no reason.
+    checkpointing, `choices` are what other blocks come to, and `split` is only passed on. The floor is that of the
+    baseline if there is one, since what runs only in a recompute is not in it. But if the step's peak is below that
+    floor, because its checkpoints hold more than these blocks, the floor is the step's own. A trace that is its own
+    baseline needs no reason.
     """
     if baseline is trace:
         baseline = None
@@ -89,11 +90,11 @@ def explain(
 
 
 def better_blocks(choices: BlockChoices, *, lowers_floor: bool = False) -> BlockChoice | None:
-    """The other blocks with the lowest peak under `all`; None where no other is lower by a hundredth.
+    """Return the other blocks with the lowest peak under `all`; None if no others are lower by a hundredth.
 
-    A floor is a bound, which `all` need not reach: finer blocks have a lower one, and may keep more inputs. A plan can
-    only gain where that is lower too, as `lowers_floor` asks. Where the peak of `all` is not known of these blocks,
-    floors are compared.
+    A floor is a lower bound that `all` need not reach: finer blocks have a lower one, but may keep more inputs. A plan
+    gains only if the floor is lower too, which `lowers_floor` requires. Floors are compared if the peak of `all` is not
+    known for the case's own blocks.
     """
     own = choices.own
     if own.all_bytes is None:
@@ -110,20 +111,24 @@ def better_blocks(choices: BlockChoices, *, lowers_floor: bool = False) -> Block
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is checkpointing, coarser, batch, optimizer, gradients, kept-gradients, offload, host-inputs or loss."""
+    """A change that would lower the peak.
+
+    `kind` is checkpointing, coarser, batch, optimizer, gradients, kept-gradients, offload, host-inputs or loss.
+    """
 
     kind: str
-    nbytes: int  # the peak would be lower by at most so many
+    nbytes: int  # an upper bound of what it takes off the peak
 
 
 def remedies(trace: Trace, *, floor_bytes: int, are_too_many: bool = False) -> tuple[Remedy, ...]:
-    """Every remedy that could lower the peak by a hundredth or more, the strongest first.
+    """Return every remedy that could lower the peak by a hundredth or more, the strongest first. Bytes.
 
-    Each is the peak of the same step less the peak with other lives of its storages: half the batch; an optimizer
-    without state; gradients freed as they arrive (the optimizer's step in the backward); gradients that are kept
-    between the steps dropped instead; saved activations, which are what checkpoints keep where there are any, on the
-    host but where they are made and last used; the loss in chunks. An optimizer in the backward has no place where
-    gradients of several micro-batches are added. Where there `are_too_many` checkpoints, fewer lead to it. Bytes.
+    The gain is the peak of the step less its peak with other lifetimes of its storages: half the batch; an optimizer
+    without state; gradients freed as they arrive (the optimizer's step in the backward); gradients dropped instead of
+    kept between steps; saved activations (with checkpoints, their inputs) on the host except where they are made and
+    last used; the loss in chunks. An optimizer in the backward is impossible if gradients of several micro-batches are
+    added. If there `are_too_many` checkpoints, the way to the floor is fewer of them: `coarser` instead of
+    `checkpointing`.
     """
     highest = max(live(trace))
     is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
@@ -152,7 +157,7 @@ def is_accumulated(trace: Trace) -> bool:
 
 
 def _changed_peak(trace: Trace, change: Change, *, is_half_batch: bool = False) -> int:
-    """The peak with the lives that the change gives; of half the batch operators hide less."""
+    """Return the peak with changed lifetimes; with half the batch, operators hide fewer bytes too."""
     held = summed(chain.from_iterable(map(change, trace.allocations)), len(trace.operators))
     hidden = (0, *(operator.hidden_bytes - is_half_batch * operator.batch_bytes for operator in trace.operators))
     return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
@@ -163,7 +168,10 @@ def _as_it_is(storage: Allocation) -> Iterable[Life]:
 
 
 def _half_batch(trace: Trace) -> Change:
-    """What the optimizer makes never grows; the allocator rounds what is left up."""
+    """Return a change that shrinks what grows with the batch; sizes are rounded up as the allocator does.
+
+    What the optimizer makes never grows.
+    """
     granule = GRANULE if trace.device == "cuda" else 1
 
     def change(storage: Allocation) -> Iterable[Life]:
@@ -181,7 +189,7 @@ def _no_state(storage: Allocation) -> Iterable[Life]:
 
 
 def _freed_gradients(storage: Allocation) -> Iterable[Life]:
-    """The optimizer's temporaries go with them: it takes one parameter at a time."""
+    """Free each gradient when it is made, and the optimizer's temporaries with it: it takes one parameter at a time."""
     if storage.category == "gradients" and storage.born:
         yield storage.nbytes, storage.born, storage.born
     elif storage.phase != "optimizer":
@@ -189,7 +197,7 @@ def _freed_gradients(storage: Allocation) -> Iterable[Life]:
 
 
 def _dropped_gradients(trace: Trace) -> Change:
-    """A gradient of the step before is there from its module's own backward on."""
+    """Return a change that lets each gradient of the step before begin only with its module's own backward."""
     first: dict[str, int] = {}
     for number, operator in enumerate(trace.operators, start=1):
         if operator.phase == "backward":
@@ -213,11 +221,11 @@ def _offloaded(storage: Allocation) -> Iterable[Life]:
 
 
 def chunked(trace: Trace) -> Change | None:
-    """The lives of storages with a cross-entropy in chunks, each chunk's logits computed anew in its backward.
+    """Return a change to a cross-entropy in chunks, each of whose logits are recomputed in its backward.
 
-    None where the forward has no cross-entropy of its own, or has several. From the product that makes the logits to
-    those of its backward, which make gradients of the input and the weights, what is at least half as large as the
-    log-probabilities is a `CHUNKS`th of it. The gradients of the head's weights are there twice meanwhile: one chunk's
+    None if the forward has no cross-entropy of its own, or has several. From the matrix product that makes the logits
+    to those of its backward, which make gradients of the input and the weights, what is at least half as large as the
+    log-probabilities shrinks to a `CHUNKS`th. The gradients of the head's weights exist twice in that time: one chunk's
     is added to the sum.
     """
     names = [operator.name for operator in trace.operators]
@@ -242,5 +250,5 @@ def chunked(trace: Trace) -> Change | None:
 
 
 def _products(names: list[str]) -> list[int]:
-    """The numbers of the products of matrices."""
+    """Return the numbers of the matrix products."""
     return [number for number, name in enumerate(names, start=1) if name in PRODUCTS]

@@ -1,4 +1,4 @@
-"""A row as one flat line of named values, for every kind of table."""
+"""Flattens a row into named columns, for every kind of table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMES = ("forward", "backward", "optimizer", "step")
 
 
 def flat_row(row: Row) -> dict[str, Any]:
-    """All columns of one row. Bytes and seconds; times are medians, with their raw samples; None: not measured."""
+    """Return all columns of a row, in bytes and seconds; times are medians, with raw samples; None: not measured."""
     return {name: read(row) for name, (_, read) in TABLE.items()}
 
 
@@ -44,7 +44,7 @@ def _seconds(phase: str, row: Row) -> float | None:
     return median(samples) if samples else None
 
 
-TABLE: dict[str, tuple[type, Callable[[Row], Any]]] = {  # the kind of a column, tuple being samples, and its value
+TABLE: dict[str, tuple[type, Callable[[Row], Any]]] = {  # the type of a column, tuple for samples, and its reader
     "case": (str, lambda row: row.case.id),
     "model": (str, lambda row: str(row.case.model)),
     "strategy": (str, lambda row: str(row.case.strategy)),

@@ -1,4 +1,4 @@
-"""Limits that a comparison must not pass, as `peak:>2%,time:>5%`, and the rows that pass them."""
+"""Checks a comparison against limits such as `peak:>2%,time:>5%`, and finds the rows that exceed them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from profiler.core.errors import UserError
 from profiler.core.units import parse_percent
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
-OVER = ("worse", "slower", "off")  # verdicts of what is more than the baseline's, where it is over a limit
-READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of a cell, by quantity
+OVER = ("worse", "slower", "off")  # verdicts that confirm that a quantity is more than the baseline's
+READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # fields of Cell, by quantity
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantity, and by which fraction it may be more than the baseline's."""
+    """A quantity, and the fraction by which it may exceed the baseline's."""
 
     quantity: str
     most: float
@@ -28,39 +28,39 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a side, held against a rule."""
+    """A row of a side, checked against a rule."""
 
     rule: Rule
     label: str
     key: dict[str, str]
     contrast: Contrast | None = None
     reason: str | None = None  # why there is no contrast
-    evidence: tuple[str, str] | None = None  # the row's and the baseline's, where they are of two kinds
+    evidence: tuple[str, str] | None = None  # the row's and the baseline's, if they are of two kinds
 
     @property
     def is_over(self) -> bool:
-        """Whether the row is over the limit, or has nothing to compare any more."""
+        """Whether the row is over the limit, or can no longer be compared."""
         if self.contrast is None or self.contrast.ratio is None:
             return self.contrast is None or self.contrast.verdict in OVER
         return self.contrast.ratio > 1 + self.rule.most and self.contrast.verdict != "same"
 
     @property
     def is_sure(self) -> bool:
-        """Whether chance does not explain it; however wide an interval is, all of it may be over the limit."""
+        """Whether the excess is not chance: by its verdict, or because the whole interval is over the limit."""
         contrast = self.contrast
         is_whole = contrast is not None and contrast.low is not None and contrast.low > 1 + self.rule.most
         return contrast is None or contrast.verdict in OVER or is_whole
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What tripped, and what would have if it were not too noisy to be sure of."""
+    """The results over a limit: those that trip it, and those that are too noisy to be sure."""
 
     tripped: tuple[RuleResult, ...]
     unsure: tuple[RuleResult, ...]
 
 
 def parse(text: str) -> tuple[Rule, ...]:
-    """Rules as users write them. Raises UserError."""
+    """Return the rules in a text such as `peak:>2%,time:>5%`. Raises UserError."""
     hint = "write --fail-on 'peak:>2%,time:>5%'"
     rules: dict[str, Rule] = {}
     for piece in text.split(","):
@@ -75,10 +75,10 @@ def parse(text: str) -> tuple[Rule, ...]:
 
 
 def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
-    """Every row that the baseline has, on every other side, by every rule.
+    """Check every row that the baseline has, on every other side, against every rule.
 
-    A time trips where it is surely worse and its ratio of medians is over the limit; a row that is not there or not ok
-    any more trips every rule. Raises UserError (exit code 4) where a rule finds nothing that it could judge.
+    A time trips a rule if it is surely worse and its ratio of medians is over the limit; a row that is missing or no
+    longer ok trips every rule. Raises UserError (exit code 4) if the baseline has nothing that a rule could judge.
     """
     results = [(rule, list(_results(rule, comparison))) for rule in rules]
     empty = next((rule for rule, held in results if not held), None)
@@ -94,7 +94,7 @@ def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
 
 
 def _results(rule: Rule, comparison: Comparison) -> Iterator[RuleResult]:
-    """Every cell beside one of the baseline that has the quantity."""
+    """Yield the result of every cell whose baseline has the quantity."""
     for match in comparison.matches:
         baseline, *cells = match.cells
         if baseline is not None and getattr(baseline, READINGS[rule.quantity]) is not None:
@@ -108,7 +108,7 @@ def _results(rule: Rule, comparison: Comparison) -> Iterator[RuleResult]:
 
 
 def _reason(rule: Rule, cell: Cell | None) -> str | None:
-    """Why there is nothing to compare; None where there is."""
+    """Return why a cell cannot be compared; None if it can."""
     if cell is None:
         return "not in this run"
     if cell.outcome != "ok":

@@ -1,4 +1,4 @@
-"""How a quantity grows with a size: a constant beside a part in proportion to it, or to its inverse; or a power."""
+"""Fits how a quantity grows with a size: a constant plus a part proportional to it or to its inverse; or a power."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from statistics import linear_regression
 
 import msgspec
 
-SHOWN = 0.005  # an error that rounds to a percent
-FEWEST = 3  # points; through fewer anything would fit
+SHOWN = 0.005  # a smaller error would round to 0 %
+FEWEST = 3  # points; fewer would fit anything
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """values = constant + scale * sizes^exponent, where the constant is zero, or the exponent 1 or -1."""
+    """The fit values = constant + scale * sizes^exponent, where the constant is zero, or the exponent 1 or -1."""
 
     constant: float = 0.0
     scale: float
     exponent: float = 1.0
-    largest_error: float = 0.0  # of the values that it was fitted to, relative
+    largest_error: float = 0.0  # relative, of the fitted values
 
     def at(self, size: float) -> float:
         return float(self.constant + self.scale * size**self.exponent)
 
     def text(self, unit: float = 1.0) -> str:
-        """As `2.1 + 1.13 n` in a unit, or `n^0.75` where a power is nearer; then its largest error."""
+        """Return `2.1 + 1.13 n` in a unit, or `n^0.75` for a power; then its largest error."""
         error = f" \u00b1{self.largest_error:.0%}".replace("%", " %") if self.largest_error >= SHOWN else ""
         if not self.constant:
             return f"n^{self.exponent:.2f}{error}"
@@ -34,9 +34,9 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nearest_growth(sizes: Sequence[float], values: Sequence[float]) -> Growth | None:
-    """The growth that is nearest: of the three forms the one with the smallest largest relative error.
+    """Return the fit with the smallest maximum of the relative errors, of the three forms.
 
-    None for fewer than three points above zero, and where the sizes are all the same.
+    None for fewer than three points above zero, or if all sizes are the same.
     """
     points = _points(sizes, values)
     growths = (_power(points), _line(points, 1.0), _line(points, -1.0)) if points else ()
@@ -44,13 +44,13 @@ def nearest_growth(sizes: Sequence[float], values: Sequence[float]) -> Growth | 
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float | None:
-    """That of the nearest power, by least squares on logarithms; None where `nearest_growth` has none."""
+    """Return the exponent of a power law, by least squares on logarithms; None where `nearest_growth` is None."""
     points = _points(sizes, values)
     return _power(points).exponent if points else None
 
 
 def _points(sizes: Sequence[float], values: Sequence[float]) -> Sequence[tuple[float, float]]:
-    """Those above zero; none where they are too few to fit anything to."""
+    """Return the points above zero; none if they are too few to fit."""
     points = [(size, value) for size, value in zip(sizes, values, strict=True) if size > 0 and value > 0]
     return points if len(points) >= FEWEST and len({size for size, _ in points}) > 1 else []
 
@@ -65,7 +65,7 @@ def _power(points: Sequence[tuple[float, float]]) -> Growth:
 
 
 def _line(points: Sequence[tuple[float, float]], exponent: float) -> Growth:
-    """By least squares of the relative errors: constant / value + scale * size^exponent / value - 1."""
+    """Fit a line by least squares of the relative errors: constant / value + scale * size^exponent / value - 1."""
     inverse = [1 / value for _, value in points]
     shares = [size**exponent / value for size, value in points]
     ii, ss = sum(value * value for value in inverse), sum(share * share for share in shares)

@@ -1,4 +1,4 @@
-"""What a step holds: of a trace, at its peak by category and by module, and over time; of readings, at their peak."""
+"""Live bytes of a step: from a trace, at its peak by category and module, and over time; from readings, at the peak."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from profiler.core.record import Readings
 from profiler.core.stats import highest
 from profiler.core.trace_data import BUCKETS, GATHERED, Allocation, Trace, by_category, held_at, live
 
-OUTSIDE = ""  # of all blocks: embeddings, head, loss, optimizer
-BEFORE = "before"  # the step
-HIDDEN = "temporaries"  # what an operator takes besides its outputs counts as this
-NUM_HOLDERS = 10  # the largest, that are named
+OUTSIDE = ""  # outside of all blocks: embeddings, head, loss, optimizer
+BEFORE = "before"  # the phase before the step
+HIDDEN = "temporaries"  # the category of what an operator takes besides its outputs
+NUM_HOLDERS = 10  # how many of the largest are named
 
-LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)  # all of it is there as the step begins
-CATEGORIES = (*LASTING, "gradients", "static", "saved", "rest")  # of the peak in readings
+LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)  # all of it is live when the step begins
+CATEGORIES = (*LASTING, "gradients", "static", "saved", "rest")  # categories of the peak in readings
 
 
 def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
-    """A function from a module's full name to the block that it is or is in; OUTSIDE where it is in none."""
+    """Return a function from a module's full name to the block that it is or is inside; OUTSIDE if there is none."""
     stages = {"": OUTSIDE} | {block: block for block in blocks}
 
     def stage(module: str) -> str:
@@ -32,14 +32,14 @@ def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes under one name."""
+    """Bytes under one name."""
 
     name: str
     nbytes: int
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The operator at which most is live. `number` is 0 where that is before the step."""
+    """The operator at which the most bytes are live. `number` is 0 if that is before the step."""
 
     nbytes: int
     number: int
@@ -49,7 +49,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peak(trace: Trace) -> Peak:
-    """The first operator at which most is live."""
+    """Return the first operator at which the most bytes are live."""
     held = live(trace)
     number = max(range(len(held)), key=held.__getitem__)
     if number == 0:
@@ -61,12 +61,12 @@ def peak(trace: Trace) -> Peak:
 
 
 def categories_at(trace: Trace, operator: int) -> tuple[Share, ...]:
-    """What is live while an operator runs, by category, the largest first; they add up to all of it."""
+    """Return the live bytes while an operator runs, by category, the largest first; they add up to all of them."""
     return _shares(trace, operator, of=lambda storage: storage.category, hidden=HIDDEN)
 
 
 def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple[Share, ...]:
-    """The same by module: what is inside a block under the block's name, the rest under its own.
+    """Return the live bytes by module: what is inside a block under the block's name, the rest under its own.
 
     The name is empty for what is outside of all modules.
     """
@@ -78,23 +78,23 @@ def modules_at(trace: Trace, operator: int, *, blocks: tuple[str, ...]) -> tuple
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """What one operator allocated for one line of code, and what it is for."""
+    """What one operator allocated for one line of code, in one category."""
 
     nbytes: int
-    count: int  # of allocations
-    operator: str  # empty where it was there before the step
-    line: str  # empty where no line of the user's is known
+    count: int  # number of allocations
+    operator: str  # empty if it was allocated before the step
+    line: str  # empty if no line of the user's is known
     category: str
 
 
 def holders_at(trace: Trace, operator: int) -> tuple[Holder, ...]:
-    """What holds most while an operator runs, by operator, line and category, the largest first."""
+    """Return what holds most while an operator runs, by operator, line and category, the largest first."""
     held = held_at(trace, operator)
     return holders((storage.nbytes, storage.operator, storage.line, storage.category) for storage in held)
 
 
 def holders(held: Iterable[tuple[int, str, str, str]]) -> tuple[Holder, ...]:
-    """What holds most by operator, line and category, the largest first; of each storage its bytes and these three."""
+    """Return what holds most, the largest first, from the bytes, operator, line and category of each storage."""
     by_holder: dict[tuple[str, str, str], list[int]] = {}
     for size, operator, line, category in held:
         by_holder.setdefault((operator, line, category), []).append(size)
@@ -106,7 +106,7 @@ def holders(held: Iterable[tuple[int, str, str, str]]) -> tuple[Holder, ...]:
 
 
 def nbytes(allocations: Iterable[Allocation]) -> int:
-    """The sum of their bytes."""
+    """Return the sum of the bytes of allocations."""
     return sum(storage.nbytes for storage in allocations)
 
 
@@ -121,16 +121,16 @@ def _shares(trace: Trace, operator: int, *, of: Callable[[Allocation], str], hid
 
 
 class LiveCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """What is live at some of a step's operators; 0 is before the step."""
+    """The live bytes at some of a step's operators; 0 is before the step."""
 
     operators: tuple[int, ...]
     nbytes: dict[str, tuple[int, ...]]  # by category
 
 
 def curve(trace: Trace, *, num_points: int) -> LiveCurve:
-    """The step in at most so many points: of every stretch of operators, the one at which most is live.
+    """Return the live bytes at no more than `num_points` operators: in every stretch, where the most are live.
 
-    So the peak is always among them. Bytes.
+    So the peak is always among them.
     """
     held, categories = live(trace), by_category(trace)
     chosen = highest(held, num_points)
@@ -141,10 +141,10 @@ def curve(trace: Trace, *, num_points: int) -> LiveCurve:
 
 
 def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
-    """The first and the last operator of every recompute.
+    """Return the first and the last operator of every recompute.
 
-    Views between two are within one: hooks make them, outside of the recompute's own mode. What runs outside of all
-    modules alone is none: autograd makes its first gradient in the same phase.
+    Views between two parts belong to one recompute: hooks make them, outside of its own mode. What runs only outside of
+    all modules is none: autograd makes its first gradient in the same phase.
     """
     spans: list[tuple[int, int]] = []
     is_open = False
@@ -162,15 +162,15 @@ def recomputes(trace: Trace) -> tuple[tuple[int, int], ...]:
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak as a sum of three, in bytes."""
+    """The peak as a sum of three parts, in bytes."""
 
-    static: int  # parameters, buffers, optimizer state, inputs, and the gradients that were there at the peak
-    saved: int  # what the forward keeps for the backward; all of it is counted as still held, as far as it fits
+    static: int  # parameters, buffers, optimizer state, inputs, and the gradients that were live at the peak
+    saved: int  # what the forward saves for the backward; counted as all still live, as far as it fits
     transient: int  # the rest: recomputed activations, gradients of activations, workspaces
 
 
 def peak_parts(readings: Readings) -> Composition | None:
-    """Split the peak so that static + saved + transient is the peak; None where a part was not measured."""
+    """Split the peak so that static + saved + transient is the peak; None if a part was not measured."""
     if readings.peak_bytes is None or readings.start_bytes is None or readings.saved_bytes is None:
         return None
     static = min(readings.peak_bytes, readings.start_bytes + (readings.peak_gradient_bytes or 0))
@@ -180,10 +180,10 @@ def peak_parts(readings: Readings) -> Composition | None:
 
 
 def categories(readings: Readings) -> tuple[Share, ...]:
-    """The parts of the peak in the order of CATEGORIES, empty ones left out; nothing where they were not measured.
+    """Return the parts of the peak in the order of CATEGORIES, without empty ones; none if they were not measured.
 
-    Gradients are those of this step that were there at the peak. Where the static categories were not read, or do not
-    fit into what was live before the step, all that is static is one part.
+    Gradients are those of this step that were live at the peak. If the static categories were not read, or do not fit
+    into what was live before the step, everything static is one part.
     """
     parts = peak_parts(readings)
     if parts is None:

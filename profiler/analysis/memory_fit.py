@@ -1,4 +1,4 @@
-"""What fits which memory: strategies on devices, the largest batch, samples a second, the sides of a comparison."""
+"""Finds what fits in memory: strategies on devices, the largest batch, the sides of a comparison; and throughput."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.record import needed_bytes
 
 MOST_TRIED = 2**24
-FARTHEST = 8  # how many times the last number that fitted is tried next
-PATIENCE = 2  # guesses in turn that may narrow it down by less than half: a line crawls along a bend
+FARTHEST = 8  # at most so many times the last number that fit is tried next
+PATIENCE = 2  # consecutive guesses that may narrow the range by less than half: a line crawls along a bend
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """A memory of this size, of whatever device."""
+    """A memory of this size, whatever the device."""
 
     name: str
     memory_bytes: int
 
 
-Holder = Rates | Memory  # what a step may have to fit
+Holder = Rates | Memory  # what a step may have to fit in
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and what it holds of one case: the strategy that recomputes least, or none at all."""
+    """One device and one case: the strategy that fits and recomputes least, if any does."""
 
     device: str
     memory_bytes: int
     case: Case  # without checkpointing
     strategy: str | None
-    needed_bytes: int  # of that strategy, or of the one that needs least, with CUDA's context
-    extra_flops: float | None  # over those of `none`, as a fraction
+    needed_bytes: int  # of that strategy, else of the one that needs least, with CUDA's context
+    extra_flops: float | None  # relative to those of `none`
 
 
 def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
-    """Every device with every predicted case that rows are of, the device with the least memory first."""
+    """Return the fit of every predicted case on every device, the device with the least memory first."""
     predicted = [row for row in rows if row.case.is_predicted and row.outcome == "ok"]
     by_case: dict[Case, list[Row]] = {}
     for row in predicted:
@@ -51,7 +51,7 @@ def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
 
 def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
     held = [row for row in rows if _needed(row) <= device.memory_bytes]
-    least = min(held, key=lambda row: (_flops(row), row.case != case, _needed(row)), default=None)  # many cost no FLOPs
+    least = min(held, key=lambda row: (_flops(row), row.case != case, _needed(row)), default=None)  # many add no FLOPs
     chosen = least or min(rows, key=_needed)
     none = next((row for row in rows if row.case == case), None)
     return Fit(
@@ -73,7 +73,7 @@ def _flops(row: Row) -> int:
 
 
 def samples_per_second(row: Row) -> float | None:
-    """Of the median step, all micro-batches and ranks; None where there is no time, or no size of the batch."""
+    """Return the rate of the median step, over all micro-batches and ranks; None without a time or a batch size."""
     case = row.case
     if case.batch_size is None or not row.step_seconds:
         return None
@@ -81,7 +81,7 @@ def samples_per_second(row: Row) -> float | None:
 
 
 def holds(row: Row) -> bool | None:
-    """Whether its device has the memory for it: what was measured had it; a prediction is asked. None: not known."""
+    """Whether the step fits its device: a measured one did, a predicted one is compared. None: not known."""
     if row.outcome == "out_of_memory":
         return False
     if row.outcome != "ok":
@@ -95,15 +95,15 @@ def holds(row: Row) -> bool | None:
 
 
 def device_memory(rows: Sequence[Row]) -> int | None:
-    """That of the one device of these rows, where it is known."""
+    """Return the memory of the rows' device; None if it is not known, or they have several."""
     sizes = {row.environment.device_bytes for row in rows if row.environment}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
-    """The rows that give more samples a second than all that take no more memory; the smallest first.
+    """Return the rows with more samples per second than all that take no more memory; the smallest first.
 
-    What the device has no memory for is none of them.
+    Rows that do not fit their device are left out.
     """
     fitting = [row for row in rows if row.outcome == "ok" and holds(row) is not False]
     points = [(row.readings.peak_bytes, samples_per_second(row), row) for row in fitting]
@@ -116,7 +116,7 @@ def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
 
 
 class SideAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest that fits, of one group on one side, or why there is none."""
+    """The fastest strategy that fits, in one group on one side, or why there is none."""
 
     group: tuple[str, ...]
     label: str
@@ -128,7 +128,7 @@ class SideAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAdvice, ...]:
-    """For every group that the baseline has, and every side."""
+    """Return the advice for every group of the baseline, on every side."""
     grouped = [by_group(side, align) for side in sides]
     return tuple(
         _side_advice(group, side.label, [point.row for point in points.get(group, {}).values()])
@@ -138,7 +138,7 @@ def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAd
 
 
 def _taken(row: Row) -> int | None:
-    """Bytes that the step takes of its device's memory: on a GPU what is reserved, with CUDA's own context."""
+    """Return the bytes that a step takes of its device: on a GPU what is reserved, and CUDA's own context."""
     if row.outcome != "ok" or row.readings.peak_bytes is None:
         return None
     return row.readings.peak_bytes if row.case.device == "cpu" else _needed(row)
@@ -165,10 +165,10 @@ def _side_advice(group: tuple[str, ...], label: str, of_group: Sequence[Row]) ->
 
 
 def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
-    """The largest n from 1 on with needed(n) <= limit, where `needed` grows; 0 where none has it.
+    """Return the largest n >= 1 with needed(n) <= limit, where `needed` grows; 0 if there is none.
 
-    None is more than any limit. The next guess is where a line through the two nearest known points meets the limit,
-    and the middle where that does not narrow it down.
+    None from `needed` is more than any limit. The next guess is where a line through the two nearest known points meets
+    the limit, or the middle if that does not narrow it down.
     """
     sizes: dict[int, int] = {}
     low, high, guess, slow = 0, MOST_TRIED + 1, min(start, MOST_TRIED), 0
@@ -197,7 +197,7 @@ def _next_guess(sizes: dict[int, int], low: int, high: int, limit: int) -> int:
 
 
 def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:
-    """Where the line through the nearest two points meets the limit: below it by one, where it was tried already."""
+    """Return where the line through the two nearest points meets the limit; None if there is no rising line."""
     nearest = sorted(sizes, key=lambda number: min(abs(number - low), abs(number - high)))[:2]
     if len(nearest) < 2:
         return None

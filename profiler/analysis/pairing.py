@@ -1,4 +1,4 @@
-"""Runs -> sides that may stand beside each other, and two of their rows against each other."""
+"""Turns runs into the sides of a comparison, and compares two of their rows."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ MEANING = (
     *ALIGN, "optimizer", "accumulate", *SWITCHES, "blocks", "data", "seed", "parallel",
     "ranks", "routing",
 )  # fmt: skip
-BUILT = "num_parameters"  # what a model of the same name really is
+BUILT = "num_parameters"  # distinguishes models of the same name
 TORCH = "torch"
 ALLOWED = (*MEANING, BUILT, TORCH)  # what --allow-different takes
 SHORT = re.compile(r"\b(?:RTX )?[A-Z]{0,3}\d{2,4}[A-Z]?\b|\b[A-Z]\d\b")  # H100, RTX 4090, T4
 
-Key = tuple[str, ...]  # the texts of what rows are aligned by
+Key = tuple[str, ...]  # the values, as text, that rows are aligned by
 
 
 class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row with the step's samples of each of its rounds."""
+    """A row with the times of its steps by round."""
 
     row: Row
     rounds: tuple[tuple[float, ...], ...]
-    stolen: float | None = None  # by what part its steps were longer for want of a core; None where that is not much
+    stolen: float | None = None  # by what fraction its steps were longer because they had no core; None if it is small
 
     @property
     def peak_bytes(self) -> int | None:
-        """None where the row is not ok."""
+        """The peak; None if the row is not ok."""
         return self.row.readings.peak_bytes if self.row.outcome == "ok" else None
 
     @property
     def step_seconds(self) -> float | None:
-        """None where the row is not ok."""
+        """The median step; None if the row is not ok."""
         return self.row.step_seconds if self.row.outcome == "ok" else None
 
 
 def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
-    """The peaks; None where either is not ok or has none."""
+    """Compare the peaks; None if either row is not ok or has none."""
     first, second = before.peak_bytes, after.peak_bytes
     if first is None or second is None:
         return None
@@ -57,7 +57,7 @@ def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
 
 
 def times(before: SampledRow, after: SampledRow) -> Contrast | None:
-    """The steps; None where either is not ok or was not measured. A prediction has no noise of its own."""
+    """Compare the steps; None if either row is not ok or was not timed. A prediction has no noise of its own."""
     first, second = before.step_seconds, after.step_seconds
     if first is None or second is None:
         return None
@@ -68,12 +68,12 @@ def times(before: SampledRow, after: SampledRow) -> Contrast | None:
 
 
 def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:
-    """A prediction's samples twice, which are equal samples of two rounds."""
+    """Return the samples by round; a prediction's twice, as two rounds of equal samples."""
     return point.rounds * 2 if point.row.case.is_predicted else point.rounds
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run found on one device."""
+    """The rows of one run on one device."""
 
     label: str  # A, B, ...
     run: str
@@ -82,7 +82,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The label with the device in a word: "B h100"."""
+        """The label with a short name of the device: "B h100"."""
         named = next((row.environment.device_name for row in self.rows if row.environment), None)
         match = SHORT.search(named or "") if self.device.startswith("cuda") else None
         word = match[0] if match else Choice(self.device).name.removeprefix(REHEARSE).removeprefix(FAKE)
@@ -94,14 +94,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evidence(self) -> str:
-        """Measured, rehearsed or predicted; of several, all of them."""
+        """Measured, rehearsed or predicted; several are joined."""
         return ", ".join(sorted({row.evidence for row in self.rows}))
 
 
 def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:
-    """A side for each run and device, in order, the first the baseline.
+    """Return a side for each run and device, in order; the first is the baseline.
 
-    Raises UserError (exit code 4) where two rows of a side would be one.
+    Raises UserError (exit code 4) if two rows of a side would be one.
     """
     compared: list[Side] = []
     for name, records in runs:
@@ -115,12 +115,12 @@ def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str])
 
 
 def without_strategy(key: Key, align: Sequence[str]) -> Key:
-    """What the rows share whose strategies are to be weighed against each other."""
+    """Return the key without the strategy: rows that share it have strategies that can be compared."""
     return tuple(text for name, text in zip(align, key, strict=True) if name != "strategy")
 
 
 def by_group(side: Side, align: Sequence[str]) -> dict[Key, dict[Key, SampledRow]]:
-    """The rows of a side by what they share besides their strategy."""
+    """Return the rows of a side, grouped by their key without the strategy."""
     groups: dict[Key, dict[Key, SampledRow]] = {}
     for key, point in side.points.items():
         groups.setdefault(without_strategy(key, align), {})[key] = point
@@ -128,7 +128,7 @@ def by_group(side: Side, align: Sequence[str]) -> dict[Key, dict[Key, SampledRow
 
 
 def value(row: Row, name: str) -> str:
-    """One of ALLOWED, of a row, as text."""
+    """Return one of ALLOWED for a row, as text."""
     if name == TORCH:
         return (row.environment.torch or "").partition("+")[0] if row.environment else ""
     if name == BUILT:

@@ -1,4 +1,4 @@
-"""The lowest peak that checkpointing of blocks can reach, from the trace of one step."""
+"""The lower bound of the peak under any checkpointing of blocks, from the trace of one step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """The operator at which the bound is highest."""
+    """The lower bound of the peak, and the operator at which it is reached."""
 
     nbytes: int
-    static_bytes: int  # of them parameters, buffers, gradients so far, optimizer state, inputs, workspaces
-    stage: str  # the block at work; empty outside of all
+    static_bytes: int  # of these: parameters, buffers, gradients so far, optimizer state, inputs, workspaces
+    stage: str  # the block that runs; empty outside of all blocks
     phase: str
     operator: str
     module: str
@@ -31,15 +31,16 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
-    """A bound that no checkpointing of these blocks passes: static bytes and the one stage at work, at every operator.
+    """Return a lower bound of the peak under any checkpointing of these blocks, and the operator that sets it.
 
-    A stage is a run of operators of one block, or of none. What it needs in its backward is there however the block is
-    checkpointed, since the backward itself is the same:
-    - what is static, whatever is outside of all blocks, temporaries, and gradients of activations: all their life;
+    It is the static bytes and the needs of the one stage that runs, at the operator where these are most. A stage is a
+    run of operators of one block, or of none. What it needs in its backward is live however the block is checkpointed,
+    since the backward itself is the same:
+    - what is static, outside of all blocks, temporary, or the gradient of an activation: for its whole lifetime;
     - what a block saved or recomputed: in the stage that is the last to need it. If that is the block's own backward,
-      from the first operator that releases any of this call's: before, the recompute may not have begun.
-    What is not counted is what `all` keeps of the other blocks: their inputs; nor what the allocator left with blocks
-    that it did not split, which is otherwise in every step. Bytes.
+      from the first operator that releases any of this call's, since the recompute may not have begun before.
+    Not counted are the inputs of other blocks, which `all` keeps, and the unsplit rest of the allocator's blocks, which
+    differs from step to step. Bytes.
     """
     trace = as_asked(trace)
     needs = _Needs(trace, blocks)
@@ -57,7 +58,7 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
 
 
 class _Needs:
-    """From which operator on each storage is needed by the stage at work."""
+    """Finds from which operator on each storage is needed by the stage that runs."""
 
     def __init__(self, trace: Trace, blocks: tuple[str, ...]) -> None:
         self.stage = stage_of(blocks)
@@ -67,14 +68,14 @@ class _Needs:
         self._stages: list[tuple[str, str]] = []
         self._cut()
         self._calls = _calls(trace, self.at_work)
-        self._released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is gone
+        self._released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is freed
         for storage in trace.allocations:
             if self._own(storage) and trace.operators[storage.died - 1].phase != "recompute":
                 key = self._place(storage.died), self._calls[storage.born]
                 self._released[key] = min(storage.died, self._released.get(key, storage.died))
 
     def bounds(self) -> list[int]:
-        """The bytes that are needed while each operator runs."""
+        """Return the bytes that are needed while each operator runs."""
         lives = (
             (storage.nbytes, self._since(storage), storage.died)
             for storage in self._trace.allocations
@@ -86,7 +87,7 @@ class _Needs:
         return held
 
     def counted(self) -> list[int]:
-        """The operators that run however one checkpoints."""
+        """Return the operators that run under any checkpointing."""
         operators = enumerate(self._trace.operators, start=1)
         return [number for number, operator in operators if operator.phase != "recompute"]
 
@@ -101,7 +102,7 @@ class _Needs:
         return max(0, bisect_right(self._starts, operator) - 1)
 
     def _own(self, storage: Allocation) -> bool:
-        """Whether it was made by the block whose backward is the last to need it."""
+        """Whether a storage was made by the block whose backward is the last to need it."""
         stage = self.stage(storage.module)
         is_activation = storage.category in ("saved", "recomputed") and stage != OUTSIDE
         return is_activation and self._stages[self._place(storage.died)] == ("backward", stage)
@@ -115,7 +116,11 @@ class _Needs:
 
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
-    """The block of each operator; where autograd has lost the module, that around it if its forward ran once a pass."""
+    """Return the block of each operator.
+
+    If autograd has lost the module of a backward operator, it is the block of the operators around it, provided that
+    the step has one forward in which that block ran once.
+    """
     at_work = [stage(operator.module) for operator in trace.operators]
     forward = [block for block, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
     runs = Counter(block for block, _ in groupby(forward))
@@ -130,13 +135,13 @@ def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
 
 
 def _calls(trace: Trace, at_work: list[str]) -> list[int]:
-    """The call of a block that each operator belongs to, 0 being before the step: they are only told apart.
+    """Return the call of a block that each operator belongs to, 0 being before the step; numbers only tell calls apart.
 
     A block that is called again at once (layers that share their weights) repeats the operators that allocate.
     """
     allocating = {storage.born for storage in trace.allocations}
     calls = [0]
-    numbered = zip(count(1), trace.operators, at_work)  # counting never ends
+    numbered = zip(count(1), trace.operators, at_work)  # without strict: the count is endless
     for _, run in groupby(numbered, key=lambda entry: (entry[1].phase, entry[2])):
         operators = [((operator.name, operator.module), number in allocating) for number, operator, _ in run]
         period = _period([name for name, makes_any in operators if makes_any])
@@ -146,8 +151,8 @@ def _calls(trace: Trace, at_work: list[str]) -> list[int]:
 
 
 def _period(names: list[tuple[str, str]]) -> int:
-    """The length of the shortest beginning of which the whole is a repetition (Knuth, Morris and Pratt 1977)."""
-    longest = [0] if names else []  # of every beginning, the longest end that begins it too
+    """Return the length of the shortest prefix that the whole repeats (Knuth, Morris and Pratt 1977)."""
+    longest = [0] if names else []  # for every prefix, the length of the longest suffix that is also a prefix
     for at in range(1, len(names)):
         length = longest[-1]
         while length and names[at] != names[length]:

@@ -1,4 +1,4 @@
-"""How far predicted peaks are off: each beside its twin, the same point measured or rehearsed."""
+"""Relative errors of predicted peaks: each against its twin, the same case measured or rehearsed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from profiler.core.record import Evidence, Record, evidence
 
 
 class TwinPeak(NamedTuple):
-    """The peak of one of the cases that are the same point, on a device of the same kind."""
+    """The peak of one of several twins: the same case on a device of the same kind."""
 
     evidence: Evidence
-    place: int  # in the order of the cases
+    place: int  # index in the order of the cases
     peak_bytes: int | None
 
 
 class TwinPeaks:
-    """The peaks of one point: those that are predicted, and those that a prediction is held against."""
+    """The peaks of one set of twins: those that are predicted, and those that predictions are compared with."""
 
     def __init__(self) -> None:
         self._predicted: dict[Case, TwinPeak] = {}
-        self._run: TwinPeak | None = None  # the first that is measured, else the first, of what any prediction is of
-        self._rehearsed: dict[Case, TwinPeak] = {}  # the same of what only one prediction is of, by that
+        self._run: TwinPeak | None = None  # the first measured peak, else the first: for all predictions
+        self._rehearsed: dict[Case, TwinPeak] = {}  # the rehearsed peaks, each for one prediction, by that
 
     def add(self, case: Case, peak: TwinPeak) -> None:
         if case.is_predicted:
@@ -33,7 +33,7 @@ class TwinPeaks:
             self._run = min(self._run or peak, peak)
 
     def of(self, case: Case) -> TwinPeak | None:
-        """What a prediction is held against, measured before rehearsed; of another case, what is predicted of it."""
+        """Return what a prediction is compared with, measured before rehearsed; for any other case, its prediction."""
         if case.is_predicted:
             return min(filter(None, (self._run, self._rehearsed.get(case))), default=None)
         if case.is_rehearsed:
@@ -42,7 +42,7 @@ class TwinPeaks:
 
 
 def twin_peaks(pooled: dict[Case, Record]) -> dict[Case, TwinPeaks]:
-    """What each point peaks at, by its twin; nothing where there are no predictions beside others."""
+    """Return the peaks by twin; empty if there are no predictions, or nothing but predictions."""
     peaks: dict[Case, TwinPeaks] = {}
     if len({case.is_predicted for case in pooled}) < 2:
         return peaks
@@ -54,7 +54,7 @@ def twin_peaks(pooled: dict[Case, Record]) -> dict[Case, TwinPeaks]:
 
 
 def prediction_error(record: Record, peaks: TwinPeaks | None) -> tuple[float | None, Evidence | None]:
-    """How far the predicted peak is off, and what it is held against: the measured peak, else the rehearsed."""
+    """Return the relative error of the predicted peak, and what it is compared with: measured, else rehearsed."""
     case, peak = record.case, record.readings.peak_bytes
     twin = peaks.of(case) if peaks and record.outcome == "ok" else None
     if twin is None:
@@ -65,7 +65,7 @@ def prediction_error(record: Record, peaks: TwinPeaks | None) -> tuple[float | N
 
 
 def foretells(predicted: Case, case: Case) -> bool:
-    """Whether a prediction is of its twin, this case; that of another GPU than the rehearsed one is not."""
+    """Whether a prediction is of this case: of its twin, and if it is rehearsed, of the same GPU."""
     if not predicted.is_predicted or case.is_predicted:
         return False
     return not case.is_rehearsed or case.foreseen == predicted

@@ -1,4 +1,4 @@
-"""How far a run has come, from its plan and its records, and what its records tell predictions."""
+"""How far a run has come, by its schedule and its records, and the calibrations that its records give."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from profiler.analysis.rows import latest
 from profiler.core.case import Calibration, Case, Trial
 from profiler.core.record import Record
 
-FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are findings
-REFUSALS = ("failed", "skipped", "invalid")  # by the model or its code, where nothing was measured
-LOST = ("crashed", "timed_out")  # ended from outside, which says nothing of what is measured
-HAS_OWN = "GCP047"  # the note of a baseline whose model calls checkpoints itself
+FAILURES = ("failed", "crashed", "timed_out", "invalid")  # out of memory and skipped are results
+REFUSALS = ("failed", "skipped", "invalid")  # caused by the model or its code, if nothing was measured
+LOST = ("crashed", "timed_out")  # ended from outside, which says nothing about the case
+HAS_OWN = "GCP047"  # the note of a baseline whose model itself calls checkpoints
 
 
 def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = False) -> tuple[Trial, ...]:
-    """The trials of the plan that are still to be run.
+    """Return the trials of the plan that are still to be run.
 
-    Later rounds only where the first one was ok, nothing of a model that fails without checkpointing, and what runs a
-    model's own checkpoints only where its baseline has found any; with `perhaps` also where that is not known yet.
+    Later rounds only if the first one was ok, nothing of a model that fails without checkpointing, and a model's own
+    checkpoints only if its baseline has found any; with `perhaps` also if that is not known yet.
     """
     outcomes: dict[tuple[Case, int], str] = {}
     refusals = Refusals()
@@ -45,12 +45,12 @@ def owed(plan: Iterable[Trial], records: Iterable[Record], *, perhaps: bool = Fa
 
 
 def finds_own(record: Record) -> bool:
-    """Whether a baseline says that the model calls checkpoints itself."""
+    """Whether the record of a baseline says that the model itself calls checkpoints."""
     return any(note.code == HAS_OWN for note in record.notes) and record.case == record.case.baseline
 
 
 def rows_of(plan: Iterable[Trial], records: Iterable[Record]) -> list[Case]:
-    """The cases that a run has or will have a row of, in the order of the plan."""
+    """Return the cases that a run has or will have a row of, in the order of the plan."""
     known = {record.case for record in records}
     has_own = {record.case for record in records if finds_own(record)}
     return list(
@@ -61,19 +61,19 @@ def rows_of(plan: Iterable[Trial], records: Iterable[Record]) -> list[Case]:
 
 
 def is_refusal(record: Record) -> bool:
-    """Whether a baseline failed by its model, so that nothing else of it can be run.
+    """Whether a baseline failed because of its model, so that nothing else of it can be run.
 
-    One that was out of memory, crashed or took too long says nothing of the others, nor does one that was measured.
+    A baseline that ran out of memory, crashed or timed out says nothing of the others, nor does one that was built.
     """
     return record.outcome in REFUSALS and record.built is None and _is_baseline(record)
 
 
 class Refusals:
-    """Baselines that were refused; asks of a case take no longer where there are many."""
+    """The baselines that were refused; a lookup takes no longer if there are many."""
 
     def __init__(self) -> None:
         self._cases: set[Case] = set()
-        self._twins: set[Case] = set()  # of those that were run and failed: predictions would fail too
+        self._twins: set[Case] = set()  # twins of baselines that ran and failed: predictions would fail too
 
     def add(self, refusal: Record) -> None:
         case = refusal.case
@@ -82,7 +82,7 @@ class Refusals:
             self._twins.add(case.twin)
 
     def stop(self, case: Case) -> bool:
-        """Whether a case is not run after one of them: it is compared with it, or predicts what failed."""
+        """Whether a case is not run because of a refusal: it is compared with the baseline, or predicts what failed."""
         if not self._cases:
             return False
         baseline = case.baseline
@@ -97,10 +97,9 @@ def stops(refusal: Record, case: Case) -> bool:
 
 
 def settled(records: Iterable[Record]) -> list[Record]:
-    """The records that stand when a run goes on: the last of each trial.
+    """Return the records that stay valid when a run goes on: the last of each trial.
 
-    Those that crashed or took too long are measured again, and so are those of a first round that could not be
-    compared with a baseline which did.
+    Trials that crashed or timed out are measured again, and so are those of a first round whose baseline did.
     """
     last = latest(records)
     lost = {record.case.twin for record in last if record.outcome in LOST and _is_baseline(record)}
@@ -112,23 +111,23 @@ def settled(records: Iterable[Record]) -> list[Record]:
 
 
 def _is_baseline(record: Record) -> bool:
-    """Whether others of its round are compared with it."""
+    """Whether a record is the baseline's of a first round."""
     return record.round == 1 and record.case == record.case.baseline
 
 
 def status(plan: Iterable[Trial], records: Iterable[Record]) -> str:
-    """Returns "complete", or "partial" where trials are owed."""
+    """Return "complete", or "partial" if trials are owed."""
     return "partial" if owed(plan, records) else "complete"
 
 
 def exit_code(records: Iterable[Record]) -> int:
-    """What a run with these records ends with: 1 where a trial went wrong, or where none could be measured at all."""
+    """Return the exit code of a run: 1 if a trial went wrong or nothing could be measured, else 0."""
     outcomes = {record.outcome for record in latest(records)}
     return int(bool(outcomes.intersection(FAILURES)) or "ok" not in outcomes)
 
 
 def calibrations(records: Iterable[Record]) -> dict[Case, Calibration]:
-    """What was read of each baseline that was measured, by `case.baseline.twin` of the cases that it tells of."""
+    """Return the calibration from each measured baseline, by twin: `case.baseline.twin` of the cases that it is for."""
     by_twin: dict[Case, Calibration] = {}
     for record in records:
         if record.readings.hidden_bytes is not None:

@@ -1,6 +1,6 @@
-"""The table of quantities in which published figures are compared with ours.
+"""The table of quantities for comparing published figures with ours.
 
-A quantity is one function of the rows that a figure is about and of all rows of the run, and one line here.
+A quantity is one line here, and one function of the rows that a figure is about and of all rows of the run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from profiler.analysis.growth_fit import exponent
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 
-Value = int | float | str | None  # None where it was not measured
-Read = Callable[[Sequence[Row], Sequence[Row]], Value]  # of the chosen rows, and of all
+Value = int | float | str | None  # None if it was not measured
+Read = Callable[[Sequence[Row], Sequence[Row]], Value]  # from the chosen rows, and all rows
 FLOAT_BYTES = 4
 UNITS = {
     "bytes": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "M": 2.0**20, "MB": 1e6, "GB": 1e9},
@@ -30,7 +30,7 @@ SAVED, PEAK = attrgetter("readings.saved_bytes"), attrgetter("readings.peak_byte
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table: what it is called, which units fit it, and how it is read."""
+    """One line of the table: the name of a quantity, the kind of its units, and how it is read."""
 
     about: str
     kind: str  # a key of UNITS
@@ -43,7 +43,10 @@ def of_one(read: Callable[[Row], Value]) -> Read:
 
 
 def against_none(read: Callable[[Row], int | None]) -> Read:
-    """The change relative to the same case without checkpointing: -0.6 is 60 % less. None where either is not ok."""
+    """Return a reader of the change relative to the same case without checkpointing: -0.6 is 60 % less.
+
+    The change is None if either is not ok.
+    """
 
     def change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
         mine, none = _read_pair(read, chosen, rows)
@@ -53,9 +56,9 @@ def against_none(read: Callable[[Row], int | None]) -> Read:
 
 
 def share_of_saving(read: Callable[[Row], int | None]) -> Read:
-    """Which part of the largest saving this one reaches, among the strategies that differ from it in `k` alone.
+    """Return a reader of the share of the largest saving, among the strategies that differ only in `k`.
 
-    None where it or the baseline is not ok.
+    The share is None if the row or the baseline is not ok.
     """
 
     def share(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
@@ -71,7 +74,7 @@ def share_of_saving(read: Callable[[Row], int | None]) -> Read:
 
 
 def growth(read: Callable[[Row], float | None]) -> Read:
-    """The exponent of a quantity in the number of blocks."""
+    """Return a reader of the exponent of a quantity's growth with the number of blocks."""
 
     def fitted(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
         points = [(row.built.num_blocks, read(row)) for row in chosen if row.built and row.outcome == "ok"]
@@ -82,7 +85,7 @@ def growth(read: Callable[[Row], float | None]) -> Read:
 
 
 def baseline(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The row of the same case without checkpointing."""
+    """Return the row of the same case without checkpointing; None if there is none."""
     return next((candidate for candidate in rows if candidate.case == row.case.baseline), None)
 
 
@@ -93,7 +96,7 @@ def _pair(chosen: Sequence[Row], rows: Sequence[Row]) -> tuple[Row, Row | None]:
 def _read_pair(
     read: Callable[[Row], int | None], chosen: Sequence[Row], rows: Sequence[Row]
 ) -> tuple[int | None, int | None]:
-    """Of the row and of the same case without checkpointing; None of what is not ok."""
+    """Return the value of the row and of the same case without checkpointing; None for a row that is not ok."""
     mine, none = (read(row) if row and row.outcome == "ok" else None for row in _pair(chosen, rows))
     return mine, none
 
@@ -104,7 +107,7 @@ def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
 
 
 def _saved_but_loss(row: Row) -> int | None:
-    """Without the loss itself, a scalar that is live beside what is kept for the backward."""
+    """Return the saved bytes without the loss itself, a scalar that is live in addition to them."""
     return None if row.readings.saved_bytes is None else row.readings.saved_bytes - FLOAT_BYTES
 
 
@@ -122,7 +125,7 @@ def _optimizer_ratio(row: Row) -> float | None:
 
 
 def _time_change(chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
-    """The median of the rounds' own ratios, which a row that is not ok does not have."""
+    """Return the relative change of the step time; None without a time, or if the baseline is not ok."""
     row, none = _pair(chosen, rows)
     return None if row.time_ratio is None or none is None or none.outcome != "ok" else row.time_ratio - 1
 
@@ -136,13 +139,13 @@ def _calls_by_layer(row: Row) -> str | None:
 
 
 def _live_activations(row: Row) -> int | None:
-    """Whole activations of a dense-chain of one width among what the forward leaves live."""
+    """Return how many whole activations of a dense-chain of one width the forward leaves live."""
     layer_bytes = activation_bytes(row.case)
     return None if layer_bytes is None or row.readings.saved_bytes is None else row.readings.saved_bytes // layer_bytes
 
 
 def _peak_activations(row: Row) -> int | None:
-    """Whole activations among all that is live at the peak beside the static bytes, gradients of activations too."""
+    """Return how many whole activations and gradients of activations are live at the peak besides static bytes."""
     layer_bytes, readings = activation_bytes(row.case), row.readings
     if (
         layer_bytes is None
@@ -155,7 +158,7 @@ def _peak_activations(row: Row) -> int | None:
 
 
 def activation_bytes(case: Case) -> int | None:
-    """One layer's output in a dense-chain in fp32; None where its widths are not all the same, or for other models."""
+    """Return the bytes of a layer's output in an fp32 dense-chain of one width; None for any other model."""
     widths = set(case.model.options.get("widths", "").split("+"))
     if case.model.name != "dense-chain" or len(widths) != 1 or case.precision != "fp32":
         return None

@@ -1,4 +1,4 @@
-"""Whether the sides of a comparison put the strategies in the same order."""
+"""Compares the order of the strategies on the sides of a comparison."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from profiler.analysis.pairing import Key, SampledRow, Side, by_group, peaks, ti
 
 Pair = tuple[SampledRow, SampledRow]  # one strategy, on the baseline and on a side
 Compared = Callable[[SampledRow, SampledRow], Contrast | None]
-MOST_STRATEGIES = 64  # of one group: their pairs are as many as their square
+MOST_STRATEGIES = 64  # of one group, since the number of pairs is quadratic
 QUANTITIES: dict[str, Compared] = {"peak": peaks, "time": times}
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Every pair of the first MOST_STRATEGIES of one group that both sides measured, by one quantity."""
+    """How two sides agree on the pairs of the first MOST_STRATEGIES of one group, by one quantity."""
 
     group: tuple[str, ...]
-    label: str  # of the side that is held against the baseline
+    label: str  # of the side that is compared with the baseline
     quantity: str
     num_same: int
     num_close: int  # equal, or too close to tell, on one of the sides
     swapped: tuple[tuple[str, str], ...]  # the first is better on the baseline, the second on this side
-    num_left_out: int | UnsetType = UNSET  # strategies beyond MOST_STRATEGIES, where there are any
+    num_left_out: int | UnsetType = UNSET  # strategies beyond MOST_STRATEGIES, if there are any
 
     @property
     def tau(self) -> float | None:
-        """Kendall's, of the pairs that both sides tell apart: 1 where all are in one order, -1 in the opposite."""
+        """Kendall's tau over the pairs that both sides tell apart: 1 if all have the same order, -1 the opposite."""
         num_apart = self.num_same + len(self.swapped)
         return (self.num_same - len(self.swapped)) / num_apart if num_apart else None
 
 
 def orders(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[Order, ...]:
-    """Each side against the first, by peak and by time; nothing where there are not two strategies to order."""
+    """Return the order of each side against the first, by peak and time; empty without two strategies to order."""
     if "strategy" not in align:
         return ()
     baseline, *others = (by_group(side, align) for side in sides)
@@ -80,7 +80,7 @@ def _named(better: Pair, worse: Pair) -> tuple[str, str]:
 
 
 def _signs(first: Pair, second: Pair, against: Compared) -> tuple[int, int]:
-    """On the baseline and on the side: 1 where the second strategy is worse than the first, -1 where it is better."""
+    """Return, for the baseline and the side, 1 if the second strategy is worse than the first, -1 if better, else 0."""
     on_baseline, on_side = (
         _sign(against(first_row, second_row)) for first_row, second_row in zip(first, second, strict=True)
     )

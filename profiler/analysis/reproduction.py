@@ -1,4 +1,4 @@
-"""Published figures beside ours, line by line."""
+"""Compares published figures with ours, line by line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from profiler.core.record import Environment
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published figure, and which rows of a run it is to be stood beside; None chooses any."""
+    """One published figure, and the settings of the rows to compare it with; None allows any."""
 
     label: str
     quantity: str  # a key of quantities.TABLE
-    published: int | float | str | None = None  # a number, or words where the source gives none; None: it is silent
-    arithmetic: bool = False  # by counting, not by the source
+    published: int | float | str | None = None  # a number, or words if the source gives none; None: it does not say
+    arithmetic: bool = False  # derived by counting, not given by the source
     unit: str = ""
     note: str | None = None
     model: Choice | None = None
@@ -29,7 +29,7 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     accumulate: int | None = None
 
     def chooses(self, case: Case) -> bool:
-        """Whether a case is one that this figure is about."""
+        """Whether this figure is about a case."""
         keys = ("model", "strategy", "optimizer", "precision", "batch_size", "accumulate")
         return all(getattr(self, key) in (None, getattr(case, key)) for key in keys)
 
@@ -45,28 +45,28 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     ours: Value
     reason: str | None = None  # why there is no number of ours, or why it may not be trusted
     note: str | None = None
-    other_size: bool = False  # ours is of a reduced model, so that the two numbers are not of the same thing
-    spread: float | None = None  # of a time, relative: within the rounds or between them, whichever is larger
-    difference: float | None = None  # ours less the published, in the unit; None where they are not of the same thing
-    relative: float | None = None  # the same over the published
+    other_size: bool = False  # ours is of a reduced model, so that the two cannot be compared
+    spread: float | None = None  # relative spread of a time: within the rounds or between them, whichever is larger
+    difference: float | None = None  # ours minus the published, in the unit; None if they cannot be compared
+    relative: float | None = None  # `difference` over the published
 
 
 class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole published system beside one run of ours."""
+    """The published figures of one system, compared with one run of ours."""
 
     name: str
     title: str
     source: str
     unsaid: tuple[str, ...]
-    reduced: str | None  # what was reduced; None: this is the full size
+    reduced: str | None  # what was reduced; None: full size
     environment: Environment | None
     device: str
-    evidence: str  # of ours
+    evidence: str  # whether ours is measured, rehearsed or predicted
     lines: tuple[ComparedFigure, ...]
 
 
 def lines(figures: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: bool) -> tuple[ComparedFigure, ...]:
-    """Each published figure beside ours. `reduced`: sizes and times of ours are those of a smaller model."""
+    """Return each published figure with ours. `reduced`: our sizes and times are those of a smaller model."""
     return tuple(_compared(figure, rows, reduced) for figure in figures)
 
 
@@ -97,23 +97,23 @@ def _compared(figure: PublishedFigure, rows: Sequence[Row], reduced: bool) -> Co
 
 
 def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
-    """Of the steps within the rounds, the row's or the baseline's, or half the interval of the ratio: the largest."""
+    """Return the largest of the spreads of the row's and the baseline's steps and half the interval of the ratio."""
     concerned = [row for first in chosen[:1] for row in (first, baseline(first, rows)) if row]
     within = [row.step_spread for row in concerned if row.step_spread is not None]
     ranges = [row.time_ratio_range for row in chosen[:1] if row.time_ratio_range]
-    between = [(most - least) / 2 for least, most in ranges if most > least]  # `none` has none
+    between = [(most - least) / 2 for least, most in ranges if most > least]  # that of `none` is a point
     return max([*within, *between], default=None)
 
 
 def _reason(chosen: Sequence[Row]) -> str | None:
-    """What the first row that is not ok says of itself."""
+    """Return the outcome of the first row that is not ok, or that there is no row; None if all are ok."""
     if not chosen:
         return "not in this run"
     return next((_outcome(row) for row in chosen if row.outcome != "ok"), None)
 
 
 def _reason_of_baseline(chosen: Sequence[Row], rows: Sequence[Row]) -> str | None:
-    """Why there is nothing to compare a change or a share with."""
+    """Return why there is nothing to compare a change or a share with; None if there is."""
     none = baseline(chosen[0], rows)
     if none is None:
         return "nothing to compare with: the run has no row without checkpointing"

@@ -1,4 +1,4 @@
-"""Rows of one run against each other in time, and the frontier that this leaves: by the one rule of `time_ratio`."""
+"""Compares rows of one run in time, by the rule of `time_ratio`, and finds their Pareto frontier."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from profiler.analysis.rows import Row
 
 SURE = ("faster", "slower")
-MOST_COMPARED = 2048  # pairs of rows, as far as each row can then be compared with one
+MOST_COMPARED = 2048  # pairs of rows; but each row is compared with at least one
 
 
 def paired(rounds: Iterable[Record]) -> TimeRatio | None:
-    """A step against the same without its strategy, in processes in which the two alternate; None where none did."""
+    """Return the ratio of steps with the strategy to steps without it that alternated with them; None if none did."""
     steps = [
         RoundSteps(own, plain, readings.processor_seconds or (), readings.plain_processor_seconds or ())
         for readings in (record.readings for record in rounds)
@@ -31,7 +31,7 @@ def paired(rounds: Iterable[Record]) -> TimeRatio | None:
 
 
 def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) -> TimeRatio | None:
-    """A step against the baseline's of the same rounds, each in a process of its own, so that slow drift cancels."""
+    """Return the ratio of steps to the baseline's of the same rounds, in other processes: slow drift cancels."""
     pairs = [(record.readings.step_seconds, baseline_seconds.get(record.round)) for record in rounds]
     ratios = [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
     if ratios and rounds[0].case.is_predicted:
@@ -40,7 +40,7 @@ def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) ->
 
 
 class Timed:
-    """A row with what comparisons of its time ask of it: looked up once, where it is held against several."""
+    """A row with what comparisons of its time need, looked up once for several comparisons."""
 
     __slots__ = ("_sample", "is_predicted", "paired", "peak_bytes", "row", "slowness")
 
@@ -61,7 +61,7 @@ class Timed:
         return self._sample
 
     def over(self, other: Timed) -> TimeRatio | None:
-        """The step over that of another row, as `against` says."""
+        """Return the ratio of the step to that of another row, as `against` does."""
         mine, theirs = self.row.step_seconds, other.row.step_seconds
         if mine is None or theirs is None:
             return None
@@ -73,7 +73,7 @@ class Timed:
         return ratio_of(other.sample, self.sample)
 
     def verdict(self, other: Timed) -> TimeVerdict:
-        """Whether it is faster or slower than the other, or the same, or cannot be told from it."""
+        """Return whether the row is faster or slower than the other, the same, or cannot be told apart from it."""
         return time_ratio.verdict(self.over(other), floor=self.row.time_floor)
 
     def is_beaten_by(self, other: Timed) -> bool:
@@ -85,15 +85,15 @@ class Timed:
 
 
 def against(row: Row, other: Row) -> TimeRatio | None:
-    """The step of a row over that of another of its run: by their ratios to `none`, else by their seconds.
+    """Return the ratio of two steps of one run: from their ratios to `none`, else from their seconds.
 
-    What alternated with `none` is never held against another by its seconds, which hold the drift between them.
+    Two rows that alternated with `none` are never compared by their seconds, which contain the drift between them.
     """
     return Timed(row).over(Timed(other))
 
 
 def verdict(row: Row, other: Row) -> TimeVerdict:
-    """Whether a row is faster or slower than another of its run, or the same, or cannot be told from it."""
+    """Return whether a row is faster or slower than another of its run, the same, or cannot be told apart from it."""
     return Timed(row).verdict(Timed(other))
 
 
@@ -103,9 +103,10 @@ def is_apart(row: Row, other: Row) -> bool:
 
 
 def unbeaten(rows: Iterable[Timed]) -> list[Row]:
-    """The rows of one group that none surely beats that itself is unbeaten, of those with a peak and a time.
+    """Return the Pareto frontier of a group: rows that no frontier row dominates with certainty.
 
-    Of many rows only the fastest are asked, which beat most, so that a run takes no longer than its rows are many.
+    Only rows that are ok, with a peak and a time, count. With many rows, each is compared only with the fastest of the
+    frontier, which dominate most, so that the time is linear in the number of rows.
     """
     points = [timed for timed in rows if timed.row.outcome == "ok" and timed.row.step_seconds is not None]
     most = max(1, MOST_COMPARED // max(1, len(points)))
@@ -119,7 +120,7 @@ def unbeaten(rows: Iterable[Timed]) -> list[Row]:
 
 
 class TimePlace(NamedTuple):
-    """Where a step is drawn beside others of its group, in seconds."""
+    """Where a step is drawn in a plot of its group, in seconds."""
 
     low: float
     middle: float
@@ -127,9 +128,9 @@ class TimePlace(NamedTuple):
 
 
 def time_places(rows: Sequence[Row]) -> list[TimePlace]:
-    """Where the steps of one group are drawn: where their ratios put them beside `none`, else at their medians.
+    """Return where the steps of one group are drawn: by their ratios to `none`, else at their medians.
 
-    So pictures show what is said: the medians of processes that ran at different times may be in another order.
+    So plots show what the verdicts say: medians of processes that ran at different times may be in another order.
     """
     none = next((row for row in rows if row.case == row.baseline and row.step_seconds), None)
     return [_place(row, none.step_seconds if none else None) for row in rows]
@@ -144,12 +145,12 @@ def _place(row: Row, unit: float | None) -> TimePlace:
 
 
 def slowness(row: Row) -> float:
-    """What rows of one group are put in order by: their ratio to the baseline, or seconds where they have none."""
+    """Return what rows of one group are sorted by: their ratio to the baseline, else their seconds."""
     return row.time.ratio if row.time else row.step_seconds or 0.0
 
 
 def samples_of_rounds(rounds: Iterable[Record]) -> list[tuple[float, ...]]:
-    """The seconds of the steps of each round; of one that is a first look only where there is no other."""
+    """Return the seconds of the steps of each round; those of a first look only if there are no others."""
     timed = [record.readings for record in rounds if record.readings.step_seconds]
     full = [readings for readings in timed if readings.stopped != "look"]
     return [readings.step_seconds or () for readings in full or timed]

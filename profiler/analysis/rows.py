@@ -1,4 +1,4 @@
-"""Records -> one row a case, against its baseline."""
+"""Turns records into one row per case, compared with its baseline."""
 
 from __future__ import annotations
 
@@ -33,55 +33,55 @@ ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that is known of one case, its rounds pooled. None where a number was not measured."""
+    """All that is known of one case, its rounds pooled. None if a number was not measured."""
 
     case: Case
-    baseline: Case  # the same point without checkpointing, which rows must share to be compared with each other
+    baseline: Case  # the same case without checkpointing; rows that share it are one group, and compared
     outcome: str
     detail: str | None
     built: Built | None
-    data: str | None  # of its batch, as any row of its group was built with; None where none was built
+    data: str | None  # the data set of any row of its group that was built; None if none was
     readings: Readings  # memory of the first round, time samples of all rounds
     equality: Equality | None
     environment: Environment | None
     gradients: str  # "bit-equal", "within noise", "not verifiable", "differ", "missing", "not checked", "-"
-    static_bytes: int | None  # the sum over the categories: there in every step, whatever one checkpoints
-    peak_ratio: float | None  # to the same case without checkpointing; None where the outcome is not ok: no saving
+    static_bytes: int | None  # the sum over the categories: live in every step under every strategy
+    peak_ratio: float | None  # to the same case without checkpointing; None if the outcome is not ok: no saving
     step_seconds: float | None  # median over all rounds
     step_spread: float | None  # half the interquartile range over the median
     rounds: tuple[Record, ...]  # in order, each with its own samples
-    time: TimeRatio | None  # of the step to the baseline's: of neighbours in one process, else of rounds
+    time: TimeRatio | None  # of the step to the baseline's: from pairs in one process, else from rounds
     time_verdict: TimeVerdict | None  # of the step against the baseline's
-    time_floor: float | None  # of its group: how far `none` may be from itself, as a fraction
-    prediction_error: float | None  # predicted over measured peak, less 1; over the rehearsed where none was measured
-    prediction_against: Evidence | None  # which of the two
+    time_floor: float | None  # noise floor of its group: how far `none` may be from itself, as a fraction
+    prediction_error: float | None  # predicted over measured peak, minus 1; over the rehearsed if none was measured
+    prediction_against: Evidence | None  # whether that peak was measured or rehearsed
     notes: tuple[Note, ...]
-    on_frontier: bool  # no other row of its group surely beats it in both peak and time
+    on_frontier: bool  # no other frontier row of its group surely beats it in both peak and time
 
     @property
     def time_ratio(self) -> float | None:
-        """The ratio alone."""
+        """The ratio without its interval."""
         return self.time.ratio if self.time else None
 
     @property
     def time_ratio_range(self) -> tuple[float, float] | None:
-        """The interval of the ratio alone."""
+        """The interval of the ratio."""
         return self.time.interval if self.time else None
 
     @property
     def evidence(self) -> Evidence:
-        """What its numbers are evidence of."""
+        """Whether its numbers are measured, rehearsed or predicted."""
         return evidence(self.case, self.environment)
 
 
 def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row, ...]:
-    """One row for each case, in the order in which the cases first appear.
+    """Return one row per case, in the order in which the cases first appear.
 
-    With `largest`, rows of larger groups are not on the frontier and have no verdict but what notes need: who shows
-    neither need not wait for them.
+    In groups larger than `largest`, no row is on the frontier and only those that may need a note have a verdict: this
+    saves time for callers that show neither.
     """
     rounds: dict[Case, list[Record]] = {}
-    data: dict[Case, str] = {}  # by baseline
+    data: dict[Case, str] = {}  # data set by baseline
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
         if record.built:
@@ -101,17 +101,17 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """The last word on each round of each case: a trial that was run again replaces its first attempt."""
+    """Return the last record of each round of each case: a trial that ran again replaces its first attempt."""
     return list({(record.case, record.round): record for record in records}.values())
 
 
 def static(readings: Readings) -> int | None:
-    """All static bytes: there in every step, whatever one checkpoints."""
+    """Return the sum of the static bytes, which are live in every step under every strategy; None if not measured."""
     return None if readings.static_bytes is None else sum(readings.static_bytes.values())
 
 
 def _pool(records: list[Record]) -> Record:
-    """The first record with the time samples of all; the worst outcome speaks for the case."""
+    """Return the first record with the time samples of all; the worst outcome stands for the case."""
     if len(records) == 1:
         return records[0]
     records = sorted(records, key=lambda record: record.round)
@@ -127,15 +127,15 @@ def _pool(records: list[Record]) -> Record:
 
 
 class _Baseline(NamedTuple):
-    """What the rows of one group are held against."""
+    """What the rows of one group are compared with."""
 
     case: Case
     data: str | None
     rounds: list[Record]
     peak_bytes: int | None
     seconds: dict[int, float]  # the median step of each round that has one
-    floor: float | None  # how far its steps may be from themselves
-    drift: tuple[Note, ...]  # of all rows of the group together
+    floor: float | None  # noise floor: how far its steps may be from themselves
+    drift: tuple[Note, ...]  # the note on the drift of all rows of the group together
 
     @classmethod
     def of(
@@ -154,7 +154,7 @@ class _Baseline(NamedTuple):
 
 
 def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[Case, TwinPeaks]) -> Row:
-    """The row of a case: its rounds pooled in one record, and each by itself."""
+    """Return the row of a case, from the record of its pooled rounds and from each round."""
     case, is_ok = record.case, record.outcome == "ok"
     time = _time(rounds, baseline) if is_ok else None
     seconds = record.readings.step_seconds
@@ -188,10 +188,10 @@ def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[
 
 
 def verdict(record: Record) -> str:
-    """What the equality pass says of the gradients, in a word or two."""
+    """Return what the equality pass says of the gradients, in a word or two."""
     equality = record.equality
     if equality is None:
-        is_measured = evidence(record.case, record.environment) == "measured"  # nothing else has gradients
+        is_measured = evidence(record.case, record.environment) == "measured"  # only measured trials have gradients
         return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
@@ -205,14 +205,14 @@ def verdict(record: Record) -> str:
 
 
 def _time(rounds: list[Record], baseline: _Baseline) -> TimeRatio | None:
-    """The ratio to the baseline: 1 of the baseline itself, else of neighbours where there are any, else of rounds."""
+    """Return the ratio to the baseline: 1 for the baseline itself, else from pairs if there are any, or rounds."""
     if rounds[0].case == baseline.case:
         return ITSELF if baseline.seconds else None
     return row_times.paired(rounds) or row_times.unpaired(rounds, baseline.seconds)
 
 
 def _middle(values: Sequence[float] | None) -> float | None:
-    """The median, where there is one; of 100,000 rows most have one ratio, which is its own."""
+    """Return the median, None if there are no values; of 100,000 rows most have one, which needs no computation."""
     if not values:
         return None
     return values[0] if len(values) == 1 else median(values)
@@ -223,7 +223,7 @@ def _ratio(value: int | None, baseline: int | None) -> float | None:
 
 
 def _judged(rows: list[Row], *, largest: int | None) -> tuple[Row, ...]:
-    """The rows with what is said of their times, those marked that no other of their group surely beats."""
+    """Return the rows with their time verdicts, and with those of each group's Pareto frontier marked."""
     groups: dict[Case, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.baseline, []).append(row)
@@ -233,19 +233,19 @@ def _judged(rows: list[Row], *, largest: int | None) -> tuple[Row, ...]:
         asked = of_group if is_asked else _computing_more(of_group, baseline)
         timed = [_judged_beside(row, baseline) for row in asked]
         for row in row_times.unbeaten(timed) if is_asked else ():
-            force_setattr(row, "on_frontier", True)  # nobody has the rows yet
+            force_setattr(row, "on_frontier", True)  # the rows are not shared yet
     return tuple(rows)
 
 
 def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
-    """Those of whose verdicts a note may come."""
+    """Return the rows whose verdicts may need a note: those that compute more than the baseline."""
     if baseline is None:
         return []
     return [row for row in rows if timing_doubts.computes_more(row.readings, baseline.row.readings)]
 
 
 def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
-    """Tells a new row what its time is against the baseline's, with a note where that is against its arithmetic."""
+    """Set the time verdict of a new row, with a note if it is faster than the baseline although it computes more."""
     timed = Timed(row)
     if baseline is None or row.time is None:
         return timed
@@ -258,13 +258,13 @@ def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:
-    """Whether nothing that could be tried at all fits; what was skipped was not tried."""
+    """Whether everything that was tried ran out of memory; skipped rows were not tried."""
     tried = {row.outcome for row in rows} - {"skipped"}
     return tried == {"out_of_memory"}
 
 
 def smallest_request(rows: Sequence[Row]) -> Shortage | None:
-    """The failed request for the fewest bytes; None where no error told its size."""
+    """Return the failed request for the fewest bytes; None if no error tells its size."""
     shortages = [record.shortage for row in rows for record in row.rounds if record.shortage]
     requests = [shortage for shortage in shortages if shortage.asked_bytes is not None]
     return min(requests, key=lambda shortage: shortage.asked_bytes or 0, default=None)

@@ -1,4 +1,4 @@
-"""Numbers in a record that no measurement can have given."""
+"""Finds numbers in a record that no measurement can give."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from profiler.core.record import Readings, Record, evidence
 from profiler.core.strict_files import LARGEST
 from profiler.core.units import bytes_text
 
-COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # none of them can be below zero either
+COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # no number in these can be below zero either
 
 
 def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
-    """Each number that cannot be, in words; `passes` are those of its trial, None where these are not known."""
+    """Yield each impossible number, in words; `passes` are those of its trial, None if they are not known."""
     readings = record.readings
     for of, part in {"": readings, **{name: getattr(record, name) for name in COUNTED}}.items():
         for name, value in _out_of_range(msgspec.to_builtins(part), of):
@@ -34,7 +34,7 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
 
 
 def impossible_peak(readings: Readings) -> Iterator[str]:
-    """What is live at the peak is at least all that is there in every step, and all that the forward keeps."""
+    """Yield a sentence if the peak is below the static or the saved bytes, which are part of it."""
     peak, floors = readings.peak_bytes, {"static": static(readings), "saved": readings.saved_bytes}
     for name, floor in floors.items():
         if peak is not None and floor is not None and peak < floor:
@@ -42,7 +42,7 @@ def impossible_peak(readings: Readings) -> Iterator[str]:
 
 
 def _ranks(record: Record) -> Iterator[str]:
-    """The bytes of a record are those of the rank with the highest peak."""
+    """Yield contradictions between ranks and record, whose bytes are those of the rank with the highest peak."""
     ranks = record.readings.ranks
     if ranks is None:
         return
@@ -58,7 +58,7 @@ def _ranks(record: Record) -> Iterator[str]:
 
 
 def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Every number below zero or beyond LARGEST in nested data, with the name it is under."""
+    """Yield every number below zero or above LARGEST in nested data, with its dotted name."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _out_of_range(inner, f"{name}.{key}" if name else str(key))

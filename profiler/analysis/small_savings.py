@@ -1,4 +1,4 @@
-"""Why checkpointing saved little, read from two traces; the strategy's name is not looked at."""
+"""Explains why checkpointing saved little, from two traces; does not look at the strategy's name."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from profiler.analysis.live_bytes import OUTSIDE, Peak, nbytes, recomputes, stag
 from profiler.core.trace_data import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
 from profiler.core.units import bytes_text, count_text
 
-LITTLE = 0.1  # of the baseline's peak: who saves less asks why
-SAME = 0.99  # of what the baseline saves: a step that saves as much was not checkpointed
-MOST = 0.75  # of the peak
-NUM_OUTSIDE = 2  # modules outside of the blocks that are named
+LITTLE = 0.1  # fraction of the baseline's peak: smaller savings are explained
+SAME = 0.99  # fraction of the baseline's saved bytes: a step that saves so many was not checkpointed
+MOST = 0.75  # fraction of the peak: if so much is static, that is the reason
+NUM_OUTSIDE = 2  # how many modules outside of the blocks are named
 ACTIVATIONS = ("saved", "recomputed")
-INPUTS = "inputs"  # the kind of reason that there are too many checkpoints
+INPUTS = "inputs"  # the kind of reason if there are too many checkpoints
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is unreached, workspace, optimizer, gradients, static, whole, segment, block, plain, inputs or outside."""
+    """Why checkpointing saved little.
+
+    `kind` is unreached, workspace, optimizer, gradients, static, whole, segment, block, plain, inputs or outside.
+    """
 
     kind: str
     text: str  # one sentence
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reasons look at."""
+    """What the rules look at."""
 
     peak: Peak
     held: tuple[Allocation, ...]  # at the peak
     blocks: tuple[str, ...]
     segment: tuple[str, ...]  # the blocks of the last recompute that began before the peak
     recomputed: frozenset[str]  # the blocks of all recomputes
-    is_recomputed: bool  # whether anything is, in a block or outside of all
-    inputs: tuple[Allocation, ...]  # of what is held: what the checkpoints keep to begin from
+    is_recomputed: bool  # whether anything is recomputed, in a block or outside of all
+    inputs: tuple[Allocation, ...]  # the part of `held` that is the inputs of checkpoints
     all_gradient_bytes: int
     saved_bytes: int
     baseline_saved_bytes: int
-    workspace_bytes: int  # what libraries hold at the peak, whatever the batch: cuBLAS's workspace
+    workspace_bytes: int  # what libraries hold at the peak, whatever the batch, such as cuBLAS's workspace
     stage: Callable[[str], str]
 
     def bytes_of(self, *categories: str) -> int:
@@ -47,7 +50,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason | None:
-    """The first reason that holds; None where a tenth of the baseline's peak is saved, or more."""
+    """Return the first reason that applies; None if a tenth of the baseline's peak is saved, or more."""
     if live_bytes.peak(trace).nbytes <= (1 - LITTLE) * live_bytes.peak(baseline).nbytes:
         return None
     step = _look(trace, baseline, blocks)
@@ -80,7 +83,7 @@ def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
 
 
 def _workspace_bytes(trace: Trace, number: int, held: tuple[Allocation, ...]) -> int:
-    """What is kept of them, and what the operator takes while it runs besides what grows with the batch."""
+    """Return the workspaces that are kept, and what the operator hides that does not grow with the batch."""
     kept = nbytes(storage for storage in held if storage.category == WORKSPACES)
     if not number:
         return kept
@@ -89,7 +92,7 @@ def _workspace_bytes(trace: Trace, number: int, held: tuple[Allocation, ...]) ->
 
 
 def _recomputed(trace: Trace, stage: Callable[[str], str]) -> list[tuple[int, tuple[str, ...]]]:
-    """Every recompute: its first operator, and the blocks that it ran, in order."""
+    """Return every recompute: its first operator, and the blocks that it ran, in order."""
     recomputed = []
     for first, last in recomputes(trace):
         blocks = dict.fromkeys(stage(operator.module) for operator in trace.operators[first - 1 : last])
@@ -149,7 +152,7 @@ def _static(step: _Step) -> Reason | None:
 
 
 def _largest(step: _Step) -> Reason:
-    """Who holds most of what is not static at the peak."""
+    """Return as the reason what holds most of the bytes at the peak that are not static."""
     moving = [storage for storage in step.held if storage.category not in (*STATIC, WORKSPACES)]
     stages = [(storage, step.stage(storage.module)) for storage in moving]
     parts = {
@@ -168,7 +171,7 @@ def _largest(step: _Step) -> Reason:
 
 
 def _outside(step: _Step) -> str:
-    """The two modules outside of the blocks that hold most of what is not static, the largest first."""
+    """Return the modules outside of the blocks that hold most of what is not static, the largest first, as text."""
     sizes: dict[str, int] = {}
     for storage in step.held:
         if storage.category not in (*STATIC, WORKSPACES) and step.stage(storage.module) == OUTSIDE:

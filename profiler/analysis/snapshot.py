@@ -1,4 +1,4 @@
-"""Why the peak of a recorded CUDA memory snapshot is what it is: what held it, what stayed, and what was reserved."""
+"""Explains the peak of a recorded CUDA memory snapshot: what held it, what stayed, and what was reserved."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from profiler.core.errors import UserError
 from profiler.core.trace_data import summed
 
 BEFORE = "before the recording"
-LEAST_GROWN = 3  # times that a line asked for what stayed, to be called growth
-THREADS = "autograd's threads, and libraries"  # which have no Python: the backward's results, cuBLAS's workspaces
-BY_FILE = {  # the innermost of these in a stack tells what asked; PyTorch's own files
+LEAST_GROWN = 3  # separate times that a line must allocate what stays, to be called growth
+THREADS = "autograd's threads, and libraries"  # no Python stack: results of the backward, cuBLAS's workspaces
+BY_FILE = {  # PyTorch's own files; the innermost of these in a stack tells the category
     "torch/utils/checkpoint.py": "recomputed",
     "torch/optim/": "optimizer",
     "torch/nn/init.py": "parameters",
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class HeldBlock(msgspec.Struct, frozen=True):
-    """A part of a segment. Bytes."""
+    """A block of a segment. Bytes."""
 
     size: int
     state: str
@@ -46,7 +46,7 @@ class HeldBlock(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """What was taken from the device at once."""
+    """Memory that the allocator took from the device at once."""
 
     total_size: int
     blocks: list[HeldBlock]
@@ -55,7 +55,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What `torch.cuda.memory._snapshot` returns, as far as it is read."""
+    """The fields of `torch.cuda.memory._snapshot` that are read."""
 
     segments: list[Segment]
     device_traces: list[list[Entry]] = []
@@ -64,32 +64,32 @@ class Snapshot(msgspec.Struct, frozen=True):
 class SnapshotExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The peak of one device's recording, what held it, what stayed, and what is reserved. Bytes.
 
-    Sizes of blocks that were freed again are those of the requests, rounded as the allocator does; those that are
-    there at the end are exact.
+    Blocks that were freed have the size of their request, rounded as the allocator does; the size of those that are
+    live at the end is exact.
     """
 
     device: int
     num_events: int
     peak_bytes: int
-    peak_event: int | None  # by its place in the recording; None where that is the beginning
+    peak_event: int | None  # its index in the recording; None if that is the beginning
     peak_line: str
-    categories: tuple[Share, ...]  # at the peak, the largest first, as far as the stacks tell
+    categories: tuple[Share, ...]  # at the peak, the largest first, as far as the stacks show
     holders: tuple[Holder, ...]  # at the peak, by line and category
-    grown: tuple[Holder, ...]  # asked for at one line again and again, and still there at the end
+    grown: tuple[Holder, ...]  # allocated at one line again and again, and still live at the end
     end_bytes: int
     reserved_bytes: int  # at the end
     num_segments: int
     largest_free_bytes: int  # in one piece
-    failed_bytes: int | None = None  # the last request that failed, where one did
+    failed_bytes: int | None = None  # the last request that failed, if one did
 
     @property
     def free_bytes(self) -> int:
-        """Reserved and in no tensor."""
+        """The reserved bytes that are in no tensor."""
         return self.reserved_bytes - self.end_bytes
 
 
 def explain_snapshot(content: Any) -> SnapshotExplanation:
-    """Explains the device that a snapshot has most of. Raises UserError for data that are no snapshot."""
+    """Explain the busiest device of a snapshot. Raises UserError if the data are no snapshot."""
     try:
         snapshot = msgspec.convert(content, Snapshot)
         device = _busiest(snapshot)
@@ -138,7 +138,7 @@ def _explain(snapshot: Snapshot, device: int) -> SnapshotExplanation:
 
 
 def _placed(segment: Segment) -> list[tuple[int, HeldBlock]]:
-    """Blocks with their addresses, which older snapshots leave to be added up."""
+    """Return blocks with their addresses; in older snapshots these are sums of sizes."""
     placed, address = [], segment.address
     for block in segment.blocks:
         placed.append((block.address or address, block))
@@ -147,12 +147,12 @@ def _placed(segment: Segment) -> list[tuple[int, HeldBlock]]:
 
 
 class _Life(msgspec.Struct, kw_only=True):
-    """A block while it is live. Events are numbered from 1; `born` is 0 where it was there before the recording."""
+    """The lifetime of a block. Events are numbered from 1; `born` is 0 if it was live before the recording."""
 
-    nbytes: int  # exact where it is there at the end
+    nbytes: int  # exact if it is live at the end
     born: int
     died: int  # the last event after which it is live
-    stayed: bool = False  # it is there at the end
+    stayed: bool = False  # whether it is live at the end
     frames: Any = ()
 
     @property
@@ -165,7 +165,10 @@ class _Life(msgspec.Struct, kw_only=True):
 
 
 def _lives(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> list[_Life]:
-    """What was live in the recording: first what was there before it, which was freed or stayed and not given in it."""
+    """Return the lifetimes of all blocks; first those from before the recording.
+
+    These were freed in the recording, or are live at its end, without having been allocated in it.
+    """
     before: list[_Life] = []
     given: list[_Life] = []
     unfreed: dict[int, _Life] = {}
@@ -187,7 +190,7 @@ def _lives(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> list[_Li
 
 
 def _category(frames: Any) -> str:
-    """What asked for a block, by the files and functions of its stack, the innermost first."""
+    """Return what a block is for, by the files and functions of its stack, the innermost first."""
     places = [(frame["filename"].replace("\\", "/"), frame["name"]) for frame in frames]
     if not places:
         return THREADS
@@ -209,8 +212,8 @@ def _holders(lives: Iterable[_Life]) -> tuple[Holder, ...]:
 
 
 def _grown(lives: Iterable[_Life]) -> tuple[Holder, ...]:
-    """What was asked for at one line several times, with other lines in between, and stayed; no parameters."""
-    stretches: dict[str, set[int]] = {}  # by line, those of the recording in which it asked for what stayed
+    """Return what one line allocated several times, with other lines in between, and what stayed; no parameters."""
+    stretches: dict[str, set[int]] = {}  # by line, the stretches in which it allocated what stayed
     stayed = []
     stretch, before = 0, ""
     for life in lives:

@@ -1,6 +1,6 @@
-"""Whether two times can be told apart: the one rule, by which tables, notes, pictures, plans and comparisons say it.
+"""The one rule for whether two times can be told apart, of all tables, notes, pictures, plans and comparisons.
 
-The table of it is in docs/telling-apart.md.
+It is explained in docs/telling-apart.md.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from profiler.core.stats import LEVEL
 
 TimeVerdict = Literal["faster", "slower", "same", "cannot be told apart", "too noisy to tell"]
 
-MARGIN = 0.01  # times nearer than this are the same to whoever chooses a strategy
-NOISY = 2.0  # an interval that reaches further from its ratio than by this factor, +-100 %, tells nothing
+MARGIN = 0.01  # relative: a smaller difference does not matter to the choice of a strategy
+NOISY = 2.0  # an interval that extends from its ratio by more than this factor, +-100 %, tells nothing
 
 
 class TimeRatio(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The time of a step over that of another, and the interval that holds it; None where there is none."""
+    """The ratio of a step's time to another's, and its confidence interval; None if there is none."""
 
     ratio: float
     low: float | None = None
     high: float | None = None
-    num_pairs: int = 0  # of steps, the one beside the other in one process; 0: of rounds, or an estimate
+    num_pairs: int = 0  # pairs of steps that alternated in one process; 0: from rounds, or an estimate
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -36,24 +36,24 @@ class TimeRatio(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def uncertainty(self) -> float | None:
-        """How far the interval reaches from the ratio at most, as a fraction of it."""
+        """The relative distance from the ratio to the farther end of the interval."""
         if self.low is None or self.high is None:
             return None
         return max(self.ratio - self.low, self.high - self.ratio) / self.ratio
 
     @property
     def is_noisy(self) -> bool:
-        """Whether it is too noisy to tell anything."""
+        """Whether the interval is too wide to tell anything."""
         return self.interval is not None and is_noisy(self.ratio, self.low or 0.0, self.high or 0.0)
 
 
 def is_noisy(ratio: float, low: float, high: float) -> bool:
-    """Whether the interval reaches from the ratio by more than the factor NOISY, up or down."""
+    """Whether the interval extends from the ratio by more than the factor NOISY, up or down."""
     return high > NOISY * ratio or low * NOISY < ratio
 
 
 def verdict(time: TimeRatio | None, *, floor: float | None = None) -> TimeVerdict:
-    """What is said of a time against another.
+    """Return the verdict on the ratio of two times.
 
     `floor` is the noise of the run, how far `none` may be from itself: no ratio nearer to 1 is called a difference.
     """
@@ -71,9 +71,9 @@ def verdict(time: TimeRatio | None, *, floor: float | None = None) -> TimeVerdic
 
 
 def of_pairs(rounds: Sequence[Sequence[float]]) -> TimeRatio:
-    """What the ratios of all pairs say, in rounds of one process each, and its interval; of fewer than six none.
+    """Return the ratio from all pairs of rounds in one process each, and its interval: none for fewer than six pairs.
 
-    Where the rounds differ by more than their pairs do, the interval is widened to hold that of each.
+    If the rounds differ by more than their pairs do, the interval is widened to hold the ratio of each.
     """
     ratios = [ratio for round_ in rounds for ratio in round_]
     ratio, limits = ratio_of_pairs(ratios)
@@ -86,14 +86,14 @@ def of_pairs(rounds: Sequence[Sequence[float]]) -> TimeRatio:
 
 
 def of_rounds(ratios: Sequence[float]) -> TimeRatio:
-    """The median of the ratios of rounds, each of two processes, and their range, where there are several."""
+    """Return the median of the ratios of rounds, each of two processes, and their range if there are several."""
     if len(ratios) == 1:
         return TimeRatio(ratio=ratios[0])
     return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
 
 
 def quotient(time: TimeRatio, other: TimeRatio) -> TimeRatio:
-    """The ratio of two ratios to the same step; the logarithms of what their intervals reach add as squares."""
+    """Return the ratio of two ratios to the same step; how far their intervals reach adds in squares, in logarithms."""
     ratio = time.ratio / other.ratio
     if time.interval is None or other.interval is None:
         return TimeRatio(ratio=ratio)
@@ -102,14 +102,14 @@ def quotient(time: TimeRatio, other: TimeRatio) -> TimeRatio:
 
 
 def floor_of(itself: TimeRatio | None) -> float | None:
-    """How far `none` may be from itself, as a fraction: the farther end of the interval; None where there is none."""
+    """Return how far `none` may be from itself, as a fraction: the farther end of its interval; None without one."""
     if itself is None or itself.interval is None:
         return None
     return exp(max(_distance(end) for end in itself.interval)) - 1
 
 
 def _reach(time: TimeRatio) -> tuple[float, float]:
-    """How far the interval reaches down and up from the ratio, in logarithms."""
+    """Return how far the interval extends down and up from the ratio, in logarithms."""
     low, high = time.interval or (time.ratio, time.ratio)
     return _distance(low / time.ratio), _distance(high / time.ratio)
 
@@ -119,7 +119,7 @@ def _distance(ratio: float) -> float:
 
 
 def _differ(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether rounds differ by more than their pairs explain, at LEVEL: Kruskal and Wallis, JASA 47, 1952."""
+    """Whether rounds differ by more than their pairs explain, at LEVEL: Kruskal-Wallis test, JASA 47, 1952."""
     series = [round_ for round_ in rounds if round_]
     values = sorted(ratio for round_ in series for ratio in round_)
     counts = Counter(values)
@@ -134,6 +134,6 @@ def _differ(rounds: Sequence[Sequence[float]]) -> bool:
 
 
 def _chi_squared(freedom: int) -> float:
-    """The value that chi-squared stays below at LEVEL: Wilson and Hilferty, PNAS 17, 1931; within 1 %."""
+    """Return the quantile of chi-squared at LEVEL: Wilson and Hilferty, PNAS 17, 1931; within 1 %."""
     part = 2 / (9 * freedom)
     return freedom * (1 - part + NormalDist().inv_cdf(LEVEL) * sqrt(part)) ** 3

@@ -109,7 +109,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     samples: Annotated[Whole, Setting(least=1, most=MOST)] = 5  # timed steps per round; with `sampling` the minimum
     # the fields below are part of the id only if they are set
     sampling: Sampling | UnsetType = UNSET  # when to stop sampling; UNSET: after exactly `samples`
-    parallel: Choice | UnsetType = UNSET  # how several ranks train the model together: ddp, fsdp2
+    parallel: Choice | UnsetType = UNSET  # how several ranks train the model: ddp, fsdp2
     ranks: Whole | UnsetType = UNSET  # number of ranks, each a process with its own batch and device
     routing: Annotated[str | UnsetType, Setting(choices=("balanced", "worst"))] = UNSET  # predicted; UNSET: balanced
 
@@ -119,7 +119,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 
     @property
     def baseline(self) -> Case:
-        """The same point without checkpointing."""
+        """The same case without checkpointing."""
         return msgspec.structs.replace(self, strategy=Choice("none"))
 
     @property

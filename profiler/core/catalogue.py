@@ -37,7 +37,7 @@ KINDS = {
 }
 PLAIN = ("Count", "int", "float", "bool")  # kinds whose values are not words
 FAMILY, USERS = "name", "*"
-VALUE = re.compile(r"[\w.+-]+")  # of an option
+VALUE = re.compile(r"[\w.+-]+")  # the value of an option
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from profiler.core.errors import UserError, nearest_or_all
 
 MOST_HOPS = 4  # aliases followed from a name to its function
-KEYS = {"module", "batch"}  # of a dict that a factory returns
+KEYS = {"module", "batch"}  # required in a dict that a factory returns
 PARTS = range(2, 5)  # lengths of a tuple (module, batch[, loss[, optimizer]])
 
 

@@ -18,10 +18,10 @@ ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-308
 WORD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)  # allowed names of GPUs on the command line
 HOPPER = (9, 0)
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # ":4096:2:16:8", cuBLAS's own default in KiB
-LARGE_WORKSPACE = 32 * 2**20  # what NVIDIA recommends from Hopper on
+LARGE_WORKSPACE = 32 * 2**20  # recommended by NVIDIA from Hopper on
 
 CONTEXT_BYTES = 600 * 2**20  # device memory of a process with CUDA, cuBLAS and cuDNN before its first tensor
-LIBRARY_SHARE = 0.02  # of a device's memory: allowance for what libraries take, where it is not known
+LIBRARY_SHARE = 0.02  # fraction of a device's memory assumed for libraries, if not known
 
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -39,7 +39,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     multiprocessors: Annotated[int, msgspec.Meta(gt=0)]
     threads_per_multiprocessor: Annotated[int, msgspec.Meta(gt=0)]  # the most resident at once
-    shared_memory_bytes: Annotated[int, msgspec.Meta(gt=0)]  # of one multiprocessor
+    shared_memory_bytes: Annotated[int, msgspec.Meta(gt=0)]  # per multiprocessor
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ WITHOUT_SWITCH = ("compile-budget",)  # strategies that cannot be switched off: 
 LEAST_PAIRS = 2  # per round, unless its trial asks for another number
 BRIEF_SECONDS = 0.25  # time limit of the steps of a first look, a round that needs only one pair
 LOOK_LEVEL = 0.75  # level of a round's interval, which is then as wide as that of three rounds together at 95 %
-WAITED = 0.1  # of the fastest step: how much longer than others a step may be without a core
+WAITED = 0.1  # fraction of the fastest step: how much longer than others a step may be without a core
 MOST_PAIRS = 48  # per ratio; more are reduced to medians of neighbors, since the work is quadratic
 
 

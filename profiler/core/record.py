@@ -45,7 +45,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     watts: Real | None = None
     limit_watts: Real | None = None
     held_by: tuple[str, ...] = ()  # reasons for a reduced clock: heat, power limit, ...
-    num_others: Whole | None = None  # processes on the device besides this one
+    num_others: Whole | None = None  # other processes on the device
     others_bytes: Whole | None = None  # device memory that they hold
     others_seconds: Real | None = None  # CPU time of other processes on all cores since the device was opened
     num_cores: Whole | None = None
@@ -55,7 +55,7 @@ class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The largest number of bytes live in one phase of the step, counted in three ways."""
 
     allocated: Whole
-    reserved: Whole | None = None  # by the caching allocator
+    reserved: Whole | None = None  # held by the caching allocator
     device: Whole | None = None  # all device memory in use, other processes included
 
 
@@ -86,7 +86,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     static_bytes: dict[str, Whole] | None = None  # parameters, buffers, gradients, optimizer, inputs
     start_bytes: Whole | None = None  # live when the forward begins
-    saved_bytes: Whole | None = None  # what the forward leaves live for the backward
+    saved_bytes: Whole | None = None  # left live by the forward for the backward
     phases: dict[str, PhaseBytes] | None = None
     peak_bytes: Whole | None = None
     peak_phase: str | None = None
@@ -105,9 +105,9 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     warmup_seconds: tuple[Real, ...] | None = None  # earlier steps: the first, the requested and the detected warm-up
     plain_step_seconds: tuple[Real, ...] | None = None  # without the strategy, paired with `step_seconds` by index
     plain_warmup_seconds: tuple[Real, ...] | None = None  # without it; empty if its first step ran out of memory
-    processor_seconds: tuple[Real, ...] | None = None  # of each step, time in which its thread had a core; CPU only
-    plain_processor_seconds: tuple[Real, ...] | UnsetType = UNSET  # the same of each step without the strategy
-    steps_per_sample: Whole = 1  # each sample is the mean of so many consecutive steps, where one is too fast to time
+    processor_seconds: tuple[Real, ...] | None = None  # per step, the time in which its thread had a core; CPU only
+    plain_processor_seconds: tuple[Real, ...] | UnsetType = UNSET  # the same for `plain_step_seconds`
+    steps_per_sample: Whole = 1  # each sample is the mean of so many consecutive steps, if one is too fast to time
     host_share: Real | None = None  # share of a step that the host takes to launch it; asynchronous devices only
     stopped: Stopped | None = None  # why sampling stopped
     ranks: tuple[RankBytes, ...] | None = None  # in order, if several train together

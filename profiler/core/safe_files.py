@@ -81,7 +81,7 @@ def _is_gone(process: str) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-    except OSError as error:  # it is gone, or somebody else's
+    except OSError as error:  # the process is gone, or another user's
         return isinstance(error, ProcessLookupError)
     return False
 

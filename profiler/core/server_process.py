@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 _WORKER, _TRACING, _DEVICES = (f"profiler.engines.{name}" for name in ("worker", "tracing", "device_survey"))
-# All that a trial imports, and what torch imports late: without it each child pays 1.8 s at its first profiler use.
+# All that a trial imports, and what torch imports late, which would cost each child 1.8 s at its first profiler use.
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER, _DEVICES)
 PRELOAD_TO_TRACE = (
     "torch",
@@ -98,7 +98,7 @@ def start(preload: Sequence[str], *, visible: str | None = None, rehearses: bool
 
 
 def _nameless() -> IO[bytes]:
-    """Returns an anonymous file: in memory where possible, since the temporary folder may be missing or full."""
+    """Return an anonymous file: in memory if possible, since the temporary folder may be missing or full."""
     with suppress(AttributeError, OSError):  # not every system has it, and not every sandbox allows it
         return os.fdopen(os.memfd_create("gcprof"), "w+b")
     return tempfile.TemporaryFile()

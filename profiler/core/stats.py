@@ -14,11 +14,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 LEAST_LATER = 5  # the fewest later steps that the first ones are compared with
-SLOWER = 0.02  # of the median: a step slower by no more than this is not slow
+SLOWER = 0.02  # fraction of the median: a step slower by no more than this is not slow
 LEVEL = 0.95  # confidence level of intervals
 EXACT = 1000  # samples; above, the normal approximation of the binomial distribution is good enough
 SHORTEST = 1e-3  # seconds of a sample; in less, waiting for the device and reading its clock weigh too much
-MOST_STEPS = 1000  # in one sample
+MOST_STEPS = 1000  # per sample
 FIRST_LOOK = 6  # samples: the fewest that have an interval
 CERTAIN = 3.0  # standard deviations, which one in 370 series without a drift exceeds
 FEWEST_DRIFTING = 7  # samples in all series; fewer cannot show a certain drift in any order

@@ -21,7 +21,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The lifetime of one storage. It is live while the operators `born` to `died` run, both included."""
 
     nbytes: int  # rounded up as the allocator does
-    born: int  # 0: before the step
+    born: int  # number of an operator; 0: before the step
     died: int  # the number of the last operator if it outlives the step
     operator: str
     module: str  # full name; for a gradient, the parameter's module; "" outside of all modules
@@ -29,7 +29,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     category: str
     let_go: int | None = None  # the last operator before only autograd held a reference; None if not tracked
     unsplit: int = 0  # of `nbytes`: excess of its block over the request, because the allocator did not split it
-    stream: int = 0  # CUDA stream of the request: FSDP2 has several, and the allocator keeps their blocks apart
+    stream: int = 0  # CUDA stream of the request: FSDP2 has several, and the allocator does not share blocks among them
     line: str = ""  # `file.py:12`: the user's line that requested it; "" if that is not known
     batch_power: int = 1  # its bytes grow with this power of the batch size; 0: not at all; 1 also if not tracked
 

@@ -12,7 +12,7 @@ MISSING = "-"  # shown for a number that was not measured, never 0
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 BYTE_UNITS = {
     "b": 1,
-    "k": 2**10,  # as nvidia-smi and ulimit count
+    "k": 2**10,  # binary, as in nvidia-smi and ulimit
     "m": 2**20,
     "g": 2**30,
     "t": 2**40,

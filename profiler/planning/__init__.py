@@ -1,1 +1,1 @@
-"""What a chain of stages costs under a plan, and the best plans for every budget; without torch."""
+"""What a chain of stages costs under a plan, and the fastest plans for every memory budget; without torch."""

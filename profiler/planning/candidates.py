@@ -1,4 +1,4 @@
-"""The plans that one would pick without a solver, and a plan beside them at the same budget."""
+"""Plans from simple rules, without a solver, to compare with a solver's plan at the same budget."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PLAN = "plan"
 
 
 def uniform(chain: Chain, k: int) -> Plan:
-    """`torch.utils.checkpoint.checkpoint_sequential` with k segments: all of equal length, the last one is kept.
+    """Return the plan of `torch.utils.checkpoint.checkpoint_sequential`: k equal segments, the last of which is kept.
 
-    Pinned stages are left out of the count; a segment that one falls into is cut there.
+    Pinned stages are not counted; a segment that contains one is cut there.
     """
     free = _free(chain)
     size = len(free) // k
@@ -27,17 +27,17 @@ def uniform(chain: Chain, k: int) -> Plan:
 
 
 def first(chain: Chain, n: int) -> Plan:
-    """The first n stages, each by itself, as Megatron's `block`."""
+    """Return the plan that checkpoints each of the first n stages by itself, as Megatron's `block`."""
     return _singles(chain, _free(chain)[:n])
 
 
 def every(chain: Chain, j: int) -> Plan:
-    """Every j-th stage by itself, the first one among them."""
+    """Return the plan that checkpoints every j-th stage by itself, from the first on."""
     return _singles(chain, _free(chain)[::j])
 
 
 def all_stages(chain: Chain) -> Plan:
-    """Every stage by itself, as in most libraries where checkpointing is on or off."""
+    """Return the plan that checkpoints every stage by itself, as most libraries do if checkpointing is on."""
     return _singles(chain, _free(chain))
 
 
@@ -46,24 +46,24 @@ KINDS = tuple(RULES)
 
 
 def plans(chain: Chain, kind: str) -> Iterator[tuple[str, Plan]]:
-    """Every plan of one rule, with its word: `uniform(4)`."""
+    """Yield every plan of one rule, with its label: `uniform(4)`."""
     for number in range(1, len(_free(chain)) + 1):
         yield f"{kind}({number})", RULES[kind](chain, number)
 
 
 def best_of(chain: Chain, kind: str, budget: int) -> tuple[str, Plan, Cost] | None:
-    """The fastest plan of one rule within so many bytes; None where none fits."""
+    """Return the fastest plan of one rule within a budget in bytes; None if none fits."""
     fitting = [candidate for candidate in costed(chain, kind) if candidate[2].peak_bytes <= budget]
     return min(fitting, key=lambda candidate: (candidate[2].step_seconds, candidate[2].peak_bytes), default=None)
 
 
 def costed(chain: Chain, kind: str) -> list[tuple[str, Plan, Cost]]:
-    """Every plan of one rule, with its word and what it costs."""
+    """Return every plan of one rule, with its label and its cost."""
     return [(word, plan, simulate(chain, plan)) for word, plan in plans(chain, kind)]
 
 
 def _free(chain: Chain) -> list[int]:
-    """The stages that may be checkpointed."""
+    """Return the stages that may be checkpointed."""
     return [stage for stage, costs in enumerate(chain.stages) if not costs.pinned]
 
 
@@ -72,7 +72,7 @@ def _singles(chain: Chain, stages: Sequence[int]) -> Plan:
 
 
 def _plan(chain: Chain, segment: dict[int, int]) -> Plan:
-    """Stages that follow each other in one segment are checkpointed together; those in none are kept."""
+    """Return the plan that checkpoints consecutive stages of one segment together, and keeps stages of no segment."""
     items: list[Item] = []
     run: list[int] = []
     for stage in range(len(chain.stages)):
@@ -87,28 +87,28 @@ def _plan(chain: Chain, segment: dict[int, int]) -> Plan:
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to checkpoint a chain, with what it costs by the stages' costs."""
+    """One way to checkpoint a chain, with its simulated cost."""
 
     label: str
     plan: Plan
     cost: Cost
-    same: tuple[str, ...] = ()  # the labels of others that are the same plan
+    same: tuple[str, ...] = ()  # the labels of other ways with the same plan
 
     @property
     def name(self) -> str:
-        """The label with those of the same plan: `plan = uniform(3)`."""
+        """The label, with those of equal plans: `plan = uniform(3)`."""
         return " = ".join((self.label, *self.same))
 
     @property
     def is_catalogue(self) -> bool:
-        """Whether a strategy of the catalogue does the same."""
+        """Whether a strategy of the catalogue gives the same plan."""
         return self.label != PLAN or bool(self.same)
 
 
 def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
-    """The plan; the fastest uniform split, first N and every j-th that fit the budget; and all, fitting or not.
+    """Return the solver's plan, the fastest `uniform`, `first` and `every` that fit the budget, and `all` in any case.
 
-    What is the same plan is one way. A kind of which nothing fits is left out.
+    Equal plans are one way. A rule without a plan that fits is left out.
     """
     labels: dict[str, list[str]] = {}
     plans = {PLAN: point.plan}
@@ -128,14 +128,15 @@ def ways(chain: Chain, point: Point, budget_bytes: int) -> tuple[Way, ...]:
 
 
 def none(chain: Chain) -> Way:
-    """Everything kept."""
+    """Return the way that keeps everything."""
     plan = Plan(items=tuple(range(len(chain.stages))))
     return Way(label="none", plan=plan, cost=simulate(chain, plan))
 
 
 def largest_stage(chain: Chain) -> tuple[str, int]:
-    """The stage that needs most while it is at work alone, by name, and the bytes of the whole step then: no plan by
-    stages gets below it.
+    """Return the name of the stage that needs most memory by itself, and the step's peak then.
+
+    This is a lower bound of the peak of every plan.
     """
     behind, peaks = 0, list[tuple[int, str]]()
     for stage, before in zip(chain.stages[::-1], _before(chain)[::-1], strict=True):
@@ -147,8 +148,9 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
 
 
 def _before(chain: Chain) -> list[int]:
-    """The least that is there of the stages before each one while it is at work, besides the chain's own input: what
-    the last of them gives, and all that those save that are always kept.
+    """Return for each stage the least bytes that earlier stages hold while it runs, besides the chain's own input.
+
+    These are what pinned stages save, and of the stage just before the output, or what it saves if that is less.
     """
     kept, before = 0, [0]
     for stage in chain.stages[:-1]:
@@ -159,7 +161,7 @@ def _before(chain: Chain) -> list[int]:
 
 
 def kept_before(chain: Chain, name: str) -> int:
-    """The least that stages before the one of this name save although no plan checkpoints them."""
+    """Return the least bytes that pinned stages before the named one save: no plan checkpoints them."""
     before = takewhile(lambda stage: stage.name != name, chain.stages)
     return sum(_least_saved(stage) for stage in before if stage.pinned)
 
@@ -169,8 +171,10 @@ def _least_saved(stage: Stage) -> int:
 
 
 def _at_work(stage: Stage, costs: Stage | SaveOption, behind: int) -> int:
-    """What a stage needs beside its input, forward or backward; `behind` are the gradients of the stages behind it,
-    which are not there yet in the forward of a stage that is kept."""
+    """Return the bytes that a stage needs besides its input, in its forward or its backward, whichever are more.
+
+    `behind` are the parameter gradients of later stages, which a kept stage's forward does not have yet.
+    """
     forward = costs.saved_bytes + costs.forward_extra_bytes
     backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes + stage.gradient_bytes
     return max(forward, backward + behind)

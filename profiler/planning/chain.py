@@ -1,4 +1,4 @@
-"""A chain of stages and what each costs, as plain data, and its JSON file."""
+"""A chain of stages with their costs, as plain data and as a JSON file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from profiler.core.errors import UserError
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # a TiB: sums for hundreds of stages fit 64 bits
 ExtraBytes = Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # it is written in plans: `7:matmul`
-RECOMPUTED, INNER = "recomputed", "recomputed before others of its run"  # ways beside save options: no word has spaces
+Word = Annotated[str, msgspec.Meta(pattern=r"^[^\s\[\]:]+$")]  # part of a plan's notation: `7:matmul`
+RECOMPUTED, INNER = "recomputed", "recomputed before others of its run"  # ways besides the save options
 HINT = "each stage has name, forward_seconds, backward_seconds, output_bytes, saved_bytes, forward_extra_bytes, "
 HINT += "backward_extra_bytes"
 
 
 class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A kept stage that saves less and recomputes the rest in its own backward: selective checkpointing."""
+    """Selective checkpointing of a kept stage: it saves less, and recomputes the rest in its own backward."""
 
     name: Word
     saved_bytes: Bytes
@@ -32,23 +32,23 @@ class SaveOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     backward_extra_bytes: ExtraBytes
     forward_seconds: Seconds
     backward_seconds: Seconds
-    error_seconds: Seconds = 0.0  # half the interval of what it takes more than the stage kept plainly
+    error_seconds: Seconds = 0.0  # half the interval of how much longer it takes than the stage kept plainly
 
     @property
     def own_bytes(self) -> int:
-        """What is left of the saved bytes once the output is gone."""
+        """The saved bytes that are left once the output is freed."""
         return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
 
 
 class StageModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A module of the model that was measured."""
+    """A module of the measured model."""
 
     name: str
     parameters: tuple[str, ...]  # `weight float32 64 x 3`
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one stage costs."""
+    """The costs of one stage."""
 
     name: str
     forward_seconds: Seconds
@@ -56,76 +56,77 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output_bytes: Bytes
     saved_bytes: Bytes  # held after a saving forward while later stages run: with the output, without the input
     forward_extra_bytes: Bytes  # live only during a saving forward
-    # Live only during the backward, with the outgoing gradient, without the incoming one; below 0 where what is saved
-    # goes before the gradients of parameters come.
+    # Live only during the backward, with the gradient of the input, without that of the output; below 0 if what is
+    # saved is freed before the gradients of parameters are allocated.
     backward_extra_bytes: ExtraBytes
-    own_saved_bytes: Bytes | None = None  # what is left once the output is gone; None: all of saved_bytes
+    own_saved_bytes: Bytes | None = None  # what is left once the output is freed; None: all of saved_bytes
     plain_forward_extra_bytes: Bytes | None = None  # live only during a forward that saves nothing; None: as saving
     gradient_bytes: Bytes = 0  # parameter gradients that the backward allocates and leaves
-    # A forward that stops at its last saved tensor, and what its checkpoint takes on the host; None: the whole forward.
+    # A recompute that stops at its last saved tensor, and the checkpoint's own work on the host; None: a whole forward.
     early_stop_seconds: Seconds | None = None
     error_seconds: Seconds = 0.0  # half the interval of the last
-    # A recompute before others of its run, with what PyTorch takes for every tensor that is saved under a checkpoint;
-    # None: the forward.
+    # A full recompute (the stage is not the last of its run), with PyTorch's own work for every tensor saved under a
+    # checkpoint; None: a whole forward.
     inner_recompute_seconds: Seconds | None = None
     inner_error_seconds: Seconds = 0.0  # half the interval of the last
     options: tuple[SaveOption, ...] = ()
-    blocks: tuple[StageModule, ...] = ()  # the modules that it is; they are not interpreted here
+    blocks: tuple[StageModule, ...] = ()  # its modules; they are not interpreted here
     pinned: bool = False  # always kept, never inside a checkpoint
 
     @property
     def own_bytes(self) -> int:
-        """What is left of the saved bytes once the output is gone."""
+        """The saved bytes that are left once the output is freed."""
         return self.saved_bytes if self.own_saved_bytes is None else self.own_saved_bytes
 
     @property
     def ways(self) -> tuple[Stage | SaveOption, ...]:
-        """What the stage costs kept plainly, and under each save option."""
+        """The costs of the stage kept plainly, and under each save option."""
         return (self, *self.options)
 
     def added_seconds(self, option: SaveOption) -> float:
-        """What the stage takes longer under a save option than kept plainly."""
+        """Return how much longer the stage takes under a save option than kept plainly."""
         return option.forward_seconds + option.backward_seconds - self.forward_seconds - self.backward_seconds
 
     def may_pay(self, option: SaveOption) -> bool:
-        """Whether a save option is faster than a checkpoint of the stage by more than the errors of both; costs that
-        have no errors, of files and estimates, are the solver's to weigh.
+        """Whether a save option is faster than a checkpoint of the stage by more than the errors of both.
+
+        Also true without errors, as in files and estimates, since the solver weighs such costs, and for a pinned stage.
         """
         error = hypot(option.error_seconds, self.error_seconds)
         return not error or self.pinned or self.added_seconds(option) + error < self.stop_seconds
 
     @property
     def plain_extra_bytes(self) -> int:
-        """Live only during a forward that saves nothing."""
+        """The bytes live only during a forward that saves nothing."""
         plain = self.plain_forward_extra_bytes
         return self.forward_extra_bytes if plain is None else plain
 
     @property
     def stop_seconds(self) -> float:
-        """A forward that stops at its last saved tensor."""
+        """The time of a recompute that stops at its last saved tensor."""
         return self.forward_seconds if self.early_stop_seconds is None else self.early_stop_seconds
 
     @property
     def inner_seconds(self) -> float:
-        """A recompute before others of its run."""
+        """The time of the recompute of a stage that is not the last of its run."""
         return self.forward_seconds if self.inner_recompute_seconds is None else self.inner_recompute_seconds
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Stages of which each feeds the next, and the loss behind the last at no cost."""
+    """Stages that feed each other in order, and the loss after the last at no cost."""
 
     input_bytes: Bytes
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
     static_bytes: Bytes = 0  # held throughout the step
     made_for: str = ""  # the model with its settings, in words
-    floor_bytes: Bytes = 0  # a peak that no plan changes, the optimizer's
-    workspace_bytes: Bytes = 0  # what a library takes for its kernels in any case, as cuBLAS; in the stages' bytes too
-    # By way, as fractions of what it adds to a stage: how much of the errors is that of all stages together.
+    floor_bytes: Bytes = 0  # a peak that no plan changes: the optimizer's
+    workspace_bytes: Bytes = 0  # fixed workspace of a library, such as cuBLAS; also part of the stages' bytes
+    # By way, as a fraction of what it adds to a stage: the part of the error that all stages have in common.
     doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
 
 
 def with_sure_options(chain: Chain) -> Chain:
-    """The chain without the save options that may be no faster than a checkpoint of their stage, which saves more."""
+    """Return the chain without save options that may be no faster than a checkpoint, which saves more memory."""
     stages = tuple(
         msgspec.structs.replace(stage, options=tuple(filter(stage.may_pay, stage.options))) for stage in chain.stages
     )
@@ -133,14 +134,14 @@ def with_sure_options(chain: Chain) -> Chain:
 
 
 def option_names(chain: Chain) -> tuple[str, ...]:
-    """The save options that at least one stage has."""
+    """Return the save options that at least one stage has."""
     return tuple(dict.fromkeys(option.name for stage in chain.stages for option in stage.options))
 
 
 def read(path: Path) -> Chain:
-    """The chain in a JSON file. Raises UserError for one that cannot be read or makes no sense."""
+    """Return the chain in a JSON file. Raises UserError if it cannot be read or is inconsistent."""
     try:
-        text = strict_files.read_document(path.open("rb"))  # which its user named: a pipe is read too
+        text = strict_files.read_document(path.open("rb"))  # named by the user, so that a pipe is read too
         chain = msgspec.json.decode(text, type=Chain)
         strict_files.check_json(text)
     except OSError as error:
@@ -154,7 +155,7 @@ def read(path: Path) -> Chain:
 
 
 def _check(chain: Chain, path: Path) -> None:
-    """What the types cannot say."""
+    """Raise UserError for what the types do not exclude: duplicate names, own_saved_bytes above saved_bytes."""
     _unique((stage.name for stage in chain.stages), path, "stages", "give each stage a name of its own")
     blocks = (block.name for stage in chain.stages for block in stage.blocks)
     _unique(blocks, path, "blocks", "a block is of one stage")

@@ -1,4 +1,4 @@
-"""A chain in whole numbers, as the recurrence reads it: stages from 1 on, the loss behind the last."""
+"""The costs of a chain in whole numbers, for the recurrence: stages are numbered from 1, the loss follows the last."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.pareto import LARGEST, Whole
 
-FINEST = 10**12  # ticks in a second: in whole picoseconds, sums in any order are equal
+FINEST = 10**12  # ticks per second: whole picoseconds have the same sum in any order
 
 
 class Keep:
-    """One way to keep a stage: plain, or under a save option; in a recompute of its run, plain."""
+    """One way to keep a stage: plainly or under a save option; in a recompute only plainly."""
 
     def __init__(self, stage: Stage, costs: Stage | SaveOption, second: int, *, in_recompute: bool = False) -> None:
         self.name = None if costs is stage else costs.name
@@ -48,12 +48,12 @@ class Costs:
             -1,
             *(kinds.setdefault(_figures(stage), len(kinds)) for stage in stages),
             -1,
-        ]  # one for equal stages
+        ]  # the same for equal stages
         self._forward_sums = np.array([*accumulate(self.forward_ticks)], dtype=np.int64)
-        self._plain: list[Whole] = [np.empty(0, dtype=np.int64)]  # by first stage, as far as asked
+        self._plain: list[Whole] = [np.empty(0, dtype=np.int64)]  # by first stage, computed on demand
         self.pinned = [False, *(stage.pinned for stage in stages), False]
         left = [stage.gradient_bytes for stage in reversed(stages)]
-        self.left = [0, *reversed([*accumulate(left)]), 0, 0]  # parameter gradients of this stage and all behind it
+        self.left = [0, *reversed([*accumulate(left)]), 0, 0]  # parameter gradients of this stage and all after it
         self.always = chain.static_bytes + chain.input_bytes
         self.floor = chain.floor_bytes
         transient = max(keep.forward + keep.backward for ways in self.keeps for keep in ways) + max(self.plain_extra)
@@ -62,12 +62,14 @@ class Costs:
         assert self.most < LARGEST // (self.num_stages + 1)
 
     def ways(self, stage: int, target: int) -> tuple[Keep, ...]:
-        """How a stage can be kept: in a checkpointed run plainly, since there PyTorch's selective checkpoint would keep
-        its results from the first forward on."""
+        """Return the ways to keep a stage; in a checkpointed run only the plain one.
+
+        There PyTorch's selective checkpoint would keep its results from the first forward on.
+        """
         return self.keeps[stage] if target > self.num_stages else self._in_recomputes[stage]
 
     def last(self, stage: int) -> tuple[int, int, int]:
-        """Bytes, ticks and choice of a segment's last stage alone; nothing for the loss."""
+        """Return bytes, ticks and choice of a segment's last stage alone; zeros for the loss."""
         if stage > self.num_stages:
             return 0, 0, 0
         behind = self.left[stage + 1]
@@ -75,11 +77,11 @@ class Costs:
         return max(self.output[stage] + self.stop_bytes[stage] + behind, own), self.stop_ticks[stage], 0
 
     def keep_floor(self, stage: int, target: int, way: Keep) -> int:
-        """Bytes of a kept stage at work, forward and backward, where the interval ends in `target`."""
+        """Return the bytes that a kept stage needs in forward and backward, if the interval ends in `target`."""
         return max(self.output[target] + self.left[target + 1] + way.forward, way.backward + self.left[stage])
 
     def plain_forward(self, first: int, target: int) -> Whole:
-        """Bytes of a forward that saves nothing, from `first` to each stage before `target`, the next pin and so on."""
+        """Return the peak of a forward that saves nothing, from `first` to each stage before `target` or a pin."""
         while len(self._plain) <= first:
             self._plain.append(self._plain_from(len(self._plain)))
         return self._plain[first][: target - first] + (self.output[target] + self.left[target + 1])
@@ -92,13 +94,13 @@ class Costs:
         return np.array([*accumulate(needed, max)], dtype=np.int64)
 
     def forward_sums(self, first: int, number: int) -> Whole:
-        """Ticks of the forward from `first` to each of so many stages."""
+        """Return the ticks of the forward from `first` to each of so many stages."""
         sums: Whole = self._forward_sums[first : first + number] - self._forward_sums[first - 1]
         return sums
 
 
 def _ticks_in_a_second(chain: Chain) -> int:
-    """As many as leave room for the slowest plan, in which each forward is run once for each stage."""
+    """Return as many ticks per second as leave room for the slowest plan, which runs each forward once per stage."""
     number = len(chain.stages)
     ways = [way for stage in chain.stages for way in stage.ways]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
@@ -110,5 +112,5 @@ def _ticks_in_a_second(chain: Chain) -> int:
 
 
 def _figures(stage: Stage) -> Stage:
-    """What tells stages apart but their names and modules."""
+    """Return the stage without its name and modules, for comparing costs."""
     return replace(stage, name="", blocks=())

@@ -1,8 +1,8 @@
-"""The recurrence over intervals of a chain: the best ways to run stages s..t backward, for every memory.
+"""The recurrence over intervals of a chain: the fastest ways to run stages s..t backward, for every memory size.
 
-Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova (RR-9302), with outputs that die, early stops, gradients of
-parameters and save options. Memory is counted without the input of s. Exact: whole numbers, no grid. A grid serves only
-to see which cuts can be best where, so that the others are not merged.
+Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova (RR-9302), extended by outputs that are freed, recomputes that stop
+early, gradients of parameters and save options. Memory is counted without the input of s. Exact: whole numbers, no
+grid. A grid serves only to find which cuts can be best where, so that the others are not merged.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from profiler.planning.pareto import LARGEST, Cuts, ParetoFront, Points, Sides, 
 
 
 class Segments(Struct, frozen=True, kw_only=True):
-    """Every checkpointed segment that begins at one stage, run backward."""
+    """All checkpointed segments that begin at one stage, run backward."""
 
-    sides: Sides | None  # None where each is one step: in floors and ticks
+    sides: Sides | None  # None if each front is one point: in floors and ticks
     times: Whole | int  # (segment, edge)
     floors: Whole | int
     ticks: Whole | int
@@ -28,42 +28,45 @@ class Segments(Struct, frozen=True, kw_only=True):
 
 
 class Inner(Protocol):
-    """Where checkpointed segments are found."""
+    """Provides the costs of checkpointed segments."""
 
     def of(self, first: int, target: int) -> ParetoFront: ...
     def segments(self, first: int, last: int) -> Segments: ...
 
 
 class Table:
-    """Fronts P(s, t) of segments, and of the chain's end where t is the loss, n + 1."""
+    """Pareto fronts P(s, t) of segments, or of the chain's end if t is the loss, n + 1."""
 
     def __init__(self, costs: Costs, edges: Whole, *, inner: Inner | None, points: int | None) -> None:
-        """`inner` has the checkpointed segments; this table itself where it is None."""
+        """`inner` provides the checkpointed segments; None: this table itself does."""
         self.costs = costs
         self.edges = edges
         self.points = points
         size = costs.num_stages + 2
         self._inner: Inner = self if inner is None else inner
-        self._numbers = np.full((size, size), -1, dtype=np.int64)  # [s, t] -> which front: equal intervals share
+        self._numbers = np.full((size, size), -1, dtype=np.int64)  # [s, t] -> index of the front; equal intervals share
         self._fronts: list[ParetoFront] = []
         self._known: dict[Hashable, int] = {}
         self._lost = np.zeros(64, dtype=np.int64)
-        self._here = np.empty((64, len(edges)), dtype=np.int64)  # the time at each edge
-        self._behind = np.empty((64, len(edges)), dtype=np.int64)  # where the input of s is within the memory
-        self._here_counts = np.empty((64, len(edges)), dtype=np.int32)  # steps up to each edge
+        self._here = np.empty((64, len(edges)), dtype=np.int64)  # by front: the time at each edge
+        self._behind = np.empty((64, len(edges)), dtype=np.int64)  # the same if the memory includes the input of s
+        self._here_counts = np.empty((64, len(edges)), dtype=np.int32)  # points up to each edge
         self._behind_counts = np.empty((64, len(edges)), dtype=np.int32)
 
     def of(self, first: int, target: int) -> ParetoFront:
         return self._fronts[int(self._numbers[first, target])]
 
     def segments(self, first: int, last: int) -> Segments:
-        """P(first, e) for e from `first` to `last`."""
+        """Return P(first, e) for e from `first` to `last`."""
         numbers: Whole = self._numbers[first, first : last + 1]
         sides = Sides(fronts=self._fronts, numbers=numbers, counts=self._here_counts, held=np.zeros_like(numbers))
         return Segments(sides=sides, times=self._here[numbers], floors=0, ticks=0, lost=self._lost[numbers])
 
     def fill(self, targets: Iterable[int]) -> Table:
-        """All intervals that end in these stages, in rising order. Stages behind a pin are only in the chain's end."""
+        """Solve all intervals that end in these targets, which are in ascending order; return this table.
+
+        Intervals with a pinned stage are solved only for the chain's end.
+        """
         for target in targets:
             loss = target > self.costs.num_stages
             for first in range(target, 0, -1):
@@ -80,7 +83,7 @@ class Table:
         self._numbers[first, target] = self._known[key]
 
     def _key(self, first: int, target: int) -> Hashable:
-        """The same for intervals of equal stages behind equal inputs."""
+        """Return a key that is the same for intervals of equal stages with equal inputs."""
         behind = self._numbers[first + 1, target] if first < target else -1 - self.costs.left[target + 1]
         return int(behind), self.costs.kinds[first], self.costs.output[first - 1]
 
@@ -97,7 +100,7 @@ class Table:
         self._behind_counts[number] = behind
 
     def _grow(self) -> None:
-        """Room for as many again."""
+        """Double the room for fronts."""
         for name in ("_lost", "_here", "_behind", "_here_counts", "_behind_counts"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.empty_like(array)]))
@@ -119,7 +122,7 @@ class Table:
         return thinned(front, self.points)
 
     def _kept(self, behind: ParetoFront, first: int, target: int, number: int) -> Points:
-        """The first stage kept, in one of its ways; several steps may stand at the floor."""
+        """Return the points with the first stage kept in one of its ways; several may be at the floor."""
         way = self.costs.ways(first, target)[number]
         floor = self.costs.keep_floor(first, target, way)
         return Points(
@@ -127,7 +130,7 @@ class Table:
         )
 
     def _kept_times(self, first: int, target: int) -> list[Whole]:
-        """What keeping the first stage takes at every edge, by the way of keeping it."""
+        """Return the time at every edge with the first stage kept, for each way of keeping it."""
         behind, times_of_ways = self.of(first + 1, target), []
         for way in self.costs.ways(first, target):
             times = behind.after(behind.counts(self.edges - way.saved), LARGEST) + way.ticks
@@ -136,7 +139,7 @@ class Table:
         return times_of_ways
 
     def _cuts(self, first: int, target: int, forward: Whole) -> Cuts:
-        """Every end of a checkpointed segment that begins here."""
+        """Return every end of a checkpointed segment that begins at `first`."""
         last = first + len(forward) - 1
         segments = self._inner.segments(first, last)
         numbers: Whole = self._numbers[first + 1 : last + 2, target]
@@ -157,7 +160,7 @@ class Table:
 
 
 class KeptIntervals:
-    """P(s, t) where nothing is checkpointed."""
+    """P(s, t) if nothing is checkpointed: single points."""
 
     def __init__(self, costs: Costs) -> None:
         num = costs.num_stages
@@ -176,6 +179,6 @@ class KeptIntervals:
         return single(self._nbytes[first, target], self._ticks[first, target], 0)
 
     def segments(self, first: int, last: int) -> Segments:
-        """P(first, e) for e from `first` to `last`."""
+        """Return P(first, e) for e from `first` to `last`."""
         row = first, slice(first, last + 1)
         return Segments(sides=None, times=0, floors=self._nbytes[row], ticks=self._ticks[row], lost=0)

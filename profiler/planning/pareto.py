@@ -1,4 +1,4 @@
-"""Pareto fronts: the least time by memory, as falling steps; and sums of two, merged over every place to cut."""
+"""Pareto fronts of time and memory as falling step functions; and sums of two, merged over every place to cut."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-LARGEST = 1 << 61  # two of them can be added
+LARGEST = 1 << 61  # the sum of two fits 64 bits
 Whole = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 
 
 class ParetoFront:
-    """`ticks[i]` is the least time from `nbytes[i]` on; `choices[i]` says how it is reached. Bytes rise, ticks fall."""
+    """A step function: `ticks[i]` is the least time from `nbytes[i]` on, by `choices[i]`. Bytes rise, ticks fall."""
 
     __slots__ = ("choices", "lost", "nbytes", "ticks")
 
@@ -22,31 +22,31 @@ class ParetoFront:
         self.nbytes = nbytes
         self.ticks = ticks
         self.choices = choices
-        self.lost = lost  # ticks by which no point is above the truth at its memory or at any up to the next point
+        self.lost = lost  # bound in ticks on how far a point is above the optimum, at any memory up to the next point
 
     def at(self, nbytes: int) -> int:
-        """The index of the best step for this much memory; -1 where there is none."""
+        """Return the index of the best point for this much memory; -1 if there is none."""
         return int(self.nbytes.searchsorted(nbytes, "right")) - 1
 
     def counts(self, nbytes: Whole) -> Whole:
-        """How many steps are at or below each of these memories."""
+        """Return how many points are at or below each of these memory sizes."""
         return self.nbytes.searchsorted(nbytes, "right")
 
     def after(self, counts: Whole, beyond: int) -> Whole:
-        """The time of the last of so many steps; `beyond` where there is none."""
+        """Return the time of the last of so many points, for ascending counts; `beyond` where the count is 0."""
         ticks = self.ticks[counts - 1]  # -1 reads the last, and is overwritten
         ticks[: counts.searchsorted(0, "right")] = beyond
         return ticks
 
 
 def single(nbytes: int, ticks: int, choice: int) -> ParetoFront:
-    """One step."""
+    """Return a front of one point."""
     columns = np.array([[nbytes], [ticks], [choice]], dtype=np.int64)
     return ParetoFront(columns[0], columns[1], columns[2])
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """Memory and time of plans that were reached by one choice, or by one each; in any order."""
+    """Memory and time of plans reached by one common choice, or by one choice each; in any order."""
 
     nbytes: Whole
     ticks: Whole
@@ -54,14 +54,14 @@ class Points(Struct, frozen=True, kw_only=True):
 
 
 def lowest(parts: list[Points]) -> ParetoFront:
-    """The lower envelope of points as a front."""
+    """Return the lower envelope of points as a front."""
     nbytes = np.concatenate([part.nbytes for part in parts])
-    order = nbytes.argsort(kind="stable")  # most come in sorted pieces, which this sort makes use of
+    order = nbytes.argsort(kind="stable")  # most pieces are sorted, which this sort exploits
     nbytes, ticks = nbytes[order], np.concatenate([part.ticks for part in parts])[order]
     falls = np.ones(len(ticks), dtype=bool)
     falls[1:] = ticks[1:] < np.minimum.accumulate(ticks)[:-1]
     (kept,) = falls.nonzero()
-    last = np.ones(len(kept), dtype=bool)  # of several at the same memory
+    last = np.ones(len(kept), dtype=bool)  # keep the last of several at the same memory
     last[:-1] = nbytes[kept[1:]] > nbytes[kept[:-1]]
     kept = kept[last]
     choices = np.concatenate([np.broadcast_to(part.choice, part.nbytes.shape) for part in parts])
@@ -69,7 +69,7 @@ def lowest(parts: list[Points]) -> ParetoFront:
 
 
 def thinned(whole: ParetoFront, points: int | None) -> ParetoFront:
-    """At most this many steps (never fewer than two), spread evenly over the time; `lost` grows by what that costs."""
+    """Return at most this many points (but at least two), spread evenly over time; `lost` grows by what that costs."""
     if points is None or len(whole.ticks) <= max(points, 2):
         return whole
     ticks = whole.ticks
@@ -87,27 +87,27 @@ class Sides(Struct, frozen=True, kw_only=True):
     """One of the two fronts to be summed, for every cut."""
 
     fronts: Sequence[ParetoFront]
-    numbers: Whole  # (cut): which of the fronts
-    counts: Counts  # (front, edge): how many of its steps are at or below the edge, with what is held
-    held: Whole  # (cut): bytes that are held besides
+    numbers: Whole  # (cut): the index of its front
+    counts: Counts  # (front, edge): how many of its points are at or below the edge, with what is held
+    held: Whole  # (cut): bytes that are held in addition
 
 
 class Cuts(Struct, frozen=True, kw_only=True):
-    """The segments that begin at one stage, by their ends."""
+    """The segments that begin at one stage, one for each end."""
 
     outer: Sides  # what follows the segment, run backward
-    inner: Sides | None  # the segment, run backward; None where that is one step, in floors and ticks
-    floors: Whole  # (cut): bytes below which there is nothing
-    ticks: Whole  # (cut): time besides the fronts'
-    times: Whole  # (cut, edge): ticks of the fronts together
+    inner: Sides | None  # the segment, run backward; None if that is one point, in floors and ticks
+    floors: Whole  # (cut): bytes below which it is not possible
+    ticks: Whole  # (cut): time in addition to the fronts'
+    times: Whole  # (cut, edge): sum of the ticks of both fronts
     lost: Whole  # (cut)
 
 
 def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
-    """For every cut its steps in those cells of the grid where it may be below all the others and `kept` (edge).
+    """Return for every cut its points in those grid cells where it may be below all other cuts and `kept` (edge).
 
-    In the cell behind one edge up to the next, a cut is never below its time at the next, and the lowest never above
-    its time at the first: where the one is no less than the other, the cut need not be merged.
+    In the cell from one edge to the next, a cut is never below its own time at the next edge, and the best is never
+    above its time at the first: where the former is no less than the latter, the cut need not be merged.
     """
     times = cuts.times + cuts.ticks[:, None]
     times[edges < cuts.floors[:, None]] = LARGEST
@@ -122,7 +122,7 @@ def merged(cuts: Cuts, kept: list[Whole], edges: Whole) -> list[Points]:
 
 
 def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
-    """The steps of one cut that are below the limits of their cells, and that at the floor."""
+    """Return the points of one cut that are below the limits of their cells, and the one at the floor."""
     outer, number = cuts.outer, cuts.outer.numbers[cut]
     steps, counts, held = outer.fronts[number], outer.counts[number], int(outer.held[cut])
     floor = max(int(cuts.floors[cut]), int(steps.nbytes[0]) + held)
@@ -138,9 +138,9 @@ def _one_sided(cuts: Cuts, cut: int, limits: Whole) -> Points:
 
 
 def _two_sided(cuts: Cuts, inner: Sides, alive_cuts: Whole, alive: npt.NDArray[np.bool_], edges: Whole) -> Points:
-    """The steps of all cuts from the first cell in which each is alive to the last; they come unsorted.
+    """Return the points of all cuts, each from the first to the last cell in which it is alive; they are unsorted.
 
-    The steps of cut number i are moved up by i times more than any memory: so all cuts are searched at once.
+    The memory of cut number i is shifted by i times more than the largest memory, so that one search serves all cuts.
     """
     first = alive.argmax(axis=1)
     last = alive.shape[1] - alive[:, ::-1].argmax(axis=1)
@@ -161,7 +161,7 @@ def _two_sided(cuts: Cuts, inner: Sides, alive_cuts: Whole, alive: npt.NDArray[n
 
 
 def _between(side: Sides, alive_cuts: Whole, first: Whole, last: Whole, apart: Whole) -> tuple[Whole, Whole]:
-    """Keys and ticks of one side's steps behind one edge up to another, with the one before them."""
+    """Return keys and ticks of one side's points from one edge to another, and of the point before them."""
     numbers = side.numbers[alive_cuts]
     starts = np.maximum(side.counts[numbers, first] - 1, 0)
     ends = side.counts[numbers, last]
@@ -175,7 +175,7 @@ def _between(side: Sides, alive_cuts: Whole, first: Whole, last: Whole, apart: W
 
 
 def _least_bytes(side: Sides, alive_cuts: Whole) -> Whole:
-    """The least memory of each."""
+    """Return the least memory of each cut, including what is held."""
     return (
         np.array([side.fronts[number].nbytes[0] for number in side.numbers[alive_cuts].tolist()])
         + side.held[alive_cuts]

@@ -1,4 +1,4 @@
-"""A plan: of every stage whether it is kept or checkpointed; its text, and its plan file."""
+"""A plan: whether each stage is kept or checkpointed; its notation and its plan file."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Stages in their order, counted from 0; a tuple is a checkpointed run, and may hold others.
+    """Stages in order, counted from 0; a tuple is a checkpointed run, and may contain others.
 
-    A run ends in a plain stage: to checkpoint what comes last in a recompute again would only repeat it.
+    A run ends in a plain stage: a nested checkpoint at its end would only repeat the recompute.
     """
 
     items: tuple[Item, ...]
     options: tuple[tuple[int, str], ...] = ()  # the stages that are kept under a save option
 
     def depth(self) -> int:
-        """How many checkpoints are around the innermost stage."""
+        """Return the number of checkpoints around the most deeply nested stage."""
         return max((_depth(item) for item in self.items), default=0)
 
 
 def render(plan: Plan) -> str:
-    """`[1-3] 4 [5] 6-12`: stages from 1 on, brackets round what is checkpointed, `7-9:matmul` under a save option."""
+    """Return `[1-3] 4 [5] 6-12`: stages from 1, brackets around checkpointed runs, `7-9:matmul` for a save option."""
     return _text(plan.items, dict(plan.options))
 
 
 def fault(plan: Plan, num_stages: int) -> str | None:
-    """Why this is no plan for this many stages; None where it is one."""
+    """Return why this is no plan for so many stages; None if it is one."""
     stages = tuple(flat(plan.items))
     if stages != tuple(range(num_stages)):
         return f"stages are {_text(stages, {}) or 'none'}, not 1 to {num_stages} in order"
@@ -51,7 +51,7 @@ def fault(plan: Plan, num_stages: int) -> str | None:
 
 
 def flat(items: tuple[Item, ...]) -> Iterator[int]:
-    """The stages in items, without their brackets."""
+    """Yield the stages in items, without their nesting."""
     for item in items:
         if isinstance(item, int):
             yield item
@@ -60,7 +60,7 @@ def flat(items: tuple[Item, ...]) -> Iterator[int]:
 
 
 def segments(items: tuple[Item, ...]) -> Iterator[tuple[Item, ...]]:
-    """Every checkpointed run, the outer ones before those in them."""
+    """Yield every checkpointed run, each before the ones nested in it."""
     for item in items:
         if isinstance(item, tuple):
             yield item
@@ -87,15 +87,15 @@ def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
 
 
 def _group_key(numbered_item: tuple[int, Item], options: dict[int, str]) -> tuple[str, int, str]:
-    """Stages that follow each other under the same option, or none, are one range; a segment stands alone."""
+    """Return a key that groups consecutive stages under the same option, or none; a run is a group by itself."""
     place, item = numbered_item
     return ("alone", place, "") if isinstance(item, tuple) else ("range", place - item, options.get(item, ""))
 
 
 def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
-    """The plan as a file for the model: named blocks.
+    """Return the plan as a file for the model: with named blocks.
 
-    Raises UserError where the chain does not say which they are, or not of a stage that the plan computes again.
+    Raises UserError if the chain names no blocks, or none for a stage that the plan checkpoints or gives a save option.
     """
     blocks = {block.name: block.parameters for stage in chain.stages for block in stage.blocks}
     again = [place for run in segments(plan.items) for place in run if isinstance(place, int)]
@@ -110,12 +110,12 @@ def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
         hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
         raise UserError(f"{what} plan can be carried out nowhere", hint=hint)
     pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
-    changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # blocks that are plainly kept stand alone
+    changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # plainly kept blocks are in no segment
     return PlanFile(plan=render(plan), segments=changed, fingerprint=blocks)
 
 
 def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
-    """The blocks of an item, in a segment where it is checkpointed or kept under a save option."""
+    """Return the blocks of an item, in a segment if it is checkpointed or kept under a save option."""
     if isinstance(item, tuple):
         inside = [piece for inner in item for piece in _blocks(chain, inner, options)]
         return [Segment(blocks=tuple(inside))]

@@ -1,4 +1,4 @@
-"""A plan file as Python code that runs without gcprof."""
+"""Turns a plan file into Python code that runs without gcprof."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WIDTH = 100
 
 
 def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
-    """A Python file whose `apply_plan(model)` carries the plan out: in plain torch, by Hugging Face, or for FSDP.
+    """Return Python code whose `apply_plan(model)` applies the plan: in plain torch, for Hugging Face, or for FSDP.
 
     With `repair_batchnorm` it also holds the statistics of BatchNorm, as `--repair-batchnorm` does. Raises UserError
-    for another kind, and where hf or fsdp have no words for a segment: both take blocks one by one, and hf takes no
-    save options.
+    for another kind, for a block that is a call and no module, and for a segment that hf or fsdp cannot express: both
+    take only single blocks, and hf takes no save options.
     """
     if kind not in KINDS:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[PlanFile, str], str]] = {"python": _python, "hf": _hu
 
 
 def _single(segment: Segment, kind: str) -> str:
-    """The one block of a segment. Raises UserError where it is more than that."""
+    """Return the only block of a segment. Raises UserError if it has more."""
     first, *others = segment.blocks
     if others:
         raise _no_words(kind, segment, f"computes {len(names(segment))} blocks together")
@@ -80,33 +80,33 @@ def _no_words(kind: str, segment: Segment, reason: str) -> UserError:
 
 
 def _saves(file: PlanFile) -> list[str]:
-    """Its save options, each once."""
+    """Return the save options of a plan, each once."""
     return list(dict.fromkeys(segment.save for segment in every(file.segments) if segment.save))
 
 
 def _kept(saves: Iterable[str]) -> str:
-    """The operators of each save option."""
+    """Return the code that lists the operators of each save option; empty if there are none."""
     entries = [(_quoted(save), _list([f"{_quoted(name)}," for name in operators(save)])) for save in saves]
     runs = [[f"{save}: {first}", *others] for save, (first, *others) in entries]
     return _filled("KEPT = {  # operators of aten", runs, "}") if runs else ""
 
 
 def _run(segment: Segment) -> list[str]:
-    """A segment as a Python literal and a comma, in pieces between which a line may end."""
+    """Return a segment as a Python literal and a comma, in pieces between which a line may end."""
     inside = [_run(item) if isinstance(item, Segment) else [f"{_quoted(item)},"] for item in segment.blocks]
     first, *others = _list([piece for pieces in inside for piece in pieces])
     return [f"({first}", *others, f"{_quoted(segment.save)}),"] if segment.save else [first, *others]
 
 
 def _list(pieces: list[str]) -> list[str]:
-    """In brackets; each piece ends in a comma."""
+    """Return the pieces in brackets; each piece ends in a comma."""
     *others, last = pieces
     first, *rest = [*others, f"{last[:-1]}],"]
     return [f"[{first}", *rest]
 
 
 def _filled(head: str, entries: Iterable[list[str]], tail: str) -> str:
-    """Each entry from a line of its own on, filled up to the width."""
+    """Return the entries between head and tail: each begins a new line and is wrapped at the width."""
     lines = [head]
     for pieces in entries:
         lines.append("   ")

@@ -1,4 +1,4 @@
-"""The code that is emitted, but for the plan in it: text alone, which a user pastes and reads."""
+"""Templates of the emitted code, which users paste and read; the plan itself is filled in."""
 
 from __future__ import annotations
 

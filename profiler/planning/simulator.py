@@ -1,4 +1,4 @@
-"""What a plan costs, by carrying it out on a ledger of live bytes; it shares no code with the recurrence it judges."""
+"""Simulates a plan on a ledger of live bytes to find its cost; shares no code with the recurrence that it checks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from profiler.planning.plan import Item, Plan, fault, flat, segments
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one training step takes."""
+    """The cost of one training step."""
 
     peak_bytes: int
     step_seconds: float
-    error_seconds: float = 0.0  # half the interval of what it adds to keeping everything
+    error_seconds: float = 0.0  # half the interval of how much longer it is than with everything kept
 
 
 def simulate(chain: Chain, plan: Plan) -> Cost:
-    """Forward and backward as PyTorch carries them out with non-reentrant checkpoints that stop early.
+    """Return the cost of a step as PyTorch runs it, with non-reentrant checkpoints that stop early.
 
     A checkpointed run keeps its input, runs forward without saving, and is run again when its backward comes; its last
-    stage then stops at its last saved tensor, and its output is not made. An output is let go after the next stage's
-    backward. Raises ValueError for what is no plan of this chain.
+    stage then stops at its last saved tensor, and its output is not made. An output is freed after the next stage's
+    backward. Raises ValueError if this is no plan of this chain.
     """
     wrong = fault(plan, len(chain.stages)) or _fault_of_chain(chain, plan)
     if wrong:
@@ -40,9 +40,9 @@ def simulate(chain: Chain, plan: Plan) -> Cost:
 
 
 def slower_by(chain: Chain, plan: Plan, other: Plan) -> tuple[float, float]:
-    """By how many seconds a plan's step is longer than another's, and how far that may be off.
+    """Return by how many seconds a plan's step is longer than another's, and half the interval of that.
 
-    What both do besides keeping everything is not in doubt: costs that are off are off in both.
+    Costs that both plans have cancel, and so do their errors.
     """
     mine, theirs = (_Machine(chain, one) for one in (plan, other))
     mine.step(plan.items)
@@ -52,8 +52,10 @@ def slower_by(chain: Chain, plan: Plan, other: Plan) -> tuple[float, float]:
 
 
 def _error(doubtful: Counter[_Doubtful], chain: Chain) -> float:
-    """Half the interval of a sum. The stages of a way are off together, by its doubt; the rest of their errors is of
-    each kind by itself (equal stages have equal errors). What is independent adds as squares do.
+    """Return half the interval of a sum of uncertain costs.
+
+    The errors that stages have in common under one way (its `doubts`) are added; the rest is of each kind of stage by
+    itself (equal stages have equal errors). Independent errors add in squares.
     """
     together: dict[str, float] = {}
     apart = []
@@ -75,15 +77,15 @@ def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
     return None
 
 
-_Doubtful = tuple[str, float, float]  # a way that is not plainly kept, the seconds that it adds, and their error
+_Doubtful = tuple[str, float, float]  # a way other than plainly kept, the seconds that it adds, and their error
 
 
 class _Machine:
-    """One step's live bytes: outputs, what autograd saved, gradients of activations, and those of parameters."""
+    """The live bytes of one step: outputs, saved tensors, gradients of activations, and gradients of parameters."""
 
     def __init__(self, chain: Chain, plan: Plan) -> None:
         self.stages = chain.stages
-        self.kept: list[Stage | SaveOption] = list(chain.stages)  # what each costs where it is kept
+        self.kept: list[Stage | SaveOption] = list(chain.stages)  # the costs of each where it is kept
         for stage, name in plan.options:
             self.kept[stage] = next(option for option in chain.stages[stage].options if option.name == name)
         self.seconds: list[float] = []
@@ -114,7 +116,7 @@ class _Machine:
                 self.run_again(item)
 
     def run_again(self, run: tuple[Item, ...]) -> None:
-        """The recompute of a checkpointed run, and its backward."""
+        """Run the recompute of a checkpointed run, and its backward."""
         *before, last = run
         assert isinstance(last, int)
         for item in before:
@@ -146,7 +148,7 @@ class _Machine:
         self.hold("saved", stage, costs.own_bytes)
 
     def plain_forward(self, run: tuple[int, ...]) -> None:
-        """Every output goes when the next is there; the first one's input belongs to the checkpoint."""
+        """Free every output once the next exists; the input of the first stage belongs to the checkpoint."""
         for stage in run:
             costs = self.stages[stage]
             at_work = costs.output_bytes + costs.plain_extra_bytes
@@ -156,7 +158,7 @@ class _Machine:
                 self.release("output", stage - 1)
 
     def stage_backward(self, stage: int) -> None:
-        """Turn the output's gradient into the input's; what was saved goes, and the parameters' gradients stay."""
+        """Turn the output's gradient into the input's; what was saved is freed, the parameters' gradients stay."""
         costs = self.kept[stage]
         left = self.stages[stage].gradient_bytes
         needs = (("gradient", stage), ("saved", stage), ("output", stage - 1))

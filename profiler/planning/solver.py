@@ -1,4 +1,4 @@
-"""The best plans of a chain for every memory: doors to the recurrence, each plan judged by the simulator."""
+"""Solves a chain for the best plan at every memory size; each plan is checked by the simulator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from profiler.planning.pareto import Whole
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import simulate
 
-DEEPEST = 8  # every level costs a checkpoint call, and a hundred of them end in RecursionError
+DEEPEST = 8  # every level nests a checkpoint call, and a hundred of them end in RecursionError
 TOLERANCE = 1e-9  # seconds by which sums of floats may differ from sums of whole picoseconds
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan of a frontier."""
+    """One plan of the frontier, with its peak and time."""
 
     peak_bytes: int
     step_seconds: float
@@ -27,10 +27,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frontier:
-    """Plans of which none is both smaller and faster than another: memory rises, time falls."""
+    """The Pareto frontier of plans: memory rises, time falls."""
 
     def __init__(self, chain: Chain, costs: Costs, tables: tuple[Inner, ...]) -> None:
-        """`tables`: of the chain's end, of segments, of segments in them, and so on; the last serves all the rest."""
+        """`tables` by level: of the chain's end, of segments, of segments in them, ...; the last serves the rest."""
         self.chain = chain
         self._costs = costs
         self._tables = tables
@@ -40,7 +40,7 @@ class Frontier:
         self._nbytes = whole.nbytes[first:]
         self.peak_bytes: tuple[int, ...] = tuple(peaks[first:].tolist())
         self.step_seconds: tuple[float, ...] = tuple((whole.ticks[first:] / costs.second).tolist())
-        self.lost_fraction = whole.lost / max(1, int(whole.ticks[-1]))  # no plan at all is faster by more; 0 is exact
+        self.lost_fraction = whole.lost / max(1, int(whole.ticks[-1]))  # no plan is faster by more; 0 is exact
 
     def __len__(self) -> int:
         return len(self.peak_bytes)
@@ -49,7 +49,7 @@ class Frontier:
         return map(self.point, range(len(self)))
 
     def point(self, index: int) -> Point:
-        """One point with its plan, which is put together here and judged by the simulator."""
+        """Return one point with its plan, which is constructed here and checked by the simulator."""
         plan = self._plan(int(self._nbytes[index]))
         cost = simulate(self.chain, plan)
         assert cost.peak_bytes == self.peak_bytes[index], "the simulator finds another peak"
@@ -64,7 +64,7 @@ class Frontier:
     def _items(
         self, interval: tuple[int, int], nbytes: int, level: int, options: list[tuple[int, str]]
     ) -> tuple[Item, ...]:
-        """The best items of an interval within so many bytes; save options are added to `options`."""
+        """Return the best items of an interval within so many bytes; save options are added to `options`."""
         table = self._tables[min(level, len(self._tables) - 1)]
         first, target = interval
         items: list[Item] = []
@@ -87,9 +87,9 @@ class Frontier:
 
 
 def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:
-    """Every best plan with checkpoints nested this deep at most; None is any depth.
+    """Return the frontier of plans with checkpoints nested at most `levels` deep; None is any depth.
 
-    `points` thins every front to so many steps: then plans are still what they say, but faster ones may exist, by
+    `points` limits every front to so many points: plans then still cost what they say, but faster ones may exist, by
     `lost_fraction` of the fastest at most. None is exact.
     """
     assert levels is None or 1 <= levels <= DEEPEST
@@ -108,13 +108,13 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
 
 
 def best(frontier: Frontier, budget: int) -> Point | None:
-    """The fastest plan within so many bytes; None where none fits."""
+    """Return the fastest plan within a budget in bytes; None if none fits."""
     fitting = sum(peak <= budget for peak in frontier.peak_bytes)
     return frontier.point(fitting - 1) if fitting else None
 
 
 def _edges(costs: Costs, number: int) -> Whole:
-    """The grid that says where to merge: finer edges merge less and look up more."""
+    """Return the grid that decides what to merge: finer edges merge less and look up more."""
     least = max(1, min(costs.last(stage)[0] for stage in range(1, costs.num_stages + 1)))
     spread = np.geomspace(least, costs.most + 1, number - 1).round()
     return np.unique(np.concatenate([[-1], spread]).astype(np.int64))
