@@ -30,7 +30,7 @@ class Frontier:
     """The Pareto frontier of plans: memory rises, time falls."""
 
     def __init__(self, chain: Chain, costs: Costs, tables: tuple[Inner, ...]) -> None:
-        """`tables` by level: of the chain's end, of segments, of segments in them, ...; the last serves the rest."""
+        """`tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones."""
         self.chain = chain
         self._costs = costs
         self._tables = tables
@@ -89,8 +89,8 @@ class Frontier:
 def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:
     """Return the frontier of plans with checkpoints nested at most `levels` deep; None is any depth.
 
-    `points` limits every front to so many points: plans then still cost what they say, but faster ones may exist, by
-    `lost_fraction` of the fastest at most. None is exact.
+    `points` limits the points that each front keeps. Reported costs stay exact, but faster plans may be missed: by at
+    most the result's `lost_fraction` of the fastest plan's time. None keeps all points, and is exact.
     """
     assert levels is None or 1 <= levels <= DEEPEST
     costs = Costs(chain)

@@ -162,7 +162,7 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
 
 
 def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dict[str, Any]:
-    """Return the memory and FLOP fields of Readings. `reserved` has the allocator's largest by phase. Bytes.
+    """Return the memory fields (bytes) and FLOP fields of Readings. `reserved` has the most bytes reserved by phase.
 
     Static bytes are those of storages; all others are those of allocator blocks, if the trace was replayed.
     """

@@ -32,7 +32,7 @@ class LostFileError(UserError):
 
 
 class Writer:
-    """The only writer of a run folder: when `append` returns, the record is on disk, in the file of that name.
+    """The only writer of a run folder: when `append` returns, the record is on disk, in its `trials.jsonl`.
 
     `is_locked` is False if the file system has no locks: then other writers are not kept out. Raises UserError if
     another process writes to the same folder. A torn last line, left by a crash, is cut off; any other incomplete end

@@ -186,7 +186,7 @@ def _switch(applied: Applied, own_calls: OwnCalls) -> Callable[[bool], None] | N
 def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[Workload, Applied]:
     """Apply the case's strategy; one that cuts a chain takes each call of a repeated block as a block.
 
-    With ranks, which shard modules, blocks stay modules.
+    If the case is parallel, which may shard modules, blocks stay modules.
     """
     compiled = compiled_modules(workload.module)
     uncount = count_calls(workload, calls) if calls is not None else lambda: None

@@ -17,7 +17,7 @@ VERSION = Path("/proc/driver/nvidia/version")
 
 
 def connect(device: str) -> Cuda:
-    """Return a CUDA device such as `cuda:0`; `cuda:a100` is the first; raises Unsupported if that is not an A100."""
+    """Return `cuda:0` by its index, or the first visible device for `cuda:a100`; Unsupported if that is no A100."""
     cuda, kind = Cuda(device), gpu_kinds.of(device)
     if kind and not gpu_kinds.is_of(kind, cuda.facts().name):
         raise Unsupported(f"the GPU that was given for {kind} is another one: {cuda.facts().name}")

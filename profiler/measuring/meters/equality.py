@@ -53,10 +53,11 @@ def verify(
 ) -> Equality:
     """Compare a strategy's two steps with the baseline's, by digests alone if these are equal.
 
-    Otherwise the baseline is run twice more, for the noise floor and the differences. If the strategy's first gradients
-    differ within that noise, the strategy is run again, so that its second step has the baseline's weights. `nudged` is
-    the baseline with weights changed in the last bit, which shows the effect of rounding on the gradients; it is run if
-    `other_kernels`, called after the strategy's steps, says that other kernels do the same work.
+    Otherwise the baseline is run twice more, for the noise floor and the differences; and if `other_kernels`, called
+    after the strategy's steps, says that other kernels do the same work, `nudged`: the baseline with weights changed in
+    the last bit, which shows the effect of rounding. If the first gradients are wrong, that is the result. If they
+    differ within the noise, the strategy is run again from the baseline's update, so that its second step has the same
+    weights; ranks are not run again.
     """
     results = collect_two(step)
     own = _digests(results, group)

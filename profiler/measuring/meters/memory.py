@@ -20,11 +20,12 @@ NUM_POINTS = 96  # a page draws several timelines side by side, and a record is 
 def read(
     workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step
 ) -> tuple[dict[str, Any], int]:
-    """Return the memory fields of Readings, read from a step after the gradients and optimizer state exist.
+    """Return the memory fields of Readings, and the bytes that the step leaves behind.
 
-    `step` runs one training step and calls the function that it is given at the start of each phase. All numbers are
-    exact. Peaks are the allocator's own; static bytes are those of the storages, as the allocator rounds them up. The
-    second result is the bytes that the step leaves behind, besides gradients and a parameter's first optimizer state.
+    The step is measured once gradients and optimizer state exist. `step` runs one and calls the function that it is
+    given at the start of each phase. All numbers are exact: peaks are read from the device (`device.watch`), static
+    bytes are those of the storages, as the allocator rounds them up. Bytes left behind exclude gradients and the
+    optimizer state that a parameter gets for the first time.
     """
     marks = _Marks(workload)
     with device.watch(sum(static_bytes(workload, optimizer).values())) as watch:

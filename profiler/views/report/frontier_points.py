@@ -117,7 +117,10 @@ def said(row: Row) -> str:
 
 
 def _ends(places: Sequence[TimePlace], second: float) -> list[float]:
-    """Returns what the time axis must span: all points, and their intervals up to the points' range beyond them."""
+    """Returns the times that the axis must span: of all points, and of their intervals as far as they are shown.
+
+    An interval is cut where it reaches farther beyond the outermost points than these are from each other.
+    """
     left, right = min(place.middle for place in places), max(place.middle for place in places)
     wide = (right - left) or right
     ends = [end for place in places for end in (max(place.low, left - wide), min(place.high, right + wide))]

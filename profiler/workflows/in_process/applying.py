@@ -44,7 +44,8 @@ def apply(
 
     Raises TypeError for what is no module, or neither a strategy nor a plan, UserError for an unknown strategy or a
     file that is no plan, and Unsupported where it cannot be applied: no blocks, a module that is checkpointed already,
-    a plan of another model; and after the module was changed where there is no BatchNorm to repair in its blocks.
+    a plan of another model. With `repair_batchnorm` it is also raised if no block has a BatchNorm; the module has been
+    changed by then.
 
     Example::
 
