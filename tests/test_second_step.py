@@ -117,6 +117,23 @@ def test_a_dict_that_refuses_to_be_changed_is_left_alone():
     assert (net.config, net.seen, net.names) == ({"sizes": (2, 2), "name": "net"}, [1], {"a"})
 
 
+def test_unregistered_tensors_that_are_written_in_place_get_their_values_back():
+    net = nn.Linear(2, 2)
+    net.count, net.cache, net.weights = torch.zeros(()), {"rows": [torch.ones(3)]}, torch.ones(2, requires_grad=True)
+    count, rows = net.count, net.cache["rows"][0]
+
+    with plain_state.kept(net):
+        net.count += 1
+        net.cache["rows"][0].mul_(2)
+        with torch.no_grad():
+            net.weights.zero_()
+
+    assert (net.count, net.count.item()) == (count, 0)
+    assert torch.equal(net.cache["rows"][0], torch.ones(3))
+    assert net.cache["rows"][0] is rows
+    assert torch.equal(net.weights, torch.ones(2))
+
+
 def test_the_image_is_of_plain_values_and_of_tensors_that_are_not_registered():
     net = nn.Linear(2, 2)
     net.count, net.words, net.cache, net.other = 1, {"a": [1, "b"]}, torch.zeros(2), object()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from profiler.training.workload import local
 
@@ -32,12 +33,16 @@ def moved(before: Image, after: Image) -> Image:
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Restore, on exit, plain attributes, references to unregistered tensors, and what lists, dicts and sets hold."""
+    """Restore, on exit, plain attributes, unregistered tensors and their values, and items of lists, dicts and sets."""
     before = [(submodule, name, value, _content(value)) for submodule, name, value in _places(module)]
     names = {(submodule, name) for submodule, name, _, _ in before}
+    values = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in _tensors(value)]
     try:
         yield
     finally:
+        for tensor, version, value in values:
+            if tensor._version != version:
+                tensor.copy_(value)
         for submodule, name, _ in list(_places(module)):
             if (submodule, name) not in names:
                 del vars(submodule)[name]
@@ -46,6 +51,12 @@ def kept(module: nn.Module) -> Iterator[None]:
                 value.clear()
                 value.update(held) if isinstance(value, (dict, set)) else value.extend(held)
             vars(submodule)[name] = value
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of an attribute, detached, whose version tells whether they are written to."""
+    leaves = pytree.tree_leaves(value)
+    return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
 
 def _content(value: Any) -> list[Any]:
