@@ -101,7 +101,7 @@ PICTURES = (
     Picture(
         name="plans", title="Every plan that no other beats",
         command="gcprof plan transformer:layers=12 --device fake:t4 --frontier -o plans.png",
-        about="ForkedTask what one would pick instead: uniform splits, the first N blocks, every j-th.",
+        about="Beside what one would pick instead: uniform splits, the first N blocks, every j-th.",
     ),
     plot(
         BATCHES, "growth", "--style slides", name="slides", title="For slides",

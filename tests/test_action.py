@@ -68,6 +68,7 @@ def step(job: Path, name: str, gcprof: str = "gcprof", **inputs: str) -> subproc
     return subprocess.run(words, cwd=job, env=environment(**more | inputs), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_no_input_is_part_of_a_commands_text():
     """An input in `run` would be run as shell; in `env` it is data."""
     assert len(RUNS) == 4

@@ -41,6 +41,7 @@ def of(table: Sequence[Row], strategy: str) -> Row:
 # --- the sentence
 
 
+@pytest.mark.slow
 def test_the_fastest_that_saves_most_is_advised_with_what_it_saves_and_costs():
     records = [
         make.record("none", peak=100 * MIB, seconds=times(1)),

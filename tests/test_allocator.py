@@ -276,6 +276,7 @@ class Pair:
         self.plain.free(small, piece)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(work=works, expandable=st.booleans())
 def test_every_block_lies_where_the_reference_puts_it(work, expandable):

@@ -189,6 +189,7 @@ def examples(function):
     return textwrap.dedent(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in profiler.__all__ if name != "__version__"])
 def test_the_example_of_every_function_runs(name, here):
     stored.run(here / "results" / "first", stored.troubled())
@@ -280,6 +281,7 @@ def test_a_module_that_was_made_before_is_refused_and_stays_as_it_was(call):
     assert all("forward" not in vars(block) for block in module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda", "h100"])
 @pytest.mark.parametrize("budget", ["75%", 60_000_000])
 def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(device, budget):
@@ -294,6 +296,7 @@ def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(devi
     assert 0 < recomputed < len(plan.fingerprint)
 
 
+@pytest.mark.slow
 def test_with_the_whole_peak_nothing_is_recomputed():
     assert profiler.plan(deep(), "max", device="cpu").segments == ()
     assert profiler.plan(deep(), "1TiB").segments == ()

@@ -18,6 +18,7 @@ def answer(*flaws: str) -> str:
     return json.dumps({"dependencies": [{"name": "one", "version": "1", "vulns": [{"id": flaw} for flaw in flaws]}]})
 
 
+@pytest.mark.slow
 def test_packages_without_a_known_flaw_pass():
     assert judged(answer(), "") == (0, "1 packages audited, 0 known vulnerabilities")
 

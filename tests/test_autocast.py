@@ -66,6 +66,7 @@ def traced(loss, precision: str, device: str = "fake:cuda") -> Trace:
         return follow_case(Trial(case=case)).trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("macro", "ours"),
     [("AT_FORALL_FP32", IN_FLOAT), ("AT_FORALL_FP32_SET_OPT_DTYPE", TO_FLOAT), ("AT_FORALL_PROMOTE", PROMOTED)],

@@ -34,6 +34,7 @@ def only(*records: Record) -> list[Row]:
 # --- which settings vary
 
 
+@pytest.mark.slow
 def test_a_setting_is_an_axis_where_it_is_not_the_same_everywhere():
     found = space(make.case("none", batch_size=8), make.case("all", batch_size=8), make.case("all", batch_size=16))
 

@@ -34,6 +34,7 @@ def followed(blocks: str | None = None) -> Followed:
     return follow_case(Trial(case=case), with_choices=True)
 
 
+@pytest.mark.slow
 def test_a_model_offers_its_parts_and_the_parts_of_these():
     module, _ = one()
 

@@ -23,6 +23,7 @@ def outline() -> ModelSummary:
     return ModelSummary(model="mine.py:make", num_parameters=3600, batch_size=2, blocks=blocks)
 
 
+@pytest.mark.slow
 def test_the_table_says_which_blocks_feed_the_next_alone():
     lines = table(outline()).plain.splitlines()
 

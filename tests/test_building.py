@@ -31,6 +31,7 @@ def traced(strategy: str = "none", *, optimizer: str = "sgd", device: str = "fak
     return trace_case(case)[1]
 
 
+@pytest.mark.slow
 def test_what_is_made_is_followed_until_it_is_gone_or_kept():
     builder = Builder(device="cuda")
     with fake_tensors(), builder.follow():

@@ -174,6 +174,7 @@ def test_a_trainers_arguments_are_a_case(fields, strategy, precision):
     assert (case.batch_size, case.accumulate, case.device, case.seed) == (1, 4, "cpu", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("enabled", "strategy"), [(True, "hf"), (False, "none")])
 def test_a_model_that_was_switched_on_by_the_user_is_not_called_none(enabled, strategy):
     transformers_callback = pytest.importorskip("profiler.integrations.trainers.transformers_callback")

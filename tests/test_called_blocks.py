@@ -103,6 +103,7 @@ def test_what_is_saved_is_what_the_cut_says():
     assert none.readings.saved_bytes - cut.readings.saved_bytes == 2 * ACTIVATION - 2 * state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
 def test_a_plan_over_calls_fits_and_is_measured_as_predicted(name):
     build, blocks = BUILDS[name]

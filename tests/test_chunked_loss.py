@@ -25,6 +25,7 @@ def remedy_bytes(**fields):
     return {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=0)}, max(live(trace))
 
 
+@pytest.mark.slow
 def test_the_loss_in_chunks_takes_what_a_loss_in_chunks_by_hand_takes():
     gains, peak = remedy_bytes()
     by_hand = measured(Choice.of(MODEL, {"chunks": CHUNKS}), "own", batch_size=None).readings.peak_bytes

@@ -203,6 +203,7 @@ def test_one_strategy_is_told_with_its_options(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

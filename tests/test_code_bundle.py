@@ -26,6 +26,7 @@ def written(folder: Path, **texts: str) -> None:
         path.write_text(text)
 
 
+@pytest.mark.slow
 def test_a_file_travels_with_what_it_imports_of_the_users_own(here):
     written(
         here,

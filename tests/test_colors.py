@@ -34,6 +34,7 @@ def line(text: str, strategy: str) -> str:
     return next(one for one in text.splitlines() if CODES.sub("", one).startswith(strategy))
 
 
+@pytest.mark.slow
 def test_a_saving_is_green_and_a_failure_red_and_nothing_else_is():
     text = printed("always")
 

@@ -15,6 +15,7 @@ from profiler.measuring.devices.cpu import Cpu
 from tests.nvml import ANSWERS, NotSupported, Nvml, process
 
 
+@pytest.mark.slow
 def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch):
     monkeypatch.setattr(nvml, "pynvml", Nvml(**ANSWERS))
 

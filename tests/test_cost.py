@@ -38,6 +38,7 @@ def trial(strategy: str = "none", *, passes: tuple[str, ...] = PASSES, round: in
     return Trial(case=case, round=round, passes=passes)
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_baseline_are_those_of_its_passes():
     # equality two steps or four, flops one, memory two, operators two; one to settle, one to warm up, three pairs
     assert num_steps(trial(passes=(*PASSES, OPERATORS))) == Bounds(2 + 1 + 2 + 2 + 2 + 6, 4 + 1 + 2 + 2 + 2 + 6)

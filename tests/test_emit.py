@@ -32,6 +32,7 @@ PLANS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_emitted_code_computes_what_carrying_out_does_as_often(build, runs):

@@ -75,6 +75,7 @@ def test_wrapped_for_fsdp_the_modules_of_the_plan_alone_run_again(build, runs):
     assert same({name.replace("_checkpoint_wrapped_module.", ""): one for name, one in found.items()}, expected)
 
 
+@pytest.mark.slow
 def test_wrapped_for_fsdp_a_save_option_keeps_what_it_names():
     model = "transformer:layers=6,width=32,sequence=64,vocabulary=16"
     saved = {

@@ -23,6 +23,7 @@ def trial(kind: str | None = None, *, strategy: str = "none", **fields) -> Trial
     return Trial(case=make.case(strategy, model=model, batch_size=4, samples=1, warmup=0), **fields)
 
 
+@pytest.mark.slow
 def test_a_case_that_cannot_be_had_is_skipped_with_its_reason(engine):
     (record,) = engine.run([trial(strategy="segments:k=6")])
 

@@ -306,6 +306,7 @@ def double_a_gradient(backward):
     backward.recompile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
 def test_checkpointing_changes_no_result_and_mixed_precision_does(precision):
     none = measured("mlp", "none", passes=PASSES, precision=precision)
@@ -319,6 +320,7 @@ def test_fp32_has_no_difference_to_itself():
     assert measured("mlp", "none", passes=PASSES).equality.precision_difference is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "amp-fp16"])
 def test_half_precision_trains_on_the_cpu_too(precision):
     record = measured("mlp", "all", passes=("equality", "memory", "time"), precision=precision)

@@ -77,6 +77,7 @@ class Two(Group):
 # --- two steps
 
 
+@pytest.mark.slow
 def test_equal_steps_have_no_difference_and_no_worst_parameter():
     found = equality.compare(results({"a": [1.0, 2.0]}), results({"a": [1.0, 2.0]}))
 

@@ -76,6 +76,7 @@ def test_one_checkpoint_around_the_whole_model_is_the_reason():
     assert why(SMALL, change=runs(range(16)), batch_size=16) == "whole"
 
 
+@pytest.mark.slow
 def test_a_flag_that_never_reached_the_layers_is_the_reason():
     assert why(SMALL, change=nothing) == "unreached"
 
@@ -90,6 +91,7 @@ def test_what_is_recomputed_outside_of_all_modules_was_reached():
     assert why(f"{FUNCTIONS}:head", "own", batch_size=None) == "outside"
 
 
+@pytest.mark.slow
 def test_a_step_that_recomputes_more_than_these_blocks_has_a_floor_of_its_own():
     (baseline, blocks), (trace, _) = (traced(f"{FUNCTIONS}:loop", way, batch_size=None) for way in ("none", "own"))
 

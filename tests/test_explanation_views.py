@@ -16,6 +16,7 @@ from tests.traced import SMALL, by_hand, traced
 from tests.user_models.wrapped_optimizers import make
 
 
+@pytest.mark.slow
 def test_the_longest_explanation_fits_a_small_screen():
     text = explanation(longest(), title="a title that is far too long " * 8, paper=Paper(80)).plain
 

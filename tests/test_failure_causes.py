@@ -93,6 +93,7 @@ def test_a_cast_that_autocast_had_kept_is_told_with_the_way_out(save):
     assert under(strategy, "own_autocast:cache=false").equality.gradients_equal  # the way out is one
 
 
+@pytest.mark.slow
 def test_a_cache_of_keys_that_the_recompute_finds_filled_is_told_with_the_way_out():
     record, without = (
         under("selective", "", model=Choice(f"{switched.__file__}:gpt2:use_cache={word}")) for word in ("true", "false")

@@ -45,6 +45,7 @@ def told(mode: Any, make: Made) -> list[object]:
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a_tensor_is_as_pytorch_makes_it(name: str) -> None:
     modes = FakeTensorMode(), CachingFakeMode(), fake_tensors()

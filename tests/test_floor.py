@@ -206,6 +206,7 @@ def test_a_checkpoint_is_one_recompute():
     assert len(recomputes(trace)) == 3
 
 
+@pytest.mark.slow
 def test_a_step_without_checkpoints_has_no_recompute():
     trace, _ = traced(SMALL)
 

@@ -20,6 +20,7 @@ def ends() -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_it_gives_what_the_work_returns_once():
     here = os.getpid()
     work = ForkedTask(lambda: (os.getpid(), "done"))

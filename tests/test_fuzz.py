@@ -34,6 +34,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, reader) -> list[str]:
     return [one.what for one in fuzz.work((0, range(3), NOBODY_WAITS)).wrong]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_damaged_files_end_in_codes_and_single_lines():
     found = fuzz.work((0, range(100, 108), NOBODY_WAITS))

@@ -25,6 +25,7 @@ def test_what_is_said_of_a_module_is_what_plain_pytorch_says(number):
     assert [str(one) for one in compared if not one.is_right] == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_sample_has_modules_of_every_truth():
     plans = {number: generated_modules.plan(f"0-{number}") for number in SAMPLE}

@@ -43,6 +43,7 @@ def checked(model: str, batch_size: int, strategy: str = "none", **fields) -> tu
     return promised(whole), max(live(whole)) if 1 - peak / max(live(whole)) < 0.01 else peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-bf16"])
 @pytest.mark.parametrize("model", ["mlp", "mnist-cnn:channels=8", "cifar-resnet", TRANSFORMER])
 def test_half_the_batch_has_the_promised_peak(model, precision):

@@ -27,6 +27,7 @@ NEWER = pytest.mark.skipif(torch.bfloat16 not in half_fft.COMPLEX, reason="CUDA 
 DTYPES = (pytest.param(torch.bfloat16, marks=NEWER), torch.float16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "ihfft", "fft2", "ifft2", "rfft2", "fftn", "ifftn", "rfftn"])
 def test_what_is_transformed_is_complex_and_as_large_as_in_single_precision(name, dtype):

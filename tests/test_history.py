@@ -36,6 +36,7 @@ def check(instants: tuple[Instant, ...]) -> None:
     assert abs(peak - recorded) <= ONE_SEGMENT
 
 
+@pytest.mark.slow
 def test_a_history_is_replayed_beside_what_it_says():
     events = (
         Event("segment_alloc", ADDRESS, 20 * MIB),

@@ -128,6 +128,7 @@ def test_nobody_else_can_enter_what_is_built(built):
 # --- compilers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cc", "gcc", "clang"])
 def test_any_of_three_compilers_is_taken(name, hollow, tmp_path):
     said = caught(tmp_path, PATH=tools(tmp_path, name))

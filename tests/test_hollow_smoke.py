@@ -75,6 +75,7 @@ def test_the_users_settings_of_the_allocator_do_not_change_the_verdict(kept, mon
     assert smoke.run(kept).wrong() == []
 
 
+@pytest.mark.slow
 def test_a_torch_that_was_tried_is_not_tried_again(kept, monkeypatch):
     put(kept, FINE)
     monkeypatch.setattr(smoke, "run", lambda folder: pytest.fail("it is tried again"))

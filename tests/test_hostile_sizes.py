@@ -63,6 +63,7 @@ def calls_for_twins(number: int) -> float:
     return num_calls(lambda: grids.predictions(table, twins=grids.Twins(table), most=2 * number)) / number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls", [calls_for_predictions, calls_for_refusals, calls_for_refused_trials, calls_for_twins]
 )

@@ -30,6 +30,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["3fa9c1", "20261120", "0Z-mlp-3f"])
 def test_a_run_is_found_by_any_part_of_its_name_that_no_other_has(part: str, results: Path):
     assert run_folder(part) == Path("results") / FIRST

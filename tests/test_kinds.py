@@ -18,6 +18,7 @@ from tests import make
 from tests.gpu_records import PAGES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -51,6 +51,7 @@ def plan(records: list[Record]) -> list[Trial]:
     return [Trial(case=record.case, round=record.round) for record in records]
 
 
+@pytest.mark.slow
 def test_a_line_says_the_same_whatever_lines_are_before_it():
     records = [*examples.troubled(), *examples.sweep(round=2)]
     text = b"".join(encode(record) + b"\n" for record in records)

@@ -55,6 +55,7 @@ def test_architecture_shows_the_table_of_rooms():
     assert table() in (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_dependency_is_imported_by_the_package():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}

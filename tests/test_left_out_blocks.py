@@ -48,6 +48,7 @@ def cut():
     return net, x
 
 
+@pytest.mark.slow
 def test_a_block_that_is_called_without_those_before_it_is_refused_at_once():
     net, x = cut()
     net.left_out = {0}

@@ -11,6 +11,7 @@ import pytest
 from tests import load, make
 
 
+@pytest.mark.slow
 def test_a_run_of_many_trials_costs_little_and_loses_none(tmp_path, monkeypatch):
     monkeypatch.setattr(load, "_peak_bytes", lambda: 100 << 20)  # here, all tests before it would count
 

@@ -50,6 +50,7 @@ def peak_of_a_plain_loop(build, optimizer, *, accumulate: int = 1, keep: bool = 
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 @pytest.mark.parametrize("model", ["mlp", "mnist-cnn:channels=8", "transformer"])
 @pytest.mark.usefixtures("with_test_models")

@@ -58,6 +58,7 @@ def span(start, peak, end, **others):
 # --- what earlier passes leave
 
 
+@pytest.mark.slow
 def test_a_model_that_is_still_there_when_the_next_is_built_was_left():
     leftovers = Leftovers(Watched())
     kept = workload()

@@ -13,6 +13,7 @@ from tests.conftest import measured
 from tests.mnist_files import write_mnist
 
 
+@pytest.mark.slow
 def test_the_mlp_is_10_20_20_5_with_relu_between():
     module = mlp.build().module
 

@@ -36,6 +36,7 @@ def rows() -> list[Row]:
     return mutants.counted("planning", STATUSES, date="2026-01-02", versions="one 1, two 2")
 
 
+@pytest.mark.slow
 def test_the_rooms_have_files_and_tests_that_are_there():
     assert all(mutants.files_of(room) for room in ROOMS.values())
     assert [name for room in ROOMS.values() for name in room.tests if not (ROOT / name).is_file()] == []

@@ -28,6 +28,7 @@ def notes(record):
     return [note.text for note in record.notes if note.code == "GCP055"]
 
 
+@pytest.mark.slow
 def test_it_is_what_the_same_step_saves_less_without_the_hook():
     on, off = (
         measured(Choice.of(f"{FILE}:make", {"hook": hook}), "none", batch_size=None, passes=("flops", "memory"))

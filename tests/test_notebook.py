@@ -147,6 +147,7 @@ def test_only_what_needs_torch_imports_it(name, is_there):
     assert done.stdout == f"{is_there}\n"
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_and_shown_where_there_is_no_torch(run):
     code = (
         "import sys; sys.modules['torch'] = None; import profiler; run = profiler.load(sys.argv[1]);"

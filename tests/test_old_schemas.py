@@ -36,6 +36,7 @@ def old(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_steps_lead_from_one_schema_to_the_next(monkeypatch):
     monkeypatch.setitem(STEPS, -1, Step(manifest=dict, record=lambda one: {**one, "a": 1}))
     monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=lambda one: {**one, "b": one["a"] + 1}))

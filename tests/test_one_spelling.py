@@ -55,6 +55,7 @@ def test_what_plans_take_a_gpus_name(command: str, here: Path, shared, capsys: p
     assert capsys.readouterr().out == by_name
 
 
+@pytest.mark.slow
 def test_explain_takes_strategies_as_all_others_do(here: Path, shared, capsys: pytest.CaptureFixture[str]):
     words = ["explain", "mlp", "--device", "cpu"]
     assert answer([*words, "--strategies", "all"]) == 0

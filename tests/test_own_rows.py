@@ -52,6 +52,7 @@ def carried_out(plan, *, finds, done=()):
     return of(given)
 
 
+@pytest.mark.slow
 def test_the_row_is_planned_after_each_baseline_of_a_users_model_in_every_round():
     plan = planned("none", "all")
 
@@ -127,6 +128,7 @@ def test_a_run_shows_it_counts_it_and_has_nothing_left_to_do(here, capsys):
     assert "nothing left to do" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_model_that_calls_none_has_no_such_row_and_its_run_is_complete(here, capsys):
     assert answer(["run", "--model", f"{keeps.__file__}:counting", "--strategies", "all", *QUICK, "-o", "run"]) == 0

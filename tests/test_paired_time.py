@@ -50,6 +50,7 @@ def read(device: Switched, **how: Any) -> dict[str, Any]:
     return timing.read(device, device.run, switch=device.switch, **{"warmup": 1, "samples": 8, **how})
 
 
+@pytest.mark.slow
 def test_steps_with_and_without_alternate_in_the_order_that_is_drawn():
     device = Switched()
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.program import PATIENCE_SECONDS, environment
 
+pytestmark = pytest.mark.slow
+
 LARGEST_MIB = 150
 
 # Runs commands one after the other, and tells exit codes, what was imported, and the largest size of the process. Not
@@ -62,7 +64,6 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**found, "written": sorted(path.name for path in (cwd / "results" / "run" / "derived").iterdir())}
 
 
-@pytest.mark.slow
 def test_the_parent_did_all_of_its_work(parent: dict[str, Any]):
     assert parent["codes"] == [0] * 11
     assert parent["written"] == ["frontier.png", "table.csv", "table.md"]
@@ -77,7 +78,6 @@ def test_the_parent_of_a_whole_run_stays_small(parent: dict[str, Any]):
     assert parent["mib"] < LARGEST_MIB
 
 
-@pytest.mark.slow
 def test_a_parent_that_imports_torch_would_be_seen_by_name_and_by_size(tmp_path: Path):
     found = look("list", cwd=tmp_path, before="import torch\n")
 

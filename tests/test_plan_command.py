@@ -171,6 +171,7 @@ def test_where_nothing_else_fits_options_are_used_that_may_be_no_faster(here, ca
     assert "matmul" in found["ways"][0]["plan"]
 
 
+@pytest.mark.slow
 def test_what_is_proposed_next_works(costs, named, capsys):
     for file in (costs, named):
         assert plan("--stages", file, "--budget", "60%") == 0
@@ -215,6 +216,7 @@ def test_one_document_holds_the_frontier(costs, capsys, budget):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [("--budget", "60%"), ("--frontier",)])
 def test_the_frontier_is_written_as_what_the_file_is_called(costs, capsys, budget):
     for name, head in (("f.csv", b"peak_bytes,"), ("f.PNG", b"\x89PNG"), ("f.svg", b"<?xml"), ("f.pdf", b"%PDF")):
@@ -545,6 +547,7 @@ def test_costs_of_nothing_are_planned_for(here, capsys):
     assert "0 B" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_costs_of_another_model_or_batch_are_refused(here, capsys):
     assert answer(["stages", "mlp", "--batch-size", "8", "--device", "fake:t4", "-o", "mlp.json"]) == 0
     capsys.readouterr()

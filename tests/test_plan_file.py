@@ -41,6 +41,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "complaint"), DAMAGED.values(), ids=DAMAGED)
 def test_a_file_that_is_no_plan_is_refused(content, complaint, tmp_path):
     path = tmp_path / "plan.json"

@@ -91,6 +91,7 @@ def fitted(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: boo
     return found, told
 
 
+@pytest.mark.slow
 def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
     engine = Scripted(by_costs, by_costs)
 

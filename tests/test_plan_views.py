@@ -144,6 +144,7 @@ def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPat
             assert len(re.findall(rf"(?<!\S){re.escape(number)}(?!\S)", text)) >= times, f"{number} at {width}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_no_line_is_wider_than_the_screen(name: str):
     for width in range(40, 201):

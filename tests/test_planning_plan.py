@@ -37,6 +37,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, int]:
     ), number
 
 
+@pytest.mark.slow
 @given(plans())
 def test_a_plan_is_read_as_it_was_written(found):
     plan, number = found

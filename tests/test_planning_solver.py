@@ -36,6 +36,7 @@ def same(found: Frontier, expected: list[tuple[int, float]]) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize(("levels", "kind"), [(1, "single_level"), (None, "nested")])
 def test_the_frontiers_are_those_of_the_peer(name, levels, kind):
@@ -79,6 +80,7 @@ def test_the_frontier_is_that_of_brute_force(part):
         assert all(point.plan for point in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [1, 2, 3, None])
 def test_so_it_is_with_options_pins_and_limited_depth(levels):
     for seed in range(60):

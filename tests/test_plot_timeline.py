@@ -51,6 +51,7 @@ def texts(figure: Figure, panel: int = 0) -> list[str]:
 # --- thinning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_points", [1, 10, 2000])
 def test_the_peak_is_among_the_points_after_thinning(num_points: int):
     trace = huge()
@@ -129,6 +130,7 @@ def test_every_category_has_a_colour_of_its_own():
     assert len(set(COLOURS.values())) == len(COLOURS)
 
 
+@pytest.mark.slow
 def test_phases_are_named_and_one_in_which_nothing_ran_is_not(traces: dict[str, Trace]):
     assert {"forward", "backward", "optimizer"} <= set(texts(draw(traces, title="mine")))
     assert "optimizer" not in texts(draw({"none": huge()}, title="huge"))
@@ -144,6 +146,7 @@ def test_a_recompute_is_shaded_and_a_step_without_one_is_not(traces: dict[str, T
     assert [shades(panel) for panel in range(3)] == [0, 1, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_strategies", [1, 2, 12])
 @pytest.mark.parametrize("name", ["none", "segments:k=8,split=balanced and so on " * 4])
 def test_no_text_over_a_panel_meets_another(traces: dict[str, Trace], num_strategies: int, name: str):

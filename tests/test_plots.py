@@ -45,6 +45,7 @@ def names(rows: tuple[Row, ...]) -> set[str]:
     return {theme.name(row) for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_label_meets_another_or_leaves_the_axes(name: str):
     rows = examples.table(CASES[name])
@@ -111,6 +112,7 @@ def test_a_label_keeps_off_the_points_that_have_none():
     assert not covers(aside)
 
 
+@pytest.mark.slow
 def test_labels_are_placed_the_same_way_every_time():
     rows = examples.table(CASES["crowded"])
 

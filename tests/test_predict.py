@@ -49,6 +49,7 @@ def test_a_predicted_table_says_so_and_shows_no_measured_columns(here, capsys):
     assert "spread" not in out  # no rates of a CPU are known: no time is estimated
 
 
+@pytest.mark.slow
 def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
     code = answer(["predict", SMALL, "--strategies", "all", "--device", "V100", "--json", "-o", "run"])
 
@@ -269,6 +270,7 @@ def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
     assert "scaled to the measured row" in next(note.text for note in every.notes if note.code == "GCP016")
 
 
+@pytest.mark.slow
 def test_estimates_are_not_scaled_to_what_another_gpu_did():
     elsewhere = Calibration(hidden_bytes={}, device_name=gpu_specs.find("h100").name, step_seconds=0.5)
 
@@ -278,6 +280,7 @@ def test_estimates_are_not_scaled_to_what_another_gpu_did():
     assert "scaled" not in next(note.text for note in found.notes if note.code == "GCP016")
 
 
+@pytest.mark.slow
 def test_beside_a_measurement_the_time_is_estimated_for_the_gpu_that_was_measured():
     known = Calibration(hidden_bytes={}, device_name=gpu_specs.find("l4").name)
 

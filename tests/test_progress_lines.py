@@ -27,6 +27,7 @@ def told(outcome: str, tmp_path) -> str:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outcome", progress.FAILURES)
 def test_of_every_failure_the_last_words_are_told(tmp_path, outcome: str):
     assert "a loss of integers" in told(outcome, tmp_path)

@@ -59,6 +59,7 @@ def cases(system: System, size: str, device: str = "cuda:0"):
     return list(dict.fromkeys(trial.case for trial in spec.check(request, lambda word: device).trials))
 
 
+@pytest.mark.slow
 def test_every_system_of_the_issue_has_a_file():
     assert set(NAMES) == {
         "simple-mlp", "mnist-cnn", "three-policies", "dense-16-32", "adam-states", "hf-trainer", "bert", "resnet152",

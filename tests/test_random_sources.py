@@ -31,6 +31,7 @@ def records(source):
     return [measured(f"{FILE}:make:source={source}", strategy, passes=("equality",)) for strategy in ("none", "all")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sorted(SEEDED))
 def test_what_can_be_seeded_is_and_a_recompute_that_draws_anew_is_invalid_and_named(source):
     none, every = records(source)

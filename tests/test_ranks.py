@@ -181,6 +181,7 @@ def test_a_record_with_ranks_says_how_it_was_made(records):
     assert samples_per_second(row) == pytest.approx(2 * 2 / row.step_seconds)
 
 
+@pytest.mark.slow
 def test_show_has_a_line_for_ranks_that_hold_the_same_and_one_for_each_that_does_not():
     alike = RankBytes(static_bytes={"parameters": 20 * MIB}, saved_bytes=30 * MIB, peak_bytes=80 * MIB)
     more = msgspec.structs.replace(alike, peak_bytes=90 * MIB, gathered_bytes=10 * MIB)

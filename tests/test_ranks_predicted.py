@@ -89,12 +89,14 @@ def test_nothing_is_gathered_by_a_single_process():
     assert not any(by_category(trace)[BUCKETS])
 
 
+@pytest.mark.slow
 def test_the_buckets_of_ddp_are_as_large_as_the_gradients():
     static = predict(Trial(case=case(way="ddp"))).readings.static_bytes
 
     assert static[BUCKETS] == static["gradients"] == static["parameters"]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_views_of_buckets_are_counted_once():
     static = predict(Trial(case=case(way="ddp:views=true"))).readings.static_bytes
 

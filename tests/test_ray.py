@@ -202,6 +202,7 @@ def test_nothing_is_left_of_the_cluster(nodes, tag):
     assert survivors(tag, patience=PATIENCE_SECONDS) == []
 
 
+@pytest.mark.slow
 def test_nobody_listens_there():
     engine = engines.connect("ray:address=127.0.0.1:9")
 

@@ -84,6 +84,7 @@ def step() -> Tree:
     return tree
 
 
+@pytest.mark.slow
 def test_an_operator_that_frees_before_it_asks_again_is_two_entries():
     found = trace(step().recording())
 

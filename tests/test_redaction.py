@@ -41,6 +41,7 @@ TELLING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "told"), TELLING)
 def test_of_a_path_only_the_name_of_a_file_is_told(text: str, told: str):
     assert hidden(text) == told

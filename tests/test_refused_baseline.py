@@ -20,6 +20,7 @@ def outcomes(folder):
     return [(str(record.case.strategy), record.round, record.outcome) for record in records]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("command", ["run", "predict"])
 def test_a_model_whose_own_step_fails_is_told_once_in_the_users_frames_and_stops(here, capsys, command):

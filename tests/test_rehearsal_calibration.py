@@ -32,6 +32,7 @@ def measured(*, device_name: str = H100, others_bytes: int | None = None, contex
     return msgspec.structs.replace(record, readings=readings, environment=environment)
 
 
+@pytest.mark.slow
 def test_the_context_is_what_the_device_lost_beside_the_allocator_and_the_workspace_the_largest_of_a_convolution():
     assert measured_sizes([measured()], "h100") == {"context": 500 * MIB, "cudnn_workspace": 64 * MIB}
 

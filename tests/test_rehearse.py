@@ -18,6 +18,8 @@ from profiler.workflows.command_text import refuse_cases
 from tests import examples, make
 from tests.program import gcprof
 
+pytestmark = pytest.mark.slow
+
 MODEL = "transformer:layers=4,width=64"
 USER_MODELS = Path(__file__).parent / "user_models"
 READS = """
@@ -83,7 +85,6 @@ def both(hollow, tmp_path_factory):
     return done, records(here / "run"), here
 
 
-@pytest.mark.slow
 def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(both):
     _, stored, _ = both
 
@@ -106,7 +107,6 @@ def test_a_rehearsal_has_neither_times_nor_gradients(both):
     assert "rehearsed, not measured" in done.stdout
 
 
-@pytest.mark.slow
 def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hollow):
     _, stored, here = both
     words = ("run", "--model", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "cuda", "--rounds", "1")
@@ -117,7 +117,6 @@ def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hol
         assert record.readings == stored["rehearse:h100", strategy].readings
 
 
-@pytest.mark.slow
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
     words = ("rehearse", "mlp:width=4096", "--device", "t4", "--memory", "128MiB", "--strategies", "none")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
@@ -131,7 +130,6 @@ def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, t
     assert "out of memory (rehearsed)" in done.stdout
 
 
-@pytest.mark.slow
 def test_what_the_context_takes_is_not_there_for_tensors(hollow, tmp_path):
     words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory", "1GiB", "--context", "100MiB")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
@@ -142,7 +140,6 @@ def test_what_the_context_takes_is_not_there_for_tensors(hollow, tmp_path):
     assert record.readings.device_bytes == record.readings.reserved_bytes + 100 * MIB
 
 
-@pytest.mark.slow
 def test_a_step_that_nearly_fills_the_gpu_is_called_too_near_to_tell(hollow, tmp_path):
     words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory")
     near = gcprof(*words, "600MiB", cwd=tmp_path)
@@ -153,7 +150,6 @@ def test_a_step_that_nearly_fills_the_gpu_is_called_too_near_to_tell(hollow, tmp
     assert "GCP042" not in far.stdout
 
 
-@pytest.mark.slow
 def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_are_named(hollow, tmp_path):
     (tmp_path / "net.py").write_text(READS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
@@ -166,7 +162,6 @@ def test_a_factory_that_reads_values_is_called_on_the_cpu_and_reads_in_the_step_
     assert "nonzero (net.py:13)" in notes["GCP041"]
 
 
-@pytest.mark.slow
 def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_values(hollow, tmp_path):
     (tmp_path / "net.py").write_text(ASKS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
@@ -179,7 +174,6 @@ def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_valu
     assert "item (net.py:11)" in text
 
 
-@pytest.mark.slow
 def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow, tmp_path):
     (tmp_path / "net.py").write_text(FAILS)
     done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
@@ -199,7 +193,6 @@ def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):
     assert not codes & {"GCP040", "GCP041", "GCP042"}
 
 
-@pytest.mark.slow
 def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):
     words = ("torchvision:vit_b_16:size=32,classes=10", "--batch-size", "1", "--strategies", "offload")
     done = gcprof("rehearse", *words, "-o", "run", cwd=tmp_path)

@@ -10,6 +10,8 @@ from profiler.core.record import Record
 from profiler.runs import store
 from tests.program import gcprof
 
+pytestmark = pytest.mark.slow
+
 USER_MODELS = Path(__file__).parent / "user_models"
 FILE = USER_MODELS / "hollow_limits.py"
 OWN = ("qr", "isin", "misfit", "elsewhere")
@@ -27,7 +29,6 @@ def rehearsed(hollow, tmp_path_factory) -> dict[str, Record]:
     return {name: records[word] for name, word in MODELS.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "lacking"),
     [("lstm", "no recurrent networks and no CTC loss of cuDNN (rnn.py:"), ("qr", "no linear algebra of cuSOLVER (")],
@@ -69,7 +70,6 @@ def test_a_workspace_that_no_convolution_takes_is_said_to_have_no_effect(rehears
     assert [without in text for text in texts["convolutions"]] == [False]
 
 
-@pytest.mark.slow
 def test_explain_says_the_same(hollow, here):
     done = gcprof("explain", MODELS["lstm"], "--device", "rehearse:h100", cwd=here)
 

@@ -18,6 +18,8 @@ from profiler.engines.local import Local
 from tests import make
 from tests.program import PATIENCE_SECONDS, gcprof
 
+pytestmark = pytest.mark.slow
+
 USER_MODELS = Path(__file__).parent / "user_models"
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 NUMBERS = MIB  # in each tensor: 4 MiB
@@ -56,7 +58,6 @@ def own(hollow, tmp_path_factory):
     return text, json.loads(document.stdout)
 
 
-@pytest.mark.slow
 def test_the_peak_is_the_sum_of_what_the_tensors_take(own):
     weight, inputs, result, gradient_of_it = 4 * [4 * NUMBERS]
     loss, gradient_of_loss = GRANULE, GRANULE
@@ -177,7 +178,6 @@ def test_what_ranks_hold_is_not_followed_and_says_so(rehearsing):
     assert "leave the ranks out" in answer["refused"]
 
 
-@pytest.mark.slow
 def test_the_timeline_draws_the_rehearsed_step_above_the_traced_one(hollow, here):
     done = gcprof("timeline", "mlp", "--strategies", "none,all", "--device", "rehearse:t4", "-o", "a.svg", cwd=here)
 

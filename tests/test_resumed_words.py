@@ -39,6 +39,7 @@ def changed(plan: tuple[Trial, ...], **words: Any) -> Request:
     return stored_request.changed(plan, Request(**words), as_it_was="gcprof run --resume run --new-run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", SWEEPS)
 def test_a_changed_seed_is_all_that_changes(words: Request):
     whole = {**{name: getattr(words, name) for name in stored_request.given(words)}, "seed": 3}

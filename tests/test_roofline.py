@@ -34,6 +34,7 @@ def product(size: int) -> Trace:
     return forward("aten.mm", flops=2 * size**3, moved=3 * size**2 * 4)
 
 
+@pytest.mark.slow
 def test_a_large_matrix_product_takes_as_long_as_its_arithmetic():
     found = seconds(product(2000), ROUND, "fp32")
 

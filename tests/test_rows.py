@@ -1,4 +1,5 @@
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from tests import make
 from tests.make import MIB
 
 
+@pytest.mark.slow
 def test_a_row_is_compared_with_the_same_case_without_checkpointing():
     none = make.record("none", peak=100 * MIB, seconds=(0.10, 0.10))
     half = make.record("segments:k=2", peak=50 * MIB, seconds=(0.125, 0.125))

@@ -284,6 +284,7 @@ def test_verified_gradients_are_in_the_table(whole: Whole):
     assert "not compared" not in whole.done.stdout
 
 
+@pytest.mark.slow
 def test_kept_gradients_and_adam_are_measured(here: Path, shared: None, capsys: Any):
     words = ["--model", "mlp", "--strategies", "none", "--optimizer", "sgd,adam", "--keep-grads"]
 
@@ -305,6 +306,7 @@ def test_without_kept_gradients_a_step_starts_without_them(whole: Whole):
     assert readings.start_bytes == readings.static_bytes["parameters"] + readings.static_bytes["inputs"]
 
 
+@pytest.mark.slow
 def test_mnist_from_files_is_recorded_as_such_and_not_where_it_was(here: Path, shared: None, capsys: Any):
     write_mnist(here / "my-data", 6)
     model = ["--model", "mnist-cnn:channels=2,layers=5", "--batch-size", "4", "--strategies", "none"]
@@ -422,6 +424,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
 # One JSON document
 
 
+@pytest.mark.slow
 def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: None, capsys: Any):
     assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK, "--json", "-o", "run"]) == 0
 
@@ -463,6 +466,7 @@ def test_json_is_one_document_also_for_a_bug_of_ours(here: Path, no_server: None
 # What becomes of trials
 
 
+@pytest.mark.slow
 def test_a_case_that_goes_wrong_has_no_further_rounds_and_stops_no_other(here: Path, shared: None, capsys: Any):
     kinds = {"kill": "crashed", "raise": "failed", "oom": "out_of_memory"}
     wanted = ",".join([*(f"tests.faulty:build:kind={kind}" for kind in kinds), "mlp"])
@@ -490,6 +494,7 @@ def half(whole: Whole, here: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_torn_run_is_resumed_where_it_ends(half: Path, whole: Whole, shared: None, capsys: Any):
     assert answer(["run", "--resume", "half"]) == 0
 
@@ -498,6 +503,7 @@ def test_a_torn_run_is_resumed_where_it_ends(half: Path, whole: Whole, shared: N
     assert "the last line of trials.jsonl is torn" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_from_files_needs_them_again(here: Path, shared: None, engine: Local, capsys: Any):
     write_mnist(here / "data", 6)
     case = make.case(model=Choice("mnist-cnn:channels=2,layers=5"), batch_size=4, samples=1, data="files")

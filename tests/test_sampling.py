@@ -26,6 +26,7 @@ from tests.scripted_steps import Scripted, step
 BEFORE = Path(__file__).parent / "golden" / "record-before-sampling.json"
 
 
+@pytest.mark.slow
 def test_a_fixed_number_of_samples_is_kept_to_however_noisy_they_are():
     device = Scripted([9.0, 5.0, *range(1, 8), 100.0])
 
@@ -170,6 +171,7 @@ def test_a_limit_without_effect_is_refused(words):
     assert planned(device="cpu", **words)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_run_samples_until_it_is_told_to_stop(here):
     words = "--model mlp --segments 2 --device cpu --rounds 1 --precision-target 0.1% --max-samples 7 --verify off"

@@ -22,6 +22,7 @@ def noisy(count: int, noise: float, *, seed: int, middle: float = 1.0) -> list[f
     return [middle * (1 + noise * draw.gauss()) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [6, 7, 11, 20, 101, 1000])
 def test_the_interval_is_the_narrowest_pair_that_holds_the_median_often_enough(count):
     low, high = interval(range(1, count + 1))

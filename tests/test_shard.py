@@ -98,6 +98,7 @@ def num_pairings(plan: Sequence[Trial]) -> int:
     return len({schedule.pairing(trial) for trial in plan})
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 12), models=st.integers(1, 4), rounds=st.integers(1, 4), predict=st.booleans()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from profiler.core.case import Choice, decode, encode
 from profiler.core.record import Record
@@ -26,6 +27,7 @@ def records() -> list[Record]:
     ]
 
 
+@pytest.mark.slow
 def test_what_is_read_is_what_was_written(tmp_path: Path):
     run = examples.run(tmp_path / "run", records())
 

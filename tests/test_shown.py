@@ -75,6 +75,7 @@ def convolutional():
     return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(1)), torch.randn(4, 8, 16, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tied, lambda: (*chain(), nn.functional.mse_loss)], ids=["tied", "chain"])
 @pytest.mark.parametrize("device", ["cpu", "h100"])
 def test_a_live_module_is_predicted_as_its_factory_is(make, device):
@@ -161,6 +162,7 @@ def test_an_explanation_is_what_the_command_says(here):
     assert found.title == "mlp, all, batch 64, sgd, fp32, h100: predicted"
 
 
+@pytest.mark.slow
 def test_an_explanation_shows_itself_as_tables():
     module, batch = chain()
 

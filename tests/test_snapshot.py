@@ -16,6 +16,8 @@ from profiler.core import plain_pickle
 from profiler.core.errors import UserError
 from tests.hollow import Hollow, absent
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 TRAINED = """
 import torch
@@ -60,7 +62,6 @@ def line_of(text: str) -> str:
     return f"train.py:{number}"
 
 
-@pytest.mark.slow
 def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
     file, peak, reserved = recorded
 

@@ -28,6 +28,7 @@ def strategies(found: CheckedRequest) -> list[str]:
     return list(dict.fromkeys(str(trial.case.strategy) for trial in found.trials))
 
 
+@pytest.mark.slow
 def test_without_words_the_published_segments_run_beside_none():
     found = planned()
 

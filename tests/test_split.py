@@ -35,6 +35,7 @@ def calls_of_checkpoint_sequential(length: int, segments: int) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "segments"), [(5, 1), (5, 2), (5, 5), (9, 4), (50, 32), (100, 32)])
 def test_the_split_is_that_of_checkpoint_sequential(length, segments):
     split = split_as_torch(length, segments)

@@ -24,6 +24,7 @@ from tests.conftest import measured
 from tests.plans import written
 
 
+@pytest.mark.slow
 def test_a_run_is_computed_again_in_the_backward_and_only_that_run():
     module = nn.Sequential(*[Counted() for _ in range(6)])
     work = workload(module, tuple("012345"))

@@ -10,6 +10,7 @@ from profiler.core.strategy_label import files_of_labels, strategy_label, strate
 RUN = "results/20261123T042836Z-plan-transformer-85e041/plans"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "label"),
     [

@@ -97,6 +97,7 @@ def test_a_slide_is_as_wide_and_high_as_a_screen(kind: str, tmp_path: Path):
     assert (wide, high) == (1920, 1080)
 
 
+@pytest.mark.slow
 def test_a_slide_of_many_rows_is_still_as_wide_as_a_screen(tmp_path: Path):
     many = examples.table(examples.sweep(tuple(range(1, 33))))
 

@@ -57,6 +57,7 @@ def test_a_switch_that_forgets_a_block_is_seen():
         assert_same(step(assembled), true)
 
 
+@pytest.mark.slow
 def test_relus_that_write_in_place_do_so_again_while_it_is_off():
     def relus(assembled: Assembled) -> list[bool]:
         return [module.inplace for module in assembled.workload.module.modules() if isinstance(module, torch.nn.ReLU)]

@@ -56,6 +56,7 @@ def _at_once(monkeypatch):
     monkeypatch.setattr(task_pool, "LOOK_SECONDS", 0.01)
 
 
+@pytest.mark.slow
 def test_each_trial_comes_back_once_and_no_more_are_under_way_than_agreed():
     place = Place(lambda trial, attempt: "there")
     answered = []

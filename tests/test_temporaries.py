@@ -87,6 +87,7 @@ def check(found: Readings, real: Readings) -> None:
         assert found.phases[phase].allocated == pytest.approx(bytes_.allocated, rel=0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_take_what_the_allocator_sees(name, reduction):

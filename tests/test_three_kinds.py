@@ -100,6 +100,7 @@ def kind_of(record: Record) -> str:
     return rows([record])[0].evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [*REHEARSED_ON, SIZED])
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_calls_what_is_rehearsed_so_and_never_measured(name: str, device: str, tmp_path: Path, capsys):

@@ -72,6 +72,7 @@ def test_peak_and_saved_bytes_are_those_of_the_allocator(model, strategy, tmp_pa
     assert found.peak_bytes == pytest.approx(real.peak_bytes, rel=ERROR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -346,6 +347,7 @@ def test_on_cuda_every_storage_is_a_multiple_of_512_bytes():
     assert not all(one.nbytes % 512 == 0 for one in cpu.allocations)
 
 
+@pytest.mark.slow
 def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
     def most(device: str) -> int:
         found = traced(TRANSFORMER, device=device, optimizer=Choice("adamw"))
@@ -358,6 +360,7 @@ def test_on_cuda_adam_takes_a_list_of_temporaries_as_large_as_the_parameters():
     assert most("fake:cpu") < parameters
 
 
+@pytest.mark.slow
 def test_on_cuda_what_is_offloaded_is_not_on_the_device():
     def saved(strategy: str, device: str) -> int:
         return predict(Trial(case=case(TRANSFORMER, strategy, device=device))).readings.saved_bytes

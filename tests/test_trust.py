@@ -24,6 +24,7 @@ def busy(*others_seconds: float, num_cores: int = 2) -> tuple[Conditions, ...]:
     )
 
 
+@pytest.mark.slow
 def test_calm_times_on_a_calm_device_have_no_notes():
     assert notes(record(conditions=(WELL, WELL), stopped="target", sampling=Sampling())) == {}
 

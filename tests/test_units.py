@@ -4,6 +4,7 @@ from profiler.core import units
 from profiler.core.units import GIB, KIB, MIB
 
 
+@pytest.mark.slow
 def test_bytes_are_shown_in_binary_units_with_three_digits():
     texts = [units.bytes_text(count) for count in (0, 1023, KIB, 1536, 100 * MIB, 3 * GIB // 2)]
 

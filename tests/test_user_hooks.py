@@ -55,6 +55,7 @@ def predicted(hooks: str, strategy: str = "none"):
     return predict(Trial(case=make.case(strategy, model=choice(hooks), batch_size=BATCH, device="fake:cpu"))).readings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hooks", SAVED)
 def test_what_hooks_pack_is_predicted_as_it_is_measured_and_as_it_is_by_hand(hooks):
     readings = measured(choice(hooks), "none", batch_size=BATCH, passes=("memory",)).readings

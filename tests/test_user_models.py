@@ -240,6 +240,7 @@ def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_
     assert (none.outcome, every.outcome, every.equality.loss_equal) == ("ok", "ok", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["extra_arguments", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dataclass_batch", "lora"))],

@@ -38,6 +38,7 @@ def add(run: Path, text: bytes) -> None:
         file.write(text)
 
 
+@pytest.mark.slow
 def test_a_sound_run_is_fine(run, capsys):
     assert answer(["validate", str(run)]) == 0
 

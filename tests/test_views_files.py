@@ -26,6 +26,7 @@ def lines_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
 def test_the_export_looks_as_it_did(name: str, suffix: str):
     render = {"csv": csv_view.table, "markdown": markdown.table, "latex": latex.table}[name]

@@ -144,6 +144,7 @@ def test_a_cut_number_would_be_seen():
     assert numbers(text) - numbers(text.replace("79.0", "79.…"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 200])
 def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
     found = explain(traced(SMALL, batch_size=64)[0], blocks=())

@@ -69,6 +69,7 @@ def test_an_interrupted_run_keeps_what_it_stored_and_goes_on(here: Path, capfd: 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "code"), [("max", 0), ("1KiB", GATE)])
 def test_a_plan_that_fits_is_returned_beside_its_rivals(budget: str, code: int, capfd: Any):
     words = Request(model="mlp", strategies="none", device="fake:t4")

@@ -51,6 +51,7 @@ def shape(code: str) -> str:
     return ast.dump(tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["python"])
 def test_a_name_of_a_stage_is_a_text_of_the_code(name: str, kind: str, here: Path, capsys: Any):

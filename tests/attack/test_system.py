@@ -121,6 +121,7 @@ def others(started: list[str], *, allowed: Sequence[str] = ()) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [*READING, *RUNNING])
 def test_a_hostile_folder_opens_starts_and_connects_nothing(command: str, theirs: Path):
     seen = audited({**READING, **RUNNING}[command], theirs)

@@ -62,6 +62,7 @@ def printed(words: tuple[str, ...], stream: type[io.TextIOWrapper], monkeypatch:
     return stdout.buffer.getvalue().decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_no_character_that_a_terminal_obeys_is_printed_there(
     words: tuple[str, ...], obeyed: Path, monkeypatch: pytest.MonkeyPatch

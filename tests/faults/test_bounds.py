@@ -50,6 +50,7 @@ class CountedKey(str):
     __hash__ = str.__hash__
 
 
+@pytest.mark.slow
 def test_bounds_a_key_that_is_there_twice_is_found_without_comparing_all_with_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(CountedKey, "comparisons", 0)
     keys = [*(CountedKey(f"{number:04}") for number in range(2000)), CountedKey("1999")]

@@ -36,6 +36,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1.8e9 - next(wall) * YEAR)
 
 
+@pytest.mark.slow
 def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
     jumping(monkeypatch)
 

@@ -35,6 +35,7 @@ def results(here: Path) -> Path:
 # --- 44: other devices, versions, batches
 
 
+@pytest.mark.slow
 def test_fault_44_every_difference_of_the_environment_is_told_and_the_rest_is_the_same():
     found = against([record()], [record(environment=H100)])
 

@@ -82,6 +82,7 @@ def test_twin_14_in_one_process_nothing_is_left_of_the_run(engine):
     assert (records, ended.status) == ([], -signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), DEATHS.items())
 def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shared, capsys, kind, name):
     code = run(f"{kind},at=recompute", "all")
@@ -169,6 +170,7 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Child, "_stop", lambda self, limit, timed_out: late)
 
 
+@pytest.mark.slow
 def test_twin_17_without_an_end_what_hangs_goes_on(engine, no_end):
     with begun(engine, "hang") as child:
         child.wait(LIMIT)
@@ -238,6 +240,7 @@ def test_twin_19_where_nobody_adopts_it_it_stays(monkeypatch):
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "why"),
     [

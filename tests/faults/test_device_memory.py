@@ -33,6 +33,7 @@ class Clock:
         self.now += seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("free", "held", "seconds"),
     [

@@ -48,6 +48,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 # 36: before, during, after
 
 
+@pytest.mark.slow
 def test_fault_36_a_disk_that_is_full_before_makes_no_folder(here: Path, shared: None, capsys: Any):
     with no_file_beyond(100):
         code = answer(["run", "--model", "mlp", *WORDS, "-o", "run"])
@@ -57,6 +58,7 @@ def test_fault_36_a_disk_that_is_full_before_makes_no_folder(here: Path, shared:
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_safe(
     here: Path, shared: None, capsys: Any
 ):

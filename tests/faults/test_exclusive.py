@@ -20,6 +20,7 @@ UNTOLD = Note(code="GCP031", text="other processes of the device are not known: 
 WORDS = ["run", "--model", "mlp", "--segments", "2", "--device", "cpu", "--rounds", "1", "-o", "run"]
 
 
+@pytest.mark.slow
 def test_fault_48_other_processes_on_the_gpu_are_counted_with_what_they_hold():
     alone = msgspec.structs.replace(WELL, num_others=0, others_bytes=0)
 

@@ -28,6 +28,7 @@ def run(here: Path) -> store.Run:
     return examples.run(here / "run", examples.sweep((2, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITERS, ids=" ".join)
 def test_fault_38_what_is_there_stays_until_force_is_given(command: list[str], run: store.Run, capsys: Any):
     target = Path("mine.png" if command[0] == "plot" else "mine")

@@ -136,6 +136,7 @@ def test_fault_34_a_server_that_still_imports_torch_ends_too(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
     here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
 ):

@@ -201,6 +201,7 @@ def test_lost_where_nothing_can_be_kept_the_run_says_so(owed: Path, monkeypatch:
     assert (lost.value.exit_code, lost.value.kept) == (74, None)
 
 
+@pytest.mark.slow
 def test_lost_the_command_ends_with_74_and_names_what_goes_on(
     here: Path, shared: None, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):

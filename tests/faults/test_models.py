@@ -108,6 +108,7 @@ def test_twin_26_unverified_wrong_gradients_are_a_row_like_any_other(here, share
     assert table(here / "run")["all"].peak_ratio is not None
 
 
+@pytest.mark.slow
 def test_fault_27_a_model_that_is_never_twice_the_same_is_measured_by_its_own_floor(here, shared, capsys):
     code = run("noise", "all")
 
@@ -126,6 +127,7 @@ def test_twin_27_without_the_floor_it_would_be_called_wrong():
     assert record.detail.startswith("gradients differ by")
 
 
+@pytest.mark.slow
 def test_fault_28_a_recompute_of_other_shapes_is_lost_alone_and_says_so(here, shared, capsys):
     code = run("shape", "all,segments:k=1")
 
@@ -181,6 +183,7 @@ def test_twin_29_in_one_process_the_next_trial_runs_with_them(engine):
     assert next_one.environment.num_threads == 3
 
 
+@pytest.mark.slow
 def test_fault_30_statistics_that_a_recompute_updates_again_are_a_note_and_no_failure(here, shared, capsys):
     code = run("batchnorm", "all")
 
@@ -193,6 +196,7 @@ def test_fault_30_statistics_that_a_recompute_updates_again_are_a_note_and_no_fa
     assert "--repair-batchnorm mends it" in out
 
 
+@pytest.mark.slow
 def test_twin_30_unverified_nobody_is_told_of_the_statistics(here, shared, capsys):
     code = run("batchnorm", "all", "--verify", "off")
 

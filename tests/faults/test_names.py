@@ -42,6 +42,7 @@ hostile = pytest.mark.parametrize("text", NAMES.values(), ids=NAMES)
 # --- kept
 
 
+@pytest.mark.slow
 @hostile
 def test_fault_56_a_name_is_stored_as_it_is(tmp_path: Path, text: str):
     run = examples.run(tmp_path / "run", records(text))

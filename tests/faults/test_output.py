@@ -90,6 +90,7 @@ def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_pat
     assert progress.last_lines(earlier) == []
 
 
+@pytest.mark.slow
 def test_fault_20_what_looks_like_a_result_on_stdout_is_none(here, shared, capsys):
     code = run("spam,at=recompute", "all")
 

@@ -32,6 +32,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA d
 # 8: no CUDA device
 
 
+@pytest.mark.slow
 @no_gpu
 @pytest.mark.parametrize("word", ["cuda", "cuda:0"])
 def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word: str, here: Path, shared: None, capsys: Any):

@@ -172,6 +172,7 @@ def mutated(sent: bytes, changes: list[tuple[int, bytes]]) -> bytes:
     return sent
 
 
+@pytest.mark.slow
 @given(some.lists(some.tuples(some.integers(0, 5000), some.binary(max_size=3)), min_size=1, max_size=4))
 def test_fault_22_a_record_with_other_bytes_in_it_is_one_that_can_be_stored_or_failed(changes):
     record = believed(mutated(b'{"stage":"start","at":1.0}\n' + line(GOOD), changes))
@@ -193,6 +194,7 @@ def test_fault_22_an_answer_that_is_none_is_told_in_a_line():
     assert raised.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_fault_22_a_model_that_writes_to_all_it_finds_open_is_lost_alone(here, shared, capsys):
     code = run("bad_result,at=recompute", "all,segments:k=1")
 

@@ -138,6 +138,7 @@ def test_fault_61_other_words_and_another_torch_are_listed_at_once(half: Path, c
     assert records(half) == [("none", 1)]
 
 
+@pytest.mark.slow
 def test_fault_61_the_same_words_go_on(half: Path, capsys: Any):
     assert answer(["run", "--resume", "run", "--model", "mlp", *WORDS]) == 0
 
@@ -155,6 +156,7 @@ def mine(here: Path, shared: None, capsys: Any) -> Path:
     return here / "run"
 
 
+@pytest.mark.slow
 def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
     code = answer(["run", "--resume", "run", "--model", model_of(mine)])
 
@@ -174,6 +176,7 @@ def test_twin_61_without_the_comparison_two_models_would_stand_in_one_run(mine: 
     assert first.built.num_parameters < second.built.num_parameters
 
 
+@pytest.mark.slow
 def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path, capsys: Any):
     pretend(half, torch="1.13.1")
     before = texts(half)
@@ -188,6 +191,7 @@ def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path,
     assert records(folder) == [("none", 1), ("all", 1)]
 
 
+@pytest.mark.slow
 def test_fault_61_a_new_run_of_other_words_is_of_these(half: Path, capsys: Any):
     words = ["--model", "mlp", *WORDS, "--strategies", "none,sqrt"]
 
@@ -238,6 +242,7 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
     assert "note: 1 trial crashed or timed out; gcprof run --resume run measures such trials again" in err
 
 
+@pytest.mark.slow
 def test_fault_61_a_model_file_of_no_known_digest_is_not_gone_on_with(mine: Path, capsys: Any):
     forge(mine, sources={})
 
@@ -286,6 +291,7 @@ def test_fault_61_a_prediction_needs_no_device_of_its_own_when_it_goes_on(half: 
     assert not (half.parent / "other").exists()
 
 
+@pytest.mark.slow
 def test_fault_61_a_new_run_tells_what_is_remarkable_of_its_words_and_of_the_old_one(half: Path, capsys: Any):
     with (half / "trials.jsonl").open("ab") as file:
         file.write(b'{"torn')
@@ -307,6 +313,7 @@ def test_fault_61_a_new_run_that_calibrates_needs_the_device(half: Path, capsys:
     assert (half.parent / "other").exists() == (code != 3)
 
 
+@pytest.mark.slow
 def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
     here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):

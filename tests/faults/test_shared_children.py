@@ -93,6 +93,7 @@ def test_nothing_is_run_after_a_baseline_that_fails(tracer, tmp_path, monkeypatc
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
 
 
+@pytest.mark.slow
 def test_users_code_has_a_process_for_each_row(tracer, num_children):
     list(tracer.run(plan("tests.faulty:build:kind=fine")))
 

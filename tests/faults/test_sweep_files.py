@@ -24,6 +24,7 @@ def written(folder: Path, text: str | bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "told", "hint"),
     [

@@ -136,6 +136,7 @@ def test_fault_55_an_ascii_terminal_gets_ascii(words: list[str], locale: dict[st
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_fault_55_what_ascii_cannot_write_is_escaped_and_the_rest_is_as_it_was(results: Path):
     text = piped(["show"], PYTHONIOENCODING="ascii").stdout.decode()
 

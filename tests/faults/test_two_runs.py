@@ -54,6 +54,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_fault_39_a_second_run_waits_three_seconds_and_names_the_holder(owed: Path, pauses: list[float]):
     first = Writer(owed)
 

@@ -32,6 +32,7 @@ BAD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", GOOD)
 def test_typed_a_percentage_is_the_same_for_every_option(word: str):
     (rule,) = gates.parse(f"peak:>{word}")

@@ -31,6 +31,7 @@ def broken(factory: str) -> Trial:
     return of(f"{BROKEN}:{factory}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint", "hint"),
     [
@@ -159,6 +160,7 @@ def test_fault_24_every_pass_that_meets_it_first_tells_the_same(kind, name):
     assert record.detail.startswith("the loss is ")
 
 
+@pytest.mark.slow
 def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shared, capsys):
     code = run("nan", "all")
 

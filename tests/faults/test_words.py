@@ -79,6 +79,7 @@ def outcomes(folder: Path) -> dict[str, tuple[str, str | None]]:
     return {str(record.case.strategy): (record.outcome, record.detail) for record in store.load(folder).records}
 
 
+@pytest.mark.slow
 def test_fault_2_more_segments_than_modules_are_skipped_and_the_others_run(here: Path, shared: None, capsys: Any):
     assert answer(["run", "--model", "mlp", "--segments", "2,8", *QUICK]) == 0
 
