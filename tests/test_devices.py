@@ -163,6 +163,7 @@ def test_each_device_has_one_trial_at_a_time_and_sees_itself_alone(folder: Path,
     assert any(second[0] < first[1] for first, second in pairwise(both)), "they never ran beside each other"
 
 
+@pytest.mark.slow
 def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local):
     records = list(two.run(trials(1, models=("mlp", "mlp:width=8"), passes=("equality",))))
 

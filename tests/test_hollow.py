@@ -88,6 +88,7 @@ def test_torch_sees_the_gpu_by_its_hollow_name_with_the_numbers_of_its_file(seen
     assert seen["bytes"] == 4 * GIB
 
 
+@pytest.mark.slow
 def test_what_tensors_take_is_arithmetic(seen):
     weight, bias = 4 * 1000 * 10, 4 * 10
 
@@ -262,6 +263,7 @@ def test_what_the_users_file_keeps_is_not_laid_on_the_strategy(own):
     assert "the model's own code keeps them, without checkpointing too" in told
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_there_is_called_rehearsed(own):
     record = own["fails"]
 

@@ -120,6 +120,7 @@ def test_on_a_cpu_each_checkpoint_keeps_a_random_state_besides(tmp_path, monkeyp
         assert -256 <= missing <= (len(chain.stages) + 1) * RANDOM_STATE  # a number here and there is not in the costs
 
 
+@pytest.mark.slow
 def test_save_options_hold_less_than_keeping_and_more_than_a_checkpoint():
     chain = chain_of("transformer:layers=4,width=32")
     block = chain.stages[1]

@@ -94,6 +94,7 @@ def test_fault_58_nor_does_an_export(kind: str, folder: Path, tmp_path: Path):
     assert found(tmp_path / "exported") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["none", "default", "all"])
 def test_fault_58_nor_does_a_report(level: str, folder: Path, tmp_path: Path):
     assert answer(["report", str(folder), "-o", str(tmp_path / "report.html"), "--redact", level]) == 0

@@ -86,6 +86,7 @@ def test_what_goes_wrong_after_others_is_made_again_alone(kind, outcome, tracer,
     assert logs(tmp_path / "shared") == logs(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_nothing_is_run_after_a_baseline_that_fails(tracer, tmp_path, monkeypatch, num_children):
     records = both_ways(tracer, "tests.faulty:build:kind=raise", tmp_path, monkeypatch)
 
