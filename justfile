@@ -91,7 +91,7 @@ bench-planner:
 bench-worth *names:
     {{python}} -m benchmarks.chosen {{names}}
 
-# a run of 10,000 records, shown and exported; fails above 2 s
+# a run of 10,000 records, shown and exported; beside a plain reader of its file
 bench-readers:
     {{python}} -m benchmarks.readers
 
