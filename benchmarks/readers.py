@@ -1,10 +1,10 @@
 """What it takes to read a run of 10,000 records: `just bench-readers`.
 
 Two runs: 10,000 strategies of one model, and 100 models with 20 strategies in five rounds. Every command is a process
-of its own, start-up included, and alternates with a plain reader of the same file in another: `json.loads` of each line.
-Prints the median processor seconds of both and their ratio. `show`, `list` and `export` fail above 4 times the plain
-reader; so does `compare` of 5,000 rows, in one group and in groups of 20; `show` of 100,000 records fails above 1.5
-times, or 400 MiB.
+of its own, start-up included, and alternates with a plain reader of the same file in another process: `json.loads` of
+each line. Prints the median processor seconds of both and their ratio. `show`, `list` and `export` fail above 4 times
+the plain reader; so does `compare` of 5,000 rows, in one group and in groups of 20; `show` of 100,000 records fails
+above 1.5 times, or 400 MiB.
 """
 
 from __future__ import annotations
