@@ -30,10 +30,10 @@ COPIED = ("profiler", "tests", "benchmarks", "configs", "results/reference", "do
 ABOUT = """# Mutants
 
 A mutant is the code with one small change: `<` for `<=`, an argument dropped, a name set to None. A test that fails on
-it kills it; a mutant that survives is a change that no quick test of the room notices, or one that changes nothing. The
-rooms are those whose errors would be wrong numbers: what reads memory and time, what judges gradients, planning, and
-analysis. Functions that only other processes call are not reached, and count as not killed. Made by `just mutants`
-(`tests/mutants.py`); a file that is not here has not been mutated yet.
+it kills it; a mutant that survives is a change that no test of the room notices but perhaps a nightly one, or one that
+changes nothing. The rooms are those whose errors would be wrong numbers: what reads memory and time, what judges
+gradients, planning, and analysis. Functions that only other processes call are not reached, and count as not killed.
+Made by `just mutants` (`tests/mutants.py`); a file that is not here has not been mutated yet.
 
 A whole room takes hours. `just mutants --sample 60` draws 60 mutants of each room, all equally likely, and runs these:
 the share is then an estimate, with its 95 % interval (Wilson's).
@@ -49,11 +49,11 @@ with contextlib.chdir({folder!r}):
 
 
 class Room(NamedTuple):
-    """Files to mutate, and the quick tests that are to notice."""
+    """Files to mutate, and the tests that are to notice."""
 
     files: tuple[str, ...]  # patterns
     tests: tuple[str, ...]
-    slow: str = "nothing"  # an expression of pytest's -k: tests that take seconds and repeat what quick ones show
+    left_out: str = "nothing"  # an expression of pytest's -k: tests that take seconds and repeat what quick ones show
 
 
 ROOMS = {
@@ -66,7 +66,7 @@ ROOMS = {
             "tests/test_leaks.py",
             "tests/faults/test_clocks.py",
         ),
-        slow="mnist or transformer or compiled or (checkpoint_sequential and (8 or 32))",
+        left_out="mnist or transformer or compiled or (checkpoint_sequential and (8 or 32))",
     ),
     "equality": Room(
         (
@@ -78,7 +78,7 @@ ROOMS = {
             "profiler/measuring/memory_pass_digests.py",
         ),
         ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_step_digests.py", "tests/test_ranks.py"),
-        slow="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
+        left_out="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",
     ),
     "planning": Room(
         ("profiler/planning/*.py",),
@@ -92,7 +92,7 @@ ROOMS = {
             "tests/test_emit_kinds.py",
             "tests/test_plan_views.py",
         ),
-        slow="wider or picture or any_word or switch or fsdp_the"
+        left_out="wider or picture or any_word or switch or fsdp_the"
         " or (brute_force and not equal_stages) or (options_pins and not 1)",
     ),
     "analysis": Room(
@@ -105,14 +105,14 @@ ROOMS = {
             "tests/test_cost.py",
             "tests/test_device_conditions.py",
             "tests/test_explanation.py",
-            "tests/test_floor.py",
+            "tests/test_peak_floor.py",
             "tests/test_reproduction.py",
             "tests/test_rows.py",
             "tests/test_search.py",
-            "tests/test_trust.py",
+            "tests/test_timing_doubts.py",
             "tests/test_validate.py",
             "tests/test_paired_time.py",
-            "tests/test_telling_apart.py",
+            "tests/test_time_ratio.py",
             "tests/test_views.py",
             "tests/test_views_files.py",
             "tests/test_comparison_views.py",
@@ -124,7 +124,7 @@ ROOMS = {
             "tests/faults/test_conditions.py",
             "tests/faults/test_results.py",
         ),
-        slow="wider or picture or names_peak or below_their_unit or record_is_whole or device_that_answers",
+        left_out="wider or picture or names_peak or below_their_unit or record_is_whole or device_that_answers",
     ),
 }
 
@@ -260,7 +260,7 @@ def settings(room: str, files: list[str]) -> str:
         "source_paths": ["profiler"],
         "only_mutate": files,
         "also_copy": [name for name in COPIED if name not in ("profiler", "tests", "pyproject.toml")],
-        "pytest_add_cli_args": [*ARGUMENTS, "-k", f"not ({ROOMS[room].slow})"],
+        "pytest_add_cli_args": [*ARGUMENTS, "-k", f"not ({ROOMS[room].left_out})"],
         "pytest_add_cli_args_test_selection": list(ROOMS[room].tests),
         "process_isolation": "forkserver",
         "use_git_change_detection": False,

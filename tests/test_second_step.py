@@ -122,6 +122,10 @@ def test_unregistered_tensors_that_are_written_in_place_get_their_values_back():
     net.count, net.cache, net.weights = torch.zeros(()), {"rows": [torch.ones(3)]}, torch.ones(2, requires_grad=True)
     count, rows = net.count, net.cache["rows"][0]
 
+    net.itself = [net.cache]
+    net.itself.append(net.itself)
+    net.row, net.sparse = torch.zeros(1).expand(3), torch.zeros(2).to_sparse()
+
     with plain_state.kept(net):
         net.count += 1
         net.cache["rows"][0].mul_(2)

@@ -65,7 +65,7 @@ def prediction_error(record: Record, peaks: TwinPeaks | None) -> tuple[float | N
 
 
 def foretells(predicted: Case, case: Case) -> bool:
-    """Whether a prediction is of this case: of its twin, and if it is rehearsed, of the same GPU."""
+    """Whether a prediction of this case's twin is one of this case: a rehearsed case needs one for its own GPU."""
     if not predicted.is_predicted or case.is_predicted:
         return False
     return not case.is_rehearsed or case.foreseen == predicted

@@ -107,7 +107,7 @@ def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
 
 
 def _saved_but_loss(row: Row) -> int | None:
-    """Return the saved bytes without the loss itself, a scalar that is live in addition to them."""
+    """Return the saved bytes without the loss, a scalar that is counted in them but not kept for the backward."""
     return None if row.readings.saved_bytes is None else row.readings.saved_bytes - FLOAT_BYTES
 
 

@@ -152,7 +152,7 @@ def _static(step: _Step) -> Reason | None:
 
 
 def _largest(step: _Step) -> Reason:
-    """Return as the reason what holds most of the bytes at the peak that are not static."""
+    """Return what holds most of the non-static bytes at the peak, as the reason."""
     moving = [storage for storage in step.held if storage.category not in (*STATIC, WORKSPACES)]
     stages = [(storage, step.stage(storage.module)) for storage in moving]
     parts = {

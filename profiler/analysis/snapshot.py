@@ -212,7 +212,7 @@ def _holders(lives: Iterable[_Life]) -> tuple[Holder, ...]:
 
 
 def _grown(lives: Iterable[_Life]) -> tuple[Holder, ...]:
-    """Return what one line allocated several times, with other lines in between, and what stayed; no parameters."""
+    """Return what lines allocated repeatedly, others in between, and is still live at the end; without parameters."""
     stretches: dict[str, set[int]] = {}  # by line, the stretches in which it allocated what stayed
     stayed = []
     stretch, before = 0, ""

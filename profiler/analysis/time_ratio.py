@@ -1,4 +1,4 @@
-"""The one rule for whether two times can be told apart, of all tables, notes, pictures, plans and comparisons.
+"""The one rule for whether two times can be told apart; tables, notes, pictures, plans and comparisons use it.
 
 It is explained in docs/telling-apart.md.
 """
@@ -71,7 +71,7 @@ def verdict(time: TimeRatio | None, *, floor: float | None = None) -> TimeVerdic
 
 
 def of_pairs(rounds: Sequence[Sequence[float]]) -> TimeRatio:
-    """Return the ratio from all pairs of rounds in one process each, and its interval: none for fewer than six pairs.
+    """Return the ratio from the pairs of all rounds, a process each, and its interval: none for fewer than six pairs.
 
     If the rounds differ by more than their pairs do, the interval is widened to hold the ratio of each.
     """

@@ -132,7 +132,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 
     @property
     def is_rehearsed(self) -> bool:
-        """Whether the step runs PyTorch's own CUDA code on a simulated GPU."""
+        """Whether the step runs PyTorch's own CUDA code on a device that does no arithmetic."""
         return self.device.startswith(REHEARSE)
 
     @property

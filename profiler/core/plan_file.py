@@ -109,7 +109,7 @@ def recomputes(segments: Iterable[Segment]) -> dict[str, int]:
 def recompute_counts(
     items: Iterable[Any], inside: Callable[[Any], Sequence[Any] | None], times: int = 0
 ) -> dict[Any, int]:
-    """Return how often each block of nested items is recomputed, in addition to `times`.
+    """Return how often each block of nested items is recomputed, with `times` by the segments around all of them.
 
     `inside` gives the items of a segment, and None for a block. A block is recomputed once per segment around it,
     except for a segment that is the last item of another: the outer recompute ends where the inner checkpoint has its

@@ -97,7 +97,7 @@ def is_regular(path: Path) -> bool:
 
 
 def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
-    """Open a file for reading that anyone may have put there, in a run folder or at a path that it names.
+    """Open a file for reading that anyone may have put there, in a run folder or at a path that the user names.
 
     Raises OSError, also if it is a link, a pipe or a device, or larger than `most_bytes`.
     """

@@ -53,7 +53,7 @@ class Log:
             self._file.close()
 
     def _pass_on(self) -> None:
-        """Write whole lines; of an unfinished line of 2 * LONGEST_LINE, write all but the last LONGEST_LINE."""
+        """Write whole lines; of an unfinished line of 2 * LONGEST_LINE or more, write all but the last LONGEST_LINE."""
         room = LOG_BYTES - self._num_passed
         end, half = self._held.rfind(b"\n") + 1, len(self._held) - LONGEST_LINE
         if half >= min(room, LONGEST_LINE):

@@ -17,7 +17,7 @@ from profiler.engines.child import Child, Ended
 
 
 def trial_record(trial: Trial, child: Child, ended: Ended, requested_at: float) -> Record:
-    """Return the record that the worker sent if it is possible, else a record of how the worker ended."""
+    """Return the record that the worker sent if it is possible, else a record of how it ended or what was wrong."""
     sent = [message["record"] for message in child.messages if "record" in message]
     if not sent:
         return lost(trial, *_outcome(ended, child))

@@ -37,7 +37,10 @@ def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
 
 
 def _can_watch(bench: Bench, built: Assembled) -> bool:
-    """Whether the digests can be used: requested, known baseline, one process, real arithmetic, no gradient scaler."""
+    """Whether the digests can be used: requested, known baseline, one process, real arithmetic, no gradient scaler.
+
+    The model must also settle in one step.
+    """
     case, trial = bench.trial.case, bench.trial
     is_asked = "equality" in trial.passes and case.verify != "off"
     is_known = case == case.baseline or trial.digests is not None

@@ -150,7 +150,7 @@ def largest_stage(chain: Chain) -> tuple[str, int]:
 def _before(chain: Chain) -> list[int]:
     """Return for each stage the least bytes that earlier stages hold while it runs, besides the chain's own input.
 
-    These are what pinned stages save, and of the stage just before the output, or what it saves if that is less.
+    These are what pinned stages save and, for an unpinned stage just before, its output, or what it saves if less.
     """
     kept, before = 0, [0]
     for stage in chain.stages[:-1]:

@@ -73,7 +73,7 @@ def of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
 
 
 def of_blocks(built: Assembled, case: Case, trace: Trace) -> list[Note]:
-    """Return a note if the blocks found hold at most half of the saved bytes, and other blocks would hold more."""
+    """Return a note if the blocks found hold at most half of the saved bytes, and others would hold more than that."""
     workload = built.workload
     if case != case.baseline or case.blocks or workload.calls or not workload.blocks:
         return []

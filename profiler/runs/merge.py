@@ -105,7 +105,7 @@ def _refuse_incomparable(runs: Sequence[Run]) -> None:
 
 
 def _circumstances(run: Run) -> Iterator[tuple[str, object]]:
-    """Yield what all runs must agree in: software and files; and the hardware of each device by its name."""
+    """Yield what all runs must agree on: software and files; and the hardware of each device by its name."""
     yield from run.manifest.sources.items()
     yield from _named(run.manifest.environment, SOFTWARE)
     for record in run.records:

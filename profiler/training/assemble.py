@@ -46,7 +46,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0  # of this process, among those that train the model together
     own_calls: OwnCalls  # the model's own checkpoint calls in its last forward
     remarks: tuple[Note, ...] = ()  # on how the model was made, whatever the strategy
-    switch: Callable[[bool], None] | None = None  # turns the strategy on, or off (as in `none`); None: it cannot
+    switch: Callable[[bool], None] | None = None  # turns the strategy on, or off (as in `none`); None: it has no switch
 
     def describe(self) -> Built:
         """Return a summary of the model: its parameters, blocks, data and split."""

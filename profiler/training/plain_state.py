@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from profiler.training.workload import local
 
 OF_TORCH = {*vars(nn.Module()), "_route", "_compiled_call_impl"}  # attributes of every module, and of a routed block
 DEEPEST = 8  # levels of nesting that are read
-KINDS = (bool, int, float, complex, str, bytes, torch.Tensor, dict, list, tuple, set, frozenset, deque)
+GROUPS = (list, tuple, set, frozenset, deque)
+KINDS = (bool, int, float, complex, str, bytes, torch.Tensor, dict, *GROUPS)
 Image = dict[str, str]  # from the full name of an attribute to the text of its value
 
 
@@ -33,16 +33,16 @@ def moved(before: Image, after: Image) -> Image:
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Restore, on exit, plain attributes, unregistered tensors and their values, and items of lists, dicts and sets."""
+    """Restore, on exit, plain attributes, what lists, dicts and sets hold, and unregistered tensors with their values.
+
+    A tensor gets its values back if its version tells that it was written in place.
+    """
     before = [(submodule, name, value, _content(value)) for submodule, name, value in _places(module)]
     names = {(submodule, name) for submodule, name, _, _ in before}
-    values = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in _tensors(value)]
+    written = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in _tensors(value)]
     try:
         yield
     finally:
-        for tensor, version, value in values:
-            if tensor._version != version:
-                tensor.copy_(value)
         for submodule, name, _ in list(_places(module)):
             if (submodule, name) not in names:
                 del vars(submodule)[name]
@@ -51,12 +51,21 @@ def kept(module: nn.Module) -> Iterator[None]:
                 value.clear()
                 value.update(held) if isinstance(value, (dict, set)) else value.extend(held)
             vars(submodule)[name] = value
+        for tensor, version, values in written:
+            if tensor._version != version:
+                tensor.copy_(values)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of an attribute, detached, whose version tells whether they are written to."""
-    leaves = pytree.tree_leaves(value)
-    return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
+def _tensors(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:
+    """Return the unregistered tensors of an attribute that can be written in place, detached."""
+    if isinstance(value, torch.Tensor):
+        if isinstance(value, nn.Parameter) or value.is_inference() or value.layout is not torch.strided:
+            return []
+        overlaps = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
+        return [] if overlaps else [value.detach()]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, GROUPS) else ()
+    nested = [item for item in items if isinstance(item, (torch.Tensor, dict, *GROUPS))]
+    return [tensor for item in nested for tensor in _tensors(item, depth - 1)] if depth else []
 
 
 def _content(value: Any) -> list[Any]:

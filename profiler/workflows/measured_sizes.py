@@ -51,7 +51,7 @@ def _is_of(record: Record, gpu: str) -> bool:
 
 
 def _context_bytes(record: Record) -> int:
-    """Return the most of any phase: some show too little, as the device is read only at marks between phases."""
+    """Return the most of any phase, since some show too little between marks; 0 if others used the device too."""
     if any(at.others_bytes for at in record.readings.conditions or ()):
         return 0
     return max(

@@ -37,8 +37,8 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
 
     `trace` must have been traced with its saves. In the backward, a stage begins with the first operator of its
     modules, or where its first saved tensor is unpacked. With `linked` (which blocks feed the next alone), a block that
-    does not keep its input is merged with the block before it, since a cut between them saves nothing. Raises NotOnce
-    if blocks do not run once each, in order.
+    overwrites its input, or neither keeps it nor saves more than a checkpoint would, is merged with the block before,
+    since a cut between them saves nothing. Raises NotOnce if blocks do not run once each, in order.
     """
     pieces = list(_pieces(trace, blocks))
     starts = _starts(trace, blocks, pieces)

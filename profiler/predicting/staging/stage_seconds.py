@@ -59,9 +59,9 @@ def seconds(
 
     All are steps of one model in one process, so that drift and the machine's load affect all alike. The steps, and so
     the costs, include the overhead of checkpoints and of PyTorch's selective contexts. A save option that is slower
-    than a checkpoint in the first rounds is no longer timed, and its error is set to MOST_DOUBT. `fits` tells which
-    ways fit in memory; EVERY is always tried. `on_step` is called before each step with its number and the time left.
-    If a forward skips blocks at random, no run is put in one checkpoint.
+    than a checkpoint in the first rounds is no longer timed, and its relative error is set to MOST_DOUBT. `fits` tells
+    which ways fit in memory; EVERY is always tried. `on_step` is called before each step with its number and the time
+    left. If a forward skips blocks at random, no run is put in one checkpoint.
     """
     ways = [WHOLE, PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
     try:

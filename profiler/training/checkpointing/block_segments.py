@@ -166,7 +166,7 @@ class _CheckpointedSegment:
             module.inplace = not on  # type: ignore[assignment]
 
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        """Return the whole segment's output if its first block is called; of the others, the value that they are given.
+        """Return the whole segment's output if its first block is called; for the others, the value they are given.
 
         Raises Unsupported if a forward leaves blocks out, as layer dropout and early exits do, or gives a block other
         parameters or values than it was computed with.

@@ -29,7 +29,7 @@ from profiler.core.units import (
 from profiler.views.tables.evidence import device, outcome
 from profiler.views.tables.grid import Column, numbers, words
 
-SAVES = 0.995  # of the peak without checkpointing: above it a saving would round to 0 %, and is not marked as one
+SAVES = 0.995  # of the peak without checkpointing: a saving below half a percent is not marked as one
 COUNTED = "counting CUDA itself and all that is reserved"  # how it is checked whether a prediction fits
 UNSHOWN = (
     "phases",
