@@ -25,12 +25,12 @@ UNUSED = "not used in the forward"
 
 
 def trainable(module: nn.Module) -> list[str]:
-    """Returns the names of the parameters that need a gradient."""
+    """Return the names of the parameters that need a gradient."""
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def without_gradient(module: nn.Module) -> tuple[str, ...]:
-    """Returns the names of the parameters that need a gradient and have none, as they are after a backward."""
+    """Return the names of the parameters that need a gradient and have none, as they are after a backward."""
     parameters = dict(module.named_parameters())
     return tuple(name for name in trainable(module) if parameters[name].grad is None)
 
@@ -47,7 +47,7 @@ def explanation(workload: Workload, names: Sequence[str]) -> str:
 
 
 def causes(workload: Workload, names: Iterable[str]) -> dict[str, str]:
-    """Returns why each of these parameters gets no gradient, by how one forward uses it."""
+    """Return why each of these parameters gets no gradient, by how one forward uses it."""
     parameters = dict(workload.module.named_parameters())
     uses = _Uses([parameters[name] for name in names])
     with restored(workload.module), TensorUses(uses.use):

@@ -30,7 +30,7 @@ def in_precision(workload: Workload, name: str) -> Workload:
 
 
 def scaler(name: str, device: str) -> torch.amp.GradScaler | None:
-    """Returns the gradient scaler of amp-fp16; None for the others."""
+    """Return the gradient scaler of amp-fp16; None for the others."""
     return torch.amp.GradScaler(device.partition(":")[0]) if name == "amp-fp16" else None
 
 

@@ -161,7 +161,7 @@ def uncollected() -> Iterator[None]:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Returns the number of values in all parameters."""
+    """Return the number of values in all parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -171,12 +171,12 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def storage_bytes(held: list[torch.Tensor]) -> int:
-    """Returns the bytes of all storages behind these tensors, each counted once; of a DTensor, this rank's part."""
+    """Return the bytes of all storages behind these tensors, each counted once; of a DTensor, this rank's part."""
     return sum(bytes_by_storage(held).values())
 
 
 def bytes_by_storage(held: list[torch.Tensor]) -> dict[int, int]:
-    """Returns the bytes of each storage behind these tensors, by its address."""
+    """Return the bytes of each storage behind these tensors, by its address."""
     storages = [part.untyped_storage() for tensor in held for part in dense_parts(tensor)]
     return {storage._cdata: allocated_bytes(storage) for storage in storages}
 
@@ -193,7 +193,7 @@ def rounded(nbytes: int, kind: str) -> int:
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Returns the tensors that have storages: the tensor, a sparse one's indices and values, a DTensor's local part."""
+    """Return the tensors that have storages: the tensor, a sparse one's indices and values, a DTensor's local part."""
     own = local(tensor)
     return (own._indices(), own._values()) if own.is_sparse else (own,)
 

@@ -36,7 +36,7 @@ LEVELS = ("default", "all", "none")
 
 
 def redacted(runs: Iterable[Run], *, level: str) -> list[Run]:
-    """Returns the runs redacted at one of LEVELS. Cases that would look alike after redaction are numbered."""
+    """Return the runs redacted at one of LEVELS. Cases that would look alike after redaction are numbered."""
     return [run if level == "none" else _redacted(run, number, level) for number, run in enumerate(runs, start=1)]
 
 
@@ -73,7 +73,7 @@ class _Redaction:
         self._devices = _apart((case.device for case in cases), self._device)
 
     def record(self, record: Record) -> Record:
-        """Returns the record with every name, text and device redacted; its numbers stay."""
+        """Return the record with every name, text and device redacted; its numbers stay."""
         return msgspec.structs.replace(
             record,
             case=self._case(record.case),
@@ -152,7 +152,7 @@ class _Redaction:
 
 
 def _gpu(device: str) -> str | None:
-    """Returns the name of the GPU that a case is predicted for or rehearsed on; None if it is measured."""
+    """Return the name of the GPU that a case is predicted for or rehearsed on; None if it is measured."""
     if device.startswith(FAKE):
         return device.removeprefix(FAKE)
     return Choice(device).name.removeprefix(REHEARSE) if device.startswith(REHEARSE) else None
@@ -170,7 +170,7 @@ def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]
 
 
 def hidden(text: str, *, wholly: bool = False) -> str:
-    """Returns a text without secrets, folders, addresses and device numbers; with `wholly`, without file names too."""
+    """Return a text without secrets, folders, addresses and device numbers; with `wholly`, without file names too."""
     return PLACE.sub(HIDDEN if wholly else _instead, hide(text))
 
 
@@ -184,6 +184,6 @@ def _instead(match: re.Match[str]) -> str:
 
 
 def _name(path: str) -> str:
-    """Returns the file name of a path; nothing for a folder, whose name could give the user away."""
+    """Return the file name of a path; nothing for a folder, whose name could give the user away."""
     name = re.split(r"[\\/]", path)[-1]
     return name if re.search(r"\.[A-Za-z]\w*", name) else ""

@@ -66,7 +66,7 @@ def _release(layer: _NormBase, *_: Any) -> None:
 
 
 def _updated_again(workload: Workload, applied: Applied) -> tuple[_NormBase, ...]:
-    """Returns the BatchNorm layers with running statistics that a step would update again, each once."""
+    """Return the BatchNorm layers with running statistics that a step would update again, each once."""
     return tuple(dict.fromkeys(layer for index, layer in _norms(workload) if applied.recomputes.get(index)))
 
 

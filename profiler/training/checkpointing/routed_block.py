@@ -16,7 +16,7 @@ class Route(Protocol):
     inside: bool
 
     def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        """Returns what a call of the block returns."""
+        """Return what a call of the block returns."""
 
     def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Return what a direct call of the block's own `forward`, which bypasses the hooks, returns."""

@@ -18,17 +18,17 @@ FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet runs text that starts so as
 
 
 def render(run: Run) -> bytes:
-    """Returns a run as a CSV file in UTF-8."""
+    """Return a run as a CSV file in UTF-8."""
     return table(rows(run.records)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Returns a CSV line per row: bytes, median seconds, raw samples; a cell is empty if nothing was measured."""
+    """Return a CSV line per row: bytes, median seconds, raw samples; a cell is empty if nothing was measured."""
     return csv_text(chain([COLUMNS], (_cells(row) for row in rows)))
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
-    """Returns lines of values as CSV text."""
+    """Return lines of values as CSV text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
@@ -43,7 +43,7 @@ def _cells(row: Row) -> list[Any]:
 
 
 def safe(value: Any) -> Any:
-    """Returns a value as it is written: booleans in lower case, text on one line and never a formula.
+    """Return a value as it is written: booleans in lower case, text on one line and never a formula.
 
     Text that a spreadsheet would run, or that begins with an apostrophe, gets an apostrophe in front, so that removing
     a leading apostrophe always restores the text.

@@ -20,7 +20,7 @@ MANY = 6  # groups of rows at most, for a frontier.png
 
 
 def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
-    """Writes a file atomically; an existing one is replaced only with `force`.
+    """Write a file atomically; an existing one is replaced only with `force`.
 
     Raises UserError (exit code 2) if the file exists, and (74) if it cannot be written or is not regular.
     """
@@ -30,7 +30,7 @@ def write_whole(path: Path, text: bytes, *, force: bool = False) -> Path:
 
 
 def refuse_output(path: Path, *, force: bool = False) -> None:
-    """Raises UserError if an output file cannot be written, before the work whose result it would hold.
+    """Raise UserError if an output file cannot be written, before the work whose result it would hold.
 
     The exit code is 2 for a file that exists, without `force`; 74 for a missing folder, and with `force` for a file
     that is not regular.
@@ -46,7 +46,7 @@ def refuse_output(path: Path, *, force: bool = False) -> None:
 
 
 def write_tables(run: Run) -> list[Path]:
-    """Writes table.csv and table.md and returns their paths. Raises UserError (exit code 74) if that fails."""
+    """Write table.csv and table.md and return their paths. Raises UserError (exit code 74) if that fails."""
     folder, table = _folder(run), rows(run.records)
     return [
         write_whole(folder / "table.csv", csv.table(table).encode(), force=True),
@@ -61,7 +61,7 @@ def prepare_pictures() -> None:
 
 
 def write_pictures(run: Run) -> list[Path]:
-    """Writes frontier.png if a row has both peak and time, and heat.png if two axes vary; returns their paths.
+    """Write frontier.png if a row has both peak and time, and heat.png if two axes vary; return their paths.
 
     More than MANY groups get no frontier, which would have a panel for each. Raises UserError if a file cannot be
     written (exit code 74), or if matplotlib is missing or broken (1).

@@ -20,7 +20,7 @@ RecordWithEvidence = msgspec.defstruct(
 
 
 def render(run: Run) -> bytes:
-    """Returns a run as one JSON document, with the exit code of its command."""
+    """Return a run as one JSON document, with the exit code of its command."""
     return document(
         run.folder.name,
         run.records,
@@ -30,7 +30,7 @@ def render(run: Run) -> bytes:
 
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
-    """Returns one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder.
+    """Return one JSON document. `status` is complete, partial or failed; `run_name` is None without a folder.
 
     Each record gets a field `evidence`, which stored records do not have.
     """

@@ -18,12 +18,12 @@ SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>
 
 
 def render(run: Run) -> bytes:
-    """Returns a run as a Markdown file."""
+    """Return a run as a Markdown file."""
     return table(rows(run.records)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Returns one table per group of rows, with the reasons and the notes as a list below it."""
+    """Return one table per group of rows, with the reasons and the notes as a list below it."""
     return "\n".join(
         page([f"### {escaped(heading(group))}", table_text(columns(group).all), bullets(below(group))])
         for group in groups(rows)
@@ -31,17 +31,17 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def page(blocks: Iterable[str]) -> str:
-    """Returns the blocks that are not empty, one below the other."""
+    """Return the blocks that are not empty, one below the other."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Returns texts as a bullet list."""
+    """Return texts as a bullet list."""
     return "\n".join(f"- {escaped(line)}" for line in lines)
 
 
 def table_text(columns: Sequence[Column]) -> str:
-    """Returns columns as a table: the heads, the rule, the rows. Empty without columns."""
+    """Return columns as a table: the heads, the rule, the rows. Empty without columns."""
     if not columns:
         return ""
     rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
@@ -50,17 +50,17 @@ def table_text(columns: Sequence[Column]) -> str:
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """Returns texts as one line of a Markdown table."""
+    """Return texts as one line of a Markdown table."""
     return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
 
 
 def escaped(text: str) -> str:
-    """Returns the text on one line, with Markdown's special characters escaped."""
+    """Return the text on one line, with Markdown's special characters escaped."""
     return plain(text).translate(SPECIAL)
 
 
 def run_block(run: Run) -> str:
-    """Returns the tables of a run, redacted, and below them its command and environments."""
+    """Return the tables of a run, redacted, and below them its command and environments."""
     (run,) = redacted([run], level="default")
     shown = rows(run.records)
     environments = [row.environment for row in shown if row.environment] or [run.manifest.environment]
@@ -69,14 +69,14 @@ def run_block(run: Run) -> str:
 
 
 def fenced(lines: Iterable[str]) -> str:
-    """Returns lines as a fenced code block, with a fence longer than any run of backticks in them."""
+    """Return lines as a fenced code block, with a fence longer than any run of backticks in them."""
     text = "\n".join(lines)
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _where(environment: Environment) -> str:
-    """Returns the device and the versions of a run in words, without host or user."""
+    """Return the device and the versions of a run in words, without host or user."""
     named = {
         "gcprof": environment.gcprof,
         "python": environment.python,

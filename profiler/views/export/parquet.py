@@ -16,7 +16,7 @@ KINDS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(
 
 
 def render(run: Run) -> bytes:
-    """Returns a run as a Parquet file."""
+    """Return a run as a Parquet file."""
     file = pa.BufferOutputStream()
     parquet.write_table(table(rows(run.records)), file)
     text: bytes = file.getvalue().to_pybytes()
@@ -24,7 +24,7 @@ def render(run: Run) -> bytes:
 
 
 def table(rows: Iterable[Row]) -> pa.Table:
-    """Returns one row per case; null where nothing was measured. The types of the columns never change."""
+    """Return one row per case; null where nothing was measured. The types of the columns never change."""
     lines = [flat_row(row) for row in rows]
     columns = {
         name: [plain(value) if isinstance(value := line[name], str) else value for line in lines] for name in COLUMNS

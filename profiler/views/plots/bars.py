@@ -31,7 +31,7 @@ BAND = 0.3  # half the height over which the samples of a row are laid out
 
 
 def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one bar per row, with its peak and the change against `none` beside it."""
+    """Draw one bar per row, with its peak and the change against `none` beside it."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows if has_peak(row))
     theme.plain_axes(axes, grid="x")
     for at, row in enumerate(rows):
@@ -57,7 +57,7 @@ def _memory_bar(axes: Axes, row: Row, at: int, size: int) -> None:
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> None:
-    """Draws a short line over each bar at its static memory; equal ones make one long line."""
+    """Draw a short line over each bar at its static memory; equal ones make one long line."""
     floors = [
         (at, row.static_bytes / size) for at, row in enumerate(rows) if has_peak(row) and row.static_bytes is not None
     ]
@@ -72,7 +72,7 @@ def _has_time(row: Row) -> bool:
 
 
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one bar per row, made of the phases' medians; a dot and its error bar are the step's median and spread."""
+    """Draw one bar per row, made of the phases' medians; a dot and its error bar are the step's median and spread."""
     size, unit = second_unit(row.step_seconds for row in rows if _has_time(row))
     theme.plain_axes(axes, grid="x")
     ends = [_time_bar(axes, row, at, size) if _has_time(row) else 0.0 for at, row in enumerate(rows)]
@@ -88,7 +88,7 @@ def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[],
 
 
 def _time_bar(axes: Axes, row: Row, at: int, size: float) -> float:
-    """Draws the bar of a row and returns where it ends."""
+    """Draw the bar of a row and return where it ends."""
     left = 0.0
     for part, colour in TIME_PARTS:
         samples = samples_of(row, part)
@@ -109,7 +109,7 @@ def _has_samples(row: Row) -> bool:
 
 
 def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one dot per sample, the first on top, and a line at the median."""
+    """Draw one dot per sample, the first on top, and a line at the median."""
     seconds = [second for row in rows if _has_samples(row) for second in samples_of(row, "step")]
     size, unit = second_unit(seconds)
     low, high = min(seconds) / size, max(seconds) / size
@@ -135,7 +135,7 @@ def _dots(axes: Axes, row: Row, at: int, size: float) -> None:
 
 
 def _absent(axes: Axes, row: Row, at: int) -> None:
-    """Writes why a row has no bar."""
+    """Write why a row has no bar."""
     text = outcome(row) if row.outcome != "ok" else "not measured"
     where = ("axes fraction", "data")
     theme.note(axes, text, (0, at), offset=(5, 0), color=GREY, xycoords=where, va="center", style="italic")
@@ -153,7 +153,7 @@ def _named(axes: Axes, rows: Sequence[Row], label: str) -> Callable[[], object]:
 
 
 def _height(rows: Sequence[Row], width: float) -> float:
-    """Returns the height in inches of a panel with one bar per row."""
+    """Return the height in inches of a panel with one bar per row."""
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 

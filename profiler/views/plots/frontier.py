@@ -22,7 +22,7 @@ ALL_NAMED = 14  # up to this many points are all labeled; of more, only the fron
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws all but the labels; the returned function writes these once the layout is final."""
+    """Draw all but the labels; the returned function writes these once the layout is final."""
     shown = [row for row in rows if is_point(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     second, second_name = second_unit(row.step_seconds for row in shown)
@@ -63,7 +63,7 @@ def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
 
 
 def _frontier(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[Case, Pair]) -> list[Pair]:
-    """Draws the frontier as a step line to the edges, since slower or larger is always possible; returns its corners.
+    """Draw the frontier as a step line to the edges, since slower or larger is always possible; return its corners.
 
     The band around it, in which points cannot be told apart, lies between the step lines of the fast and the slow ends
     of the intervals.
@@ -80,13 +80,13 @@ def _frontier(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """Returns the corners of the step line through the Pareto frontier of the points, out to the edges of the axes."""
+    """Return the corners of the step line through the Pareto frontier of the points, out to the edges of the axes."""
     lowest = lower_left(points)
     return stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
 
 
 def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[Case, Pair]) -> list[list[Pair]]:
-    """Draws markers with the intervals of their times; returns the lines of the intervals."""
+    """Draw markers with the intervals of their times; return the lines of the intervals."""
     kinds = (
         ("no checkpointing", INK, "s", [row for row in rows if row.case.strategy == "none"]),
         ("on the frontier", BLUE, "o", [row for row in rows if row.on_frontier and row.case.strategy != "none"]),
@@ -120,7 +120,7 @@ def _points(axes: Axes, rows: Sequence[Row], at: dict[Case, Pair], spans: dict[C
 
 
 def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:
-    """Draws the static memory if it is within the axes; no checkpointing gets below it."""
+    """Draw the static memory if it is within the axes; no checkpointing gets below it."""
     floors = [row.static_bytes / size for row in rows if row.static_bytes is not None]
     if not floors or min(floors) < axes.get_ylim()[0]:
         return []
@@ -128,7 +128,7 @@ def _floor(axes: Axes, rows: Sequence[Row], size: int) -> list[list[Pair]]:
 
 
 def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], list[list[Pair]]]:
-    """Draws a cross per out-of-memory row, which has no time: at the device's limit, or at the top if that is far."""
+    """Draw a cross per out-of-memory row, which has no time: at the device's limit, or at the top if that is far."""
     out = [row for row in rows if row.outcome == "out_of_memory"]
     if not out:
         return [], []
@@ -160,7 +160,7 @@ def _level(axes: Axes, y: float, colour: str, label: str) -> list[Pair]:
 
 
 def _labels(rows: Sequence[Row], at: dict[Case, Pair]) -> list[Label]:
-    """Returns the labels, the most important first; of many points only `none`, the extremes and the frontier."""
+    """Return the labels, the most important first; of many points only `none`, the extremes and the frontier."""
     few = len(rows) <= ALL_NAMED
     ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
 

@@ -38,7 +38,7 @@ class GrowthCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one line per strategy on logarithmic axes, and dotted its best fit (constant plus n or 1/n, or a power)."""
+    """Draw one line per strategy on logarithmic axes, and dotted its best fit (constant plus n or 1/n, or a power)."""
     space = space_of(rows)
     axis = rising(space)
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
@@ -65,7 +65,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 
 
 def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthCurve:
-    """Returns the line of a strategy, labeled with the growth of its peak and the exponent of its saved bytes."""
+    """Return the line of a strategy, labeled with the growth of its peak and the exponent of its saved bytes."""
     sizes = [size_of[row.case] for row in line.rows]
     peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
     growth, saved = nearest_growth(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
@@ -76,7 +76,7 @@ def _curve(line: StrategyLine, size_of: dict[Case, float], size: int) -> GrowthC
 
 
 def _fit(axes: Axes, curve: GrowthCurve) -> None:
-    """Draws the best fit over the width of the curve."""
+    """Draw the best fit over the width of the curve."""
     xs, ys = zip(*curve.points, strict=True)
     growth = curve.growth
     if growth is None:
@@ -87,7 +87,7 @@ def _fit(axes: Axes, curve: GrowthCurve) -> None:
 
 
 def _static(rows: Sequence[Row], size_of: dict[Case, float], size: int) -> list[Pair]:
-    """Returns the static bytes at every size: checkpointing does not change them, and ranks may shard them."""
+    """Return the static bytes at every size: checkpointing does not change them, and ranks may shard them."""
     static_bytes = {
         size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in rows if has_peak(row)
     }
@@ -106,7 +106,7 @@ def _limits(axes: Axes, curves: Sequence[GrowthCurve], heights: Sequence[float])
 
 
 def _crosses(axes: Axes, xs: Sequence[float]) -> None:
-    """Draws crosses along the top at sizes that ran out of memory and so have no peak."""
+    """Draw crosses along the top at sizes that ran out of memory and so have no peak."""
     top = axes.get_ylim()[1] / 1.12
     for x in sorted(set(xs)):
         axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))

@@ -27,7 +27,7 @@ Plane = Mapping[tuple[Value, Value], Row]
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws a cell with its peak for each pair of values, and a line between cells that fit the device and others.
+    """Draw a cell with its peak for each pair of values, and a line between cells that fit the device and others.
 
     All panels share one color scale.
     """
@@ -51,7 +51,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
 def _cell(
     axes: Axes, row: Row | None, at: tuple[int, int], *, size: int, shade: float | None, colours: Colormap
 ) -> None:
-    """Draws one cell: its peak, else its outcome as a word; a cross for out of memory; white if nothing ran."""
+    """Draw one cell: its peak, else its outcome as a word; a cross for out of memory; white if nothing ran."""
     x, y = at
     colour = "white" if row is None else FAINT if shade is None else colours(shade)
     axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=colour, edgecolor="white", linewidth=sized(1.2))
@@ -74,7 +74,7 @@ def _cell(
 
 
 def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
-    """Draws a line along every edge between a cell that fits and one that does not."""
+    """Draw a line along every edge between a cell that fits and one that does not."""
     lies = {
         (x, y): holds(plane[x_value, y_value])
         for (x, x_value), (y, y_value) in product(enumerate(across.values), enumerate(up.values))
@@ -92,7 +92,7 @@ def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
 
 
 def _limit_text(rows: Sequence[Row]) -> str:
-    """Returns the label of the limit; predictions are checked by reserved bytes, which are more than the peak."""
+    """Return the label of the limit; predictions are checked by reserved bytes, which are more than the peak."""
     device_bytes = device_memory(rows)
     size = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
     more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""

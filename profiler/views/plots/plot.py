@@ -105,7 +105,7 @@ def _lay_out(view: Plot, panels: Sequence[Sequence[Row]], style: Style) -> Figur
 
 
 def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -> None:
-    """Makes the figure taller by the height that long titles and legends took from the panels."""
+    """Make the figure taller by the height that long titles and legends took from the panels."""
     heights_drawn = [panel_axes.get_window_extent().height / DPI for panel_axes in axes]
     missing = sum(max(0.0, high - sized(AROUND) - now) for high, now in zip(heights, heights_drawn, strict=True))
     if missing > sized(0.2):
@@ -115,6 +115,6 @@ def _make_room(figure: Figure, axes: Sequence[Axes], heights: Sequence[float]) -
 
 
 def _heights(view: Plot, panels: Sequence[Sequence[Row]], num_columns: int, width: float) -> list[float]:
-    """Returns the height in inches of each line of panels: that of its tallest panel at this width."""
+    """Return the height in inches of each line of panels: that of its tallest panel at this width."""
     lines = [panels[line * num_columns : (line + 1) * num_columns] for line in range(ceil(len(panels) / num_columns))]
     return [sized(max(view.height(panel, width / sized(1)) for panel in line)) for line in lines]

@@ -54,11 +54,11 @@ def at_work(style: Style) -> Iterator[None]:
 
 
 def sized(usual: float) -> float:
-    """Returns a length, given for the type size MADE_FOR, scaled to the current style."""
+    """Return a length, given for the type size MADE_FOR, scaled to the current style."""
     return float(usual * rcParams["font.size"] / MADE_FOR)
 
 
 def luminance(colour: ColorType) -> float:
-    """Returns the relative luminance by WCAG 2: 0 is black, 1 is white."""
+    """Return the relative luminance by WCAG 2: 0 is black, 1 is white."""
     parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
     return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])

@@ -29,7 +29,7 @@ def _has(row: Row) -> bool:
 
 
 def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
-    """Draws one line per strategy through its batch sizes, and a step line of the best throughput at each memory."""
+    """Draw one line per strategy through its batch sizes, and a step line of the best throughput at each memory."""
     shown = [row for row in rows if _has(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
 
@@ -71,7 +71,7 @@ def _limits(axes: Axes, points: Sequence[Pair], names: Sequence[str]) -> None:
 
 
 def _stairs(axes: Axes, points: Sequence[Pair]) -> list[Pair]:
-    """Draws the best throughput up to each peak as a step line out to the right edge; returns its corners."""
+    """Draw the best throughput up to each peak as a step line out to the right edge; return its corners."""
     if not points:
         return []
     corners = [*points, (axes.get_xlim()[1], points[-1][1])]
@@ -92,7 +92,7 @@ def _name(row: Row) -> str:
 
 
 def _labels(lines: Sequence[StrategyLine], steps: Sequence[Row], at: Callable[[Row], Pair]) -> list[Label]:
-    """Returns the labels at the line ends, then the batch sizes, those on the throughput frontier first."""
+    """Return the labels at the line ends, then the batch sizes, those on the throughput frontier first."""
     last = {line.rows[-1].case: line for line in lines}
     rest = [row for line in lines for row in line.rows if row.case not in last]
     names = [(line.rows[-1], _name(line.rows[-1]), True) for line in lines]

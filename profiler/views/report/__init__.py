@@ -43,7 +43,7 @@ LIMITS = (  # the first ones with which the page is small enough are used
 
 
 def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
-    """Returns the page in UTF-8. Rows of large runs are left out to keep it below 600 kB, and the page says so.
+    """Return the page in UTF-8. Rows of large runs are left out to keep it below 600 kB, and the page says so.
 
     `redact` is default, all or none. Raises UserError if no run has a record.
     """
@@ -85,7 +85,7 @@ def _page(shown_runs: Sequence[ShownRun], limits: PageLimits, redact: str) -> by
 
 
 def policy(style: str, script: str) -> str:
-    """Returns the content security policy of the page: it allows this style and this script, and nothing else."""
+    """Return the content security policy of the page: it allows this style and this script, and nothing else."""
     return (
         f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -120,7 +120,7 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
-    """Returns the runs with their first sections, as many as the limits allow in all."""
+    """Return the runs with their first sections, as many as the limits allow in all."""
     run_parts, room = [], limits.sections
     for number, shown_run in enumerate(runs, start=1):
         shown = shown_run.groups[:room]
@@ -130,7 +130,7 @@ def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
 
 
 def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
-    """Returns the summary, one line per section; None if there are fewer than two."""
+    """Return the summary, one line per section; None if there are fewer than two."""
     lines = []
     for part, shown_run in zip(shown, runs, strict=False):
         for group, part_section in zip(shown_run.groups, part.sections, strict=False):
@@ -145,7 +145,7 @@ def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
 
 
 def agreement(shown: Sequence[RunPart]) -> str:
-    """Returns a sentence on whether the sections advise the same strategy, and how many have a peak at all."""
+    """Return a sentence on whether the sections advise the same strategy, and how many have a peak at all."""
     advised = [part_section.brief[1] for part in shown for part_section in part.sections]
     taken = Counter(name for name in advised if name != MISSING)
     if not taken:

@@ -59,7 +59,7 @@ class AreaChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def areas(rows: Sequence[Row]) -> AreaChart | None:
-    """Returns the timelines of these rows; None if none was stored."""
+    """Return the timelines of these rows; None if none was stored."""
     timelines = [(row, timeline) for row in rows if row.outcome == "ok" and (timeline := row.readings.timeline)]
     if not timelines:
         return None
@@ -73,7 +73,7 @@ def areas(rows: Sequence[Row]) -> AreaChart | None:
 
 
 def _stacked(timeline: Timeline) -> list[tuple[str, list[int]]]:
-    """Returns every kind from bottom to top, with the bytes of it and of all below it at every point."""
+    """Return every kind from bottom to top, with the bytes of it and of all below it at every point."""
     sizes: dict[str, list[int]] = {}
     for name, values in timeline.nbytes.items():
         kind = KINDS.get(name, name)
@@ -104,7 +104,7 @@ def _panel(row: Row, timeline: Timeline, stack: Sequence[tuple[str, Sequence[int
 
 
 def _path(tops: Sequence[int], highest: int) -> str:
-    """Returns an SVG path of steps from left to right, one unit per point, closed at the bottom."""
+    """Return an SVG path of steps from left to right, one unit per point, closed at the bottom."""
     heights = [round(HIGH * top / highest) for top in tops]
     steps = [f"v{before - height}h1" for before, height in pairwise([0, *heights])]
     return f"M0 {HIGH}{''.join(steps)}V{HIGH}z"

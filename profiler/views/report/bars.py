@@ -70,7 +70,7 @@ class BarChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def category_bars(rows: Sequence[Row]) -> BarChart | None:
-    """Returns the peak of each strategy by category, one bar each; None if no row has a peak."""
+    """Return the peak of each strategy by category, one bar each; None if no row has a peak."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes]
     parts_of = {row.case: categories(row.readings) for row in shown}
     present = {part.name for parts in parts_of.values() for part in parts}
@@ -87,7 +87,7 @@ def category_bars(rows: Sequence[Row]) -> BarChart | None:
 
 
 def phase_bars(rows: Sequence[Row]) -> BarChart | None:
-    """Returns the peak of each phase of the step, one bar each; None if that was not measured."""
+    """Return the peak of each phase of the step, one bar each; None if that was not measured."""
     shown = [row for row in rows if row.outcome == "ok" and row.readings.phases]
     peaks = [{name: held.allocated for name, held in (row.readings.phases or {}).items()} for row in shown]
     scale = _scale([nbytes for of_row in peaks for nbytes in of_row.values()])
@@ -100,7 +100,7 @@ def phase_bars(rows: Sequence[Row]) -> BarChart | None:
 
 
 def line_name(row: Row) -> str:
-    """Returns a strategy, short enough for the narrowest screen."""
+    """Return a strategy, short enough for the narrowest screen."""
     return short(strategy_label(row.case.strategy), NAME)
 
 
@@ -155,7 +155,7 @@ class DotRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
-    """Returns every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
+    """Return every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
     shown = [row for row in rows if row.outcome == "ok" and not row.case.is_predicted and samples_of(row, "step")]
     if not shown:
         return None
@@ -192,7 +192,7 @@ def _dot_row(row: Row, number: int, scale: Scale, second: float, most: int) -> D
 
 
 def _thinned(samples: Sequence[float], most: int) -> list[float]:
-    """Returns at most so many samples: evenly chosen ones, the smallest and the largest, so that the range stays."""
+    """Return at most so many samples: evenly chosen ones, the smallest and the largest, so that the range stays."""
     if len(samples) <= most:
         return list(samples)
     places = {round(at * (len(samples) - 1) / (most - 3)) for at in range(most - 2)}

@@ -77,7 +77,7 @@ class FrontierChart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(rows: Sequence[Row]) -> FrontierChart | None:
-    """Returns the chart of the rows that have both a peak and a time; None if none has."""
+    """Return the chart of the rows that have both a peak and a time; None if none has."""
     shown = [row for row in rows if is_point(row)]
     if not shown:
         return None
@@ -103,7 +103,7 @@ def frontier(rows: Sequence[Row]) -> FrontierChart | None:
 
 
 def said(row: Row) -> str:
-    """Returns a row in words, with its change against `none`."""
+    """Return a row in words, with its change against `none`."""
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     is_untold = row.time_verdict in ("cannot be told apart", "too noisy to tell") and row.time_ratio_range
@@ -117,7 +117,7 @@ def said(row: Row) -> str:
 
 
 def _ends(places: Sequence[TimePlace], second: float) -> list[float]:
-    """Returns the times that the axis must span: of all points, and of their intervals as far as they are shown.
+    """Return the times that the axis must span: of all points, and of their intervals as far as they are shown.
 
     An interval is cut where it reaches farther beyond the outermost points than these are from each other.
     """
@@ -144,7 +144,7 @@ def _point(row: Row, place: TimePlace, time: Scale, memory: Scale, second: float
 
 
 def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
-    """Returns the frontier as straight lines, out to both edges: slower or larger is always possible.
+    """Return the frontier as straight lines, out to both edges: slower or larger is always possible.
 
     It goes through the points that no other is both left of and below; other rows of the frontier cannot be told from
     these.
@@ -157,7 +157,7 @@ def _edges(points: Sequence[FrontierPoint]) -> tuple[Edge, ...]:
 
 
 def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """Returns the points, the most important last and so on top, each with its name if that overlaps nothing."""
+    """Return the points, the most important last and so on top, each with its name if that overlaps nothing."""
     by_kind = sorted(points, key=lambda point: KINDS.index(point.kind))
     for width, is_for_wide in ((NARROW, False), (WIDE, True)):
         taken = [_box(point, point.side, width) for point in by_kind if point.side]
@@ -170,7 +170,7 @@ def _named(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
 
 
 def _side(point: FrontierPoint, taken: Sequence[Box], points: Sequence[FrontierPoint], width: int) -> str | None:
-    """Returns the side on which the name meets no other name and no other point; None if there is none."""
+    """Return the side on which the name meets no other name and no other point; None if there is none."""
     neighbours = [neighbour for neighbour in points if abs(neighbour.x - point.x) > SAME or neighbour.y != point.y]
     marks = [Box.centered(neighbour.x * width / 100, neighbour.y, 2 * MARK, 2 * MARK) for neighbour in neighbours]
     boxes = {_box(point, side, width): side for side in SIDES}

@@ -56,7 +56,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(rows: Sequence[Row]) -> Grid:
-    """Returns the main table of the rows, the same that every view shows."""
+    """Return the main table of the rows, the same that every view shows."""
     shown = columns(rows).all
     marks = ["bad" if row.outcome != "ok" else "frontier" if row.on_frontier else "ok" for row in rows]
     return Grid(
@@ -68,7 +68,7 @@ def main(rows: Sequence[Row]) -> Grid:
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """Returns the bytes live at the points of the step that a record stores."""
+    """Return the bytes live at the points of the step that a record stores."""
     heads = (
         "strategy",
         "before the forward",
@@ -91,7 +91,7 @@ class Twins:
                 self._of_point.setdefault(row.case.twin, []).append(row)
 
     def pairs(self, row: Row) -> Iterator[tuple[Row, Row]]:
-        """Yields (prediction, row) pairs: a row with its predictions, or a prediction with the rows it compares to."""
+        """Yield (prediction, row) pairs: a row with its predictions, or a prediction with the rows it compares to."""
         if row.prediction_error is None:
             return
         is_predicted = row.evidence == "predicted"
@@ -103,7 +103,7 @@ class Twins:
 
 
 def predictions(rows: Iterable[Row], *, twins: Twins, most: int) -> Grid | None:
-    """Returns predictions beside what was measured or rehearsed, up to `most` lines; None if no row has a twin."""
+    """Return predictions beside what was measured or rehearsed, up to `most` lines; None if no row has a twin."""
     pairs = list(islice(chain.from_iterable(map(twins.pairs, rows)), most))
     against = " or ".join(sorted({other.evidence for _, other in pairs}))
     heads = ("strategy", "predicted peak", f"{against} peak", "peak off by", "estimated step", "measured step")
@@ -113,7 +113,7 @@ def predictions(rows: Iterable[Row], *, twins: Twins, most: int) -> Grid | None:
 
 
 def equality(rows: Sequence[Row]) -> Grid | None:
-    """Returns what the equality pass found."""
+    """Return what the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
     lines = [(cell(strategy_label(row.case.strategy)), *_equal(row, row.equality)) for row in rows if row.equality]
@@ -121,7 +121,7 @@ def equality(rows: Sequence[Row]) -> Grid | None:
 
 
 def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
-    """Returns the raw samples of every part of the step in seconds, up to `most`, and their spread."""
+    """Return the raw samples of every part of the step in seconds, up to `most`, and their spread."""
     heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
     lines = [
         (
@@ -139,12 +139,12 @@ def samples(rows: Sequence[Row], *, most: int) -> Grid | None:
 
 
 def cell(text: object) -> str:
-    """Returns a value as a cell of one line that is safe to show, shortened to LONGEST_CELL."""
+    """Return a value as a cell of one line that is safe to show, shortened to LONGEST_CELL."""
     return short(text, LONGEST_CELL)
 
 
 def _grid(caption: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Grid | None:
-    """Returns a table whose columns are numbers after the first `texts`; None without a line."""
+    """Return a table whose columns are numbers after the first `texts`; None without a line."""
     named = tuple(Head(text=text, is_number=at >= texts) for at, text in enumerate(heads))
     return Grid(caption=caption, heads=named, lines=tuple(lines)) if lines else None
 
@@ -193,7 +193,7 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environments(rows: Sequence[Row]) -> Grid | None:
-    """Returns a column per environment, those that differ only in their start being one, and a line per known fact."""
+    """Return a column per environment, those that differ only in their start being one, and a line per known fact."""
     all_environments = [row.environment for row in rows if row.environment]
     distinct = list(dict.fromkeys(map(_timeless, all_environments)))[:MOST]
     if not distinct:
@@ -209,7 +209,7 @@ def environments(rows: Sequence[Row]) -> Grid | None:
 
 
 def remarks(rows: Sequence[Row]) -> tuple[Remark, ...]:
-    """Returns one remark per code and text, in the order of the codes."""
+    """Return one remark per code and text, in the order of the codes."""
     strategies_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for note in row.notes:

@@ -81,7 +81,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(rows: Sequence[Row], *, twins: Twins, anchor: str, limits: PageLimits) -> Section:
-    """Returns the section of one group of rows; `twins` are those of all groups of the run."""
+    """Return the section of one group of rows; `twins` are those of all groups of the run."""
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
     return Section(
@@ -110,7 +110,7 @@ def section(rows: Sequence[Row], *, twins: Twins, anchor: str, limits: PageLimit
 
 
 def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
-    """Returns at most `most` rows in their order; the advised, the baseline, the lowest and the frontier come first."""
+    """Return at most `most` rows in their order; the advised, the baseline, the lowest and the frontier come first."""
     first = (advice.baseline, advice.chosen, advice.lowest)
 
     def rank(at: int) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
-    """Returns the slider, which stops at every choice, at the advised peak, and evenly over the range of peaks."""
+    """Return the slider, which stops at every choice, at the advised peak, and evenly over the range of peaks."""
     budget_points = budget_frontier(rows)
     if not budget_points or advice.chosen is None:
         return None
@@ -159,7 +159,7 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> Budgets | None:
 
 
 def _explanation(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Returns a sentence on the parts of each peak, and one on the static memory, below which none can get."""
+    """Return a sentence on the parts of each peak, and one on the static memory, below which none can get."""
     texts = [text for row in rows if (text := _explained(row))]
     floors = [row.static_bytes for row in rows if row.outcome == "ok" and row.static_bytes is not None]
     floor = [f"no checkpointing gets below the static memory of {bytes_text(min(floors))}"] if floors else []
@@ -181,7 +181,7 @@ def _explained(row: Row) -> str | None:
 
 
 def _traced(readings: Readings) -> list[str]:
-    """Returns what ran at the peak of a traced step, and which modules held the most."""
+    """Return what ran at the peak of a traced step, and which modules held the most."""
     timeline = readings.timeline
     if timeline is None or not timeline.modules:
         return []

@@ -24,18 +24,18 @@ REASONS = {
 
 
 def sentence(advice: Advice, rows: Sequence[Row]) -> str:
-    """Returns the advice in one sentence, which says so if it does not rest on measurements."""
+    """Return the advice in one sentence, which says so if it does not rest on measurements."""
     text = f"{_first(advice, rows)}{_below(advice, rows)}."
     return text if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {text}"
 
 
 def name(row: Row) -> str:
-    """Returns the strategy, short enough for a sentence."""
+    """Return the strategy, short enough for a sentence."""
     return short(row.case.strategy, LONGEST)
 
 
 def budget(stair: BudgetPoint) -> str:
-    """Returns the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
+    """Return the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
@@ -46,7 +46,7 @@ def budget(stair: BudgetPoint) -> str:
 
 
 def no_budget(stair: BudgetPoint) -> str:
-    """Returns the text for every budget below the lowest peak."""
+    """Return the text for every budget below the lowest peak."""
     lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
     return f"nothing {stair.best.evidence} fits: {lowest}"
 
@@ -83,7 +83,7 @@ def _is_alone(rows: Sequence[Row]) -> bool:
 
 
 def _time(row: Row, certainty: str) -> str:
-    """Returns what the lower peak costs in time, in words."""
+    """Return what the lower peak costs in time, in words."""
     ratio = row.time_ratio or 0
     more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
     limits = row.time_ratio_range
@@ -100,7 +100,7 @@ def _time(row: Row, certainty: str) -> str:
 
 
 def _below(advice: Advice, rows: Sequence[Row]) -> str:
-    """Returns the lowest peak that can be reached, and why it is no lower if its parts are known, in words."""
+    """Return the lowest peak that can be reached, and why it is no lower if its parts are known, in words."""
     lowest, limit = advice.lowest, advice.limit
     if lowest is None or (_is_alone(rows) and advice.baseline):
         return ""

@@ -57,7 +57,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(rows: Sequence[Row]) -> Columns:
-    """Returns the columns of one group of rows, without those that are empty for every row.
+    """Return the columns of one group of rows, without those that are empty for every row.
 
     All bytes share one unit, all seconds another.
     """
@@ -77,7 +77,7 @@ def columns(rows: Sequence[Row]) -> Columns:
 
 
 def telling(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Returns the columns without those that are empty."""
+    """Return the columns without those that are empty."""
     return tuple(column for column in columns if any(cell != MISSING for cell in column.cells))
 
 
@@ -90,7 +90,7 @@ def groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def heading(rows: Sequence[Row]) -> str:
-    """Returns what the rows of one group share: model, size, settings, data and device."""
+    """Return what the rows of one group share: model, size, settings, data and device."""
     built = next((row.built for row in rows if row.built), None)
     environment = environment_of(rows)
     build = built if len({row.case.model for row in rows}) == 1 else None
@@ -101,7 +101,7 @@ def heading(rows: Sequence[Row]) -> str:
 
 
 def model(rows: Sequence[Row]) -> str:
-    """Returns the model of these rows; of several with one name, that name with the options that they share."""
+    """Return the model of these rows; of several with one name, that name with the options that they share."""
     first, *others = dict.fromkeys(row.case.model for row in rows)
     if not others or any(other.name != first.name for other in others):
         return ", ".join([first, *others])
@@ -113,18 +113,18 @@ def model(rows: Sequence[Row]) -> str:
 
 
 def one_strategy(rows: Sequence[Row]) -> list[str]:
-    """Returns the strategy if several rows share one, as a list; else nothing."""
+    """Return the strategy if several rows share one, as a list; else nothing."""
     strategies = {row.case.strategy for row in rows}
     return strategy_labels(strategies) if len(strategies) == 1 < len(rows) else []
 
 
 def change(row: Row, ratio: float | None) -> str:
-    """Returns the change against `none` in words; nothing for `none` itself, and if it is not known."""
+    """Return the change against `none` in words; nothing for `none` itself, and if it is not known."""
     return "" if ratio is None or row.case.strategy == "none" else change_text(ratio)
 
 
 def environment_of(rows: Sequence[Row]) -> Environment | None:
-    """Returns the first environment that a row has."""
+    """Return the first environment that a row has."""
     return next((row.environment for row in rows if row.environment), None)
 
 
@@ -134,7 +134,7 @@ def is_point(row: Row) -> bool:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Returns a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
+    """Return a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
     lines = [
         f"{strategy_label(row.case.strategy)}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
@@ -153,7 +153,7 @@ def _nothing_fits(rows: Sequence[Row]) -> list[str]:
 
 
 def _way_out(rows: Sequence[Row]) -> str:
-    """Returns what to try if nothing fits, without what was tried; no strategy helps a model that fails to be built."""
+    """Return what to try if nothing fits, without what was tried; no strategy helps a model that fails to be built."""
     if all(IN_BUILD in (row.detail or "") for row in rows if row.outcome != "skipped"):
         why = "the model with its batch does not fit even before a step, and no strategy makes its parameters smaller"
         others = "a smaller model, a smaller batch where that is what is large, or another device"
@@ -171,7 +171,7 @@ def _way_out(rows: Sequence[Row]) -> str:
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """Returns a line per code of note, which docs/notes explains, with the strategies that it concerns."""
+    """Return a line per code of note, which docs/notes explains, with the strategies that it concerns."""
     strategies: dict[str, list[Choice]] = {}
     texts: dict[str, str] = {}
     differing: set[str] = set()  # codes whose text differs from row to row: one is quoted
@@ -187,12 +187,12 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 
 
 def _few_labels(strategies: Sequence[Choice]) -> str:
-    """Returns the first labels, and how many more there are."""
+    """Return the first labels, and how many more there are."""
     return few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
 
 
 def below(rows: Sequence[Row]) -> list[str]:
-    """Returns the lines below a table: why rows are not ok, the noise floor, the notes, the files of plans."""
+    """Return the lines below a table: why rows are not ok, the noise floor, the notes, the files of plans."""
     notes = [f"note: {remark}" for remark in remarks(rows)]
     return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
 
@@ -219,7 +219,7 @@ def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Returns the error of predicted peaks against the measured or else the rehearsed ones, if a run has both.
+    """Return the error of predicted peaks against the measured or else the rehearsed ones, if a run has both.
 
     The error against its rehearsal is shown as the uncertainty of a prediction, unless it was not calibrated (GCP015):
     then neither includes what kernels allocate besides their results.
@@ -263,13 +263,13 @@ def _time_change(row: Row) -> str:
 
 
 def ratio_text(row: Row) -> str:
-    """Returns the change of the time against `none`, marked if too few steps were measured for an interval."""
+    """Return the change of the time against `none`, marked if too few steps were measured for an interval."""
     is_unsure = row.evidence == "measured" and row.time is not None and row.time.interval is None
     return f"{change_text(row.time_ratio)}{' (unsure)' if is_unsure else ''}"
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:
-    """Returns a line on the noise floor, how far `none` may be from itself, if that was measured."""
+    """Return a line on the noise floor, how far `none` may be from itself, if that was measured."""
     floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
     if floor is None:
         return []
@@ -281,12 +281,12 @@ def batch(case: Case) -> str:
 
 
 def optimizer(case: Case, *, is_own: bool) -> str:
-    """Returns the optimizer that runs: the case's, or the model's own."""
+    """Return the optimizer that runs: the case's, or the model's own."""
     return OWN_OPTIMIZER if is_own else str(case.optimizer)
 
 
 def setting(rows: Sequence[Row]) -> list[str]:
-    """Returns the settings that all rows share, without defaults."""
+    """Return the settings that all rows share, without defaults."""
     case = rows[0].case
     brings_own = {any(note.code == "GCP009" for note in row.notes) for row in rows if row.built}
     at_work = "" if len(brings_own) > 1 else optimizer(case, is_own=True in brings_own)

@@ -19,7 +19,7 @@ SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since th
 
 
 def device_word(device: str) -> str:
-    """Returns a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`."""
+    """Return a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`."""
     if not device.startswith(REHEARSE):
         return device
     choice = Choice(device)
@@ -33,23 +33,23 @@ def device_word(device: str) -> str:
 
 
 def kinds(rows: Iterable[Row]) -> tuple[Evidence, ...]:
-    """Returns the kinds of evidence of the rows, each once."""
+    """Return the kinds of evidence of the rows, each once."""
     return in_order({row.evidence for row in rows})
 
 
 def kinds_text(present: Collection[Evidence]) -> str:
-    """Returns `measured, rehearsed and predicted`, as far as they are present."""
+    """Return `measured, rehearsed and predicted`, as far as they are present."""
     *before, last = in_order(present) or ("",)
     return f"{', '.join(before)} and {last}" if before else last
 
 
 def in_order(present: Collection[Evidence]) -> tuple[Evidence, ...]:
-    """Returns these kinds in the usual order: measured, rehearsed, predicted."""
+    """Return these kinds in the usual order: measured, rehearsed, predicted."""
     return tuple(kind for kind in get_args(Evidence) if kind in present)
 
 
 def counted(counts: Mapping[Evidence, int]) -> str:
-    """Returns `, rehearsed` or `, 2 measured, 2 predicted`, to follow a number of records; "" if all are measured."""
+    """Return `, rehearsed` or `, 2 measured, 2 predicted`, to follow a number of records; "" if all are measured."""
     present = in_order(counts.keys())
     if len(present) > 1:
         return "".join(f", {counts[kind]} {kind}" for kind in present)
@@ -57,13 +57,13 @@ def counted(counts: Mapping[Evidence, int]) -> str:
 
 
 def marked(quantity: str, rows: Iterable[Row]) -> str:
-    """Returns the name of a quantity for an axis, with the kinds of evidence of the rows if one is rehearsed."""
+    """Return the name of a quantity for an axis, with the kinds of evidence of the rows if one is rehearsed."""
     present = kinds(rows)
     return f"{kinds_text(present)} {quantity}" if "rehearsed" in present else quantity
 
 
 def value_words(axis: Axis, rows: Sequence[Row]) -> list[str]:
-    """Returns the values of an axis as people read them; devices with their kind of evidence, if there are several."""
+    """Return the values of an axis as people read them; devices with their kind of evidence, if there are several."""
     if axis.name != "device":
         return [str(value) for value in axis.values]
     kind_of = {row.case.device: row.evidence for row in rows}
@@ -74,7 +74,7 @@ def value_words(axis: Axis, rows: Sequence[Row]) -> list[str]:
 
 
 def device(rows: Sequence[Row]) -> str:
-    """Returns the device of these rows in words; of several devices only the kinds of evidence are named."""
+    """Return the device of these rows in words; of several devices only the kinds of evidence are named."""
     if len({row.case.device for row in rows}) > 1:
         present = kinds(rows)
         words = ", ".join(f"some {kind}" for kind in present)
@@ -87,17 +87,17 @@ def device(rows: Sequence[Row]) -> str:
 
 
 def outcome(row: Row) -> str:
-    """Returns the outcome in words; a prediction or a rehearsal always says that it is one."""
+    """Return the outcome in words; a prediction or a rehearsal always says that it is one."""
     words, kind = row.outcome.replace("_", " "), row.evidence
     return words if kind == "measured" else kind if row.outcome == "ok" else f"{words} ({kind})"
 
 
 def peak_name(row: Row) -> str:
-    """Returns "peak", with its kind of evidence if it was not measured."""
+    """Return "peak", with its kind of evidence if it was not measured."""
     return "peak" if row.evidence == "measured" else f"{row.evidence} peak"
 
 
 def difference_text(before: int, after: int, *, change: str) -> str:
-    """Returns `change`, or the difference in bytes if a percentage would round to zero."""
+    """Return `change`, or the difference in bytes if a percentage would round to zero."""
     is_small = before != after and abs(after - before) < SMALLEST * before
     return signed_bytes_text(after - before) if is_small else change

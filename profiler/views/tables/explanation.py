@@ -40,7 +40,7 @@ REMEDIES = {  # each with its cost
 
 
 def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> Text:
-    """Returns the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns.
+    """Return the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns.
 
     If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
@@ -56,7 +56,7 @@ def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> T
 
 
 def sentences(explained: Explanation) -> list[str]:
-    """Returns the peak, its floor, better blocks if there are any, and the reason if it is known."""
+    """Return the peak, its floor, better blocks if there are any, and the reason if it is known."""
     lines = [_peak(explained), _floor(explained)]
     if explained.choices and explained.better:
         lines.append(better_text(explained.choices, explained.better))
@@ -66,7 +66,7 @@ def sentences(explained: Explanation) -> list[str]:
 def document(
     explained: Explanation, *, strategy: str, evidence: Evidence = "predicted", predicted_bytes: int | None = None
 ) -> bytes:
-    """Returns the explanation with its strategy and kind of evidence as one JSON document; sizes are in bytes.
+    """Return the explanation with its strategy and kind of evidence as one JSON document; sizes are in bytes.
 
     `predicted_bytes` is the predicted peak of a step that is rehearsed.
     """
@@ -75,12 +75,12 @@ def document(
 
 
 def where(peak: Peak) -> str:
-    """Returns the phase of a peak and the module that runs then."""
+    """Return the phase of a peak and the module that runs then."""
     return f"before the step, {OUTSIDE}" if peak.number == 0 else f"{peak.phase}, {module_name(peak.module)}"
 
 
 def module_name(name: str) -> str:
-    """Returns a module's name, its middle elided if it is long; OUTSIDE for work outside of all modules."""
+    """Return a module's name, its middle elided if it is long; OUTSIDE for work outside of all modules."""
     return shortened(name, LONGEST_NAME) if name else OUTSIDE
 
 
@@ -102,7 +102,7 @@ def _floor(explained: Explanation) -> str:
 
 
 def better_text(choices: BlockChoices, better: BlockChoice) -> str:
-    """Returns which blocks are better, with their floor and the peak of `all`."""
+    """Return which blocks are better, with their floor and the peak of `all`."""
     asked = f"with --blocks '{better.pattern}'" if better.pattern else "without --blocks"
     text = f"{asked} the floor is {bytes_text(better.floor_bytes)}"
     if better.all_bytes is None:
@@ -112,7 +112,7 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
 
 
 def _live(explained: Explanation, paper: Paper) -> Text:
-    """Returns the tables of categories and modules side by side, or one below the other on a narrow screen."""
+    """Return the tables of categories and modules side by side, or one below the other on a narrow screen."""
     below = live_tables(explained)
     most = max(len(columns[0].cells) for columns in below)
     padded = [
@@ -126,7 +126,7 @@ def _live(explained: Explanation, paper: Paper) -> Text:
 
 
 def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
-    """Returns what is live at the peak, by category and by block or module, in one unit."""
+    """Return what is live at the peak, by category and by block or module, in one unit."""
     size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
     kinds = [(_category(share.name, explained), scaled(share.nbytes, size)) for share in explained.categories]
     modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
@@ -138,7 +138,7 @@ def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Co
 
 
 def _category(name: str, explained: Explanation) -> str:
-    """Returns a category in words, with the library workspace, as cuBLAS's, that the operator at the peak allocates."""
+    """Return a category in words, with the library workspace, as cuBLAS's, that the operator at the peak allocates."""
     own = explained.operator_bytes
     if name == TEMPORARIES and own >= NOTEWORTHY * explained.peak.nbytes:
         return f"{name} ({bytes_text(own)} workspace)"
@@ -146,7 +146,7 @@ def _category(name: str, explained: Explanation) -> str:
 
 
 def _holders(explained: Explanation, paper: Paper) -> Text:
-    """Returns a table of what is live at the peak by operator and line of code, the largest first."""
+    """Return a table of what is live at the peak by operator and line of code, the largest first."""
     size, unit = byte_unit(holder.nbytes for holder in explained.holders)
     cells = [
         (
@@ -175,6 +175,6 @@ def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[C
 
 
 def remedies_text(explained: Explanation) -> str:
-    """Returns what would lower the peak, the strongest first, each with an upper bound of its gain."""
+    """Return what would lower the peak, the strongest first, each with an upper bound of its gain."""
     named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies[:MOST_REMEDIES]]
     return f"could lower it by: {', '.join(named)}"

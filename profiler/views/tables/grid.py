@@ -31,17 +31,17 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str] = ()) -> Column:
-    """Returns a column of text under a head of two lines."""
+    """Return a column of text under a head of two lines."""
     return Column(head=(first, second), cells=_each_once(map(str, cells)), styles=tuple(styles))
 
 
 def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
-    """Returns a column of numbers under a head of two lines."""
+    """Return a column of numbers under a head of two lines."""
     return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
 
 
 def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
-    """Returns the cells, equal ones as one object: of the 100,000 numbers of a table only a few hundred differ."""
+    """Return the cells, equal ones as one object: of the 100,000 numbers of a table only a few hundred differ."""
     made, first = list(cells), dict[str, str]()
     return tuple(map(first.setdefault, made, made))
 
@@ -55,7 +55,7 @@ class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
-    """Returns the table in lines no wider than `width`; None if a number would have to be cut.
+    """Return the table in lines no wider than `width`; None if a number would have to be cut.
 
     Text columns break over several lines, number columns never do. With a width of None no line is broken.
     """
@@ -76,7 +76,7 @@ def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | No
 
 
 def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[tuple[int, int, str], ...]:
-    """Returns the spans of the styled cells of a line, without the blanks that align them."""
+    """Return the spans of the styled cells of a line, without the blanks that align them."""
     spans, start = [], 0
     for column, text in zip(columns, texts, strict=True):
         if column.styles and column.styles[row] and text.strip():
@@ -87,7 +87,7 @@ def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[t
 
 
 def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
-    """Returns one row as lines of `label  value`, for widths at which no table fits."""
+    """Return one row as lines of `label  value`, for widths at which no table fits."""
     labels = max(_length(column.label) for column in columns)
     values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
@@ -154,7 +154,7 @@ def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
 
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[list[str]]:
-    """Returns the lines of a row with a broken cell, each as its padded parts."""
+    """Return the lines of a row with a broken cell, each as its padded parts."""
     parts = [
         [cell] if column.is_number else broken(cell, size)
         for cell, size, column in zip(cells, widths, columns, strict=True)
@@ -163,7 +163,7 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
 
 
 def _set(column: Column, width: int, cells: Set[str]) -> Iterable[str | None]:
-    """Returns the cells padded to the width of the column, each distinct one made once; None for one that is broken."""
+    """Return the cells padded to the width of the column, each distinct one made once; None for one that is broken."""
     if column.is_number:
         made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
     else:
@@ -176,7 +176,7 @@ def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
 
 
 def _length(text: str) -> int:
-    """Returns the width of the text on a screen, in columns."""
+    """Return the width of the text on a screen, in columns."""
     return len(text) if text.isascii() else cell_len(text)
 
 

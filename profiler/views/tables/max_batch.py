@@ -55,7 +55,7 @@ def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes:
 def table(
     lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, paper: Paper = WIDE,
 ) -> Text:  # fmt: skip
-    """Returns a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
+    """Return a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
         words("strategy", "", [largest.strategy for largest in lines]),
         numbers("largest", "batch", [f"{largest.batch_size:,}" if largest.batch_size else "none" for largest in lines]),
@@ -78,7 +78,7 @@ def table(
 
 
 def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
-    """Returns the columns of samples per second, which a rehearsal does not have."""
+    """Return the columns of samples per second, which a rehearsal does not have."""
     rates = [largest.samples_per_second for largest in lines]
     none = next((largest.samples_per_second for largest in lines if largest.strategy == "none"), None)
     return [
@@ -88,7 +88,7 @@ def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
 
 
 def document(lines: Sequence[LargestBatch], *, model: str, limit: int, context_bytes: int) -> bytes:
-    """Returns one JSON document, one field per line."""
+    """Return one JSON document, one field per line."""
     fields = {
         "schema": 1, "model": model, "memory_bytes": limit, "context_bytes": context_bytes, "strategies": lines,
     }  # fmt: skip
@@ -110,7 +110,7 @@ def _beyond(largest: LargestBatch, limit: int) -> str:
 
 
 def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
-    """Returns a table per case: one line per device, with the strategy that recomputes least of those that fit."""
+    """Return a table per case: one line per device, with the strategy that recomputes least of those that fit."""
     cases = dict.fromkeys(fit.case for fit in all_fits)
     parts = []
     for case in cases:

@@ -35,7 +35,7 @@ class ShownQuantity(NamedTuple):
 
 
 def table(rows: Sequence[Row], *, over: Sequence[str] = (), paper: Paper = WIDE) -> Text:
-    """Returns tables of peak, step time and samples a second over two axes, for each value of the other axes.
+    """Return tables of peak, step time and samples a second over two axes, for each value of the other axes.
 
     Raises UserError if no two settings vary, or if a named one does not.
     """
@@ -63,7 +63,7 @@ def _plane(rows: Sequence[Row], paper: Paper) -> Text:
 def grid_columns(
     cells: dict[tuple[Value, Value], Row], across: Axis, up: Axis, quantity: ShownQuantity, rows: Sequence[Row]
 ) -> tuple[Column, ...]:
-    """Returns a line for each value of `up`, with a number for each value of `across`, and how these grow."""
+    """Return a line for each value of `up`, with a number for each value of `across`, and how these grow."""
     names = words(up.label, "", value_words(up, rows))
     columns = [
         numbers(word, "", [_cell(cells.get((x, y)), quantity) for y in up.values])
@@ -76,7 +76,7 @@ def grid_columns(
 
 
 def _quantities(rows: Sequence[Row]) -> list[ShownQuantity]:
-    """Returns the quantities that at least one row has."""
+    """Return the quantities that at least one row has."""
     size, unit = byte_unit(row.readings.peak_bytes for row in rows)
     second, second_name = second_unit(row.step_seconds for row in rows)
     in_bytes, in_seconds = partial(scaled, size=size), partial(scaled, size=second)
@@ -125,7 +125,7 @@ def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _legend(rows: Sequence[Row], across: Axis) -> list[str]:
-    """Returns lines that explain the signs in the cells."""
+    """Return lines that explain the signs in the cells."""
     device_bytes = device_memory(rows)
     memory = "the device's memory" if device_bytes is None else f"the device's {bytes_text(device_bytes)}"
     beyond = any(row.outcome == "ok" and holds(row) is False for row in rows)

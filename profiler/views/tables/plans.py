@@ -51,7 +51,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def workspace_text(chain: Chain, needed_bytes: int) -> str | None:
-    """Returns why little lowers what a step needs, if half of it or more is a library's workspace; else None."""
+    """Return why little lowers what a step needs, if half of it or more is a library's workspace; else None."""
     if 2 * chain.workspace_bytes < needed_bytes:
         return None
     taken = f"{bytes_text(chain.workspace_bytes)} are the workspace of matrix products in any case"
@@ -66,13 +66,13 @@ def table(
     below: Sequence[str] = (),
     paper: Paper = WIDE,
 ) -> Text:
-    """Returns a line per plan; overheads are relative to the step without checkpointing, `none`."""
+    """Return a line per plan; overheads are relative to the step without checkpointing, `none`."""
     body = _fitted(way_columns(lines, none), paper)
     return titled(title, body, paper, below=below)
 
 
 def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = WIDE) -> Text:
-    """Returns a line for each plan of the frontier, the smallest peak first."""
+    """Return a line for each plan of the frontier, the smallest peak first."""
     columns = (
         numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
         numbers("peak", "against none", [_change(point.peak_bytes, none.cost.peak_bytes) for point in points]),
@@ -83,20 +83,20 @@ def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = W
 
 
 def csv(points: Sequence[Point]) -> bytes:
-    """Returns the frontier as CSV: bytes, seconds, plan."""
+    """Return the frontier as CSV: bytes, seconds, plan."""
     lines = [(point.peak_bytes, repr(point.step_seconds), render(point.plan)) for point in points]
     return csv_text([("peak_bytes", "step_seconds", "plan"), *lines]).encode()
 
 
 def reading(plans: Iterable[Plan]) -> list[str]:
-    """Returns how to read the notation of these plans, in a line; nothing if it needs no explanation."""
+    """Return how to read the notation of these plans, in a line; nothing if it needs no explanation."""
     text = " ".join(map(plan_text, plans))
     said = [words for part, words in READING.items() if part in text]
     return [f"in plans, {'; '.join(said)}"] if said else []
 
 
 def legend(chain: Chain) -> str:
-    """Returns which stage is what: `stages: 1 before blocks.0, 2-7 blocks.0 to blocks.5, 8 after blocks.5`."""
+    """Return which stage is what: `stages: 1 before blocks.0, 2-7 blocks.0 to blocks.5, 8 after blocks.5`."""
     spans = []
     for is_pinned, group in groupby(enumerate(chain.stages, start=1), key=lambda numbered: numbered[1].pinned):
         run = list(group)
@@ -110,7 +110,7 @@ def legend(chain: Chain) -> str:
 
 
 def same_plans(lines: Sequence[Shown]) -> list[str]:
-    """Returns a sentence for each plan that has several names."""
+    """Return a sentence for each plan that has several names."""
     return [f"{line.way.name}: one plan" for line in lines if line.way.same]
 
 
@@ -123,7 +123,7 @@ def document(
     lines: Sequence[Shown],
     facts: Mapping[str, Any],
 ) -> bytes:
-    """Returns one JSON document, one field per line."""
+    """Return one JSON document, one field per line."""
     fields = {
         "schema": 1,
         "model": model,
@@ -140,7 +140,7 @@ def document(
 
 
 def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
-    """Returns the columns of these plans: their costs, what was predicted or measured, and the plans as text."""
+    """Return the columns of these plans: their costs, what was predicted or measured, and the plans as text."""
     mark = any(line.is_chosen for line in lines)
     names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
     rows = [line.measured for line in lines]
@@ -159,7 +159,7 @@ def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
 
 
 def _peaks(rows: Sequence[Row | None]) -> list[Column]:
-    """Returns the columns of the measured or rehearsed peaks and of the prediction errors."""
+    """Return the columns of the measured or rehearsed peaks and of the prediction errors."""
     kinds = sorted({row.evidence for row in rows if row})
     if not kinds:
         return []
@@ -173,7 +173,7 @@ def _peaks(rows: Sequence[Row | None]) -> list[Column]:
 
 
 def _times(lines: Sequence[Shown], none: Way) -> list[Column]:
-    """Returns the columns of measured times, their intervals, the errors of the costs, and the gradients."""
+    """Return the columns of measured times, their intervals, the errors of the costs, and the gradients."""
     rows = [line.measured for line in lines]
     return [
         numbers("time", "measured", [change_text(row.time_ratio if row else None) for row in rows]),
@@ -191,21 +191,21 @@ def _range(row: Row | None) -> str:
 
 
 def _cost_error(line: Shown, none: Way) -> str:
-    """Returns the error of the step time by costs against the measured one, both relative to `none`."""
+    """Return the error of the step time by costs against the measured one, both relative to `none`."""
     ratio = line.measured.time_ratio if line.measured else None
     reference = none.cost.step_seconds
     return change_text(line.way.cost.step_seconds / reference / ratio if ratio and reference else None)
 
 
 def _by_costs(way: Way, none: Way) -> str:
-    """Returns the change of the step time by costs: `+22 %`, or with its error, rounded up, `+22 ±3 %`."""
+    """Return the change of the step time by costs: `+22 %`, or with its error, rounded up, `+22 ±3 %`."""
     text, reference = _change(way.cost.step_seconds, none.cost.step_seconds), none.cost.step_seconds
     error = way.cost.error_seconds / reference * 100 if reference else 0.0
     return f"{text.removesuffix('%')}±{ceil(error)} %" if error else text
 
 
 def plan_text(plan: Plan) -> str:
-    """Returns the plan as text, with `[2]..[7]` for stages that are checkpointed each by itself."""
+    """Return the plan as text, with `[2]..[7]` for stages that are checkpointed each by itself."""
     words_: list[str] = []
     run: list[str] = []
     for word in [*render(plan).split(" "), ""]:
@@ -219,7 +219,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _fitted(columns: Sequence[Column], paper: Paper) -> Text:
-    """Lays out a table; if it is too wide, it is cut before COSTS_OFF or the first text column after the names."""
+    """Lay out a table; if it is too wide, it is cut before COSTS_OFF or the first text column after the names."""
     begins = (at for at, column in enumerate(columns) if at and (not column.is_number or column.head == COSTS_OFF))
     cut = next(begins, None)
     return fitted(columns, paper, cut=cut)
@@ -258,7 +258,7 @@ def _line(line: Shown) -> dict[str, Any]:
 
 
 def stages(chain: Chain, *, title: str, paper: Paper = WIDE) -> Text:
-    """Returns one line per stage: its memory and its times."""
+    """Return one line per stage: its memory and its times."""
     listed = chain.stages
     columns = (
         words("stage", "", [f"{number} {stage.name}" for number, stage in enumerate(listed, start=1)]),

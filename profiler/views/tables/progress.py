@@ -94,7 +94,7 @@ class Follow:
             self._console.file.flush()
 
     def tell_log(self, record: Record, log: Path) -> None:
-        """Prints the last lines of a failed trial; the same lines only once."""
+        """Print the last lines of a failed trial; the same lines only once."""
         encoding = self._console.encoding
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
@@ -105,14 +105,14 @@ class Follow:
 
 
 def _guess(cases: Sequence[Case]) -> float:
-    """Returns a first estimate of the seconds that trials of these cases take, for use until one has ended."""
+    """Return a first estimate of the seconds that trials of these cases take, for use until one has ended."""
     traced = sum(case.is_predicted or case.is_rehearsed for case in cases)
     later = len(cases) - len(set(cases))
     return TRACED_SECONDS * traced + MEASURED_SECONDS * (len(cases) - traced - later + LATER_SHARE * later)
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Returns the fields, besides model and strategy, that differ between the cases of a model.
+    """Return the fields, besides model and strategy, that differ between the cases of a model.
 
     The devices of a prediction and its twin do not count, since the line says `predicted`, unless predictions are for
     several devices.
@@ -128,7 +128,7 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
 
 
 def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
-    """Returns a trial as one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
+    """Return a trial as one line: `mnist-cnn:channels=32 segments:k=4 round 1: ok, peak 44.4 MiB, step 241 ms`."""
     readings = record.readings
     seconds = readings.step_seconds
     kind = evidence(record.case, record.environment)
@@ -143,14 +143,14 @@ def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
 
 
 def settings(case: Case, fields: Sequence[str]) -> list[str]:
-    """Returns the values of these fields that a case has, like `batch size 8`."""
+    """Return the values of these fields that a case has, like `batch size 8`."""
     shown = msgspec.structs.replace(case, device=device_word(case.device))
     values = {field.replace("_", " "): getattr(shown, field) for field in fields}
     return [f"{name} {value}" for name, value in values.items() if value is not UNSET]
 
 
 def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
-    """Returns the last lines of a log, at most NUM_LINES, safe to print, with their indents; none without a log."""
+    """Return the last lines of a log, at most NUM_LINES, safe to print, with their indents; none without a log."""
     try:
         with safe_files.opened(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_BYTES))
@@ -162,7 +162,7 @@ def last_lines(log: Path, *, encoding: str = "utf-8") -> list[str]:
 
 
 def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", unknown: str = "") -> list[str]:
-    """Returns what a sweep costs, in lines.
+    """Return what a sweep costs, in lines.
 
     `basis` says where the seconds come from, `start` how long a trial takes to start, `unknown` why some have none.
     """
@@ -188,7 +188,7 @@ def _range_text(span: Bounds) -> str:
 
 
 def _number(value: float) -> str:
-    """Returns a whole number, or two digits of a small one."""
+    """Return a whole number, or two digits of a small one."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
 
 
@@ -227,7 +227,7 @@ class LiveScreen:
         self._live.stop()
 
     def add(self, record: Record, *, total: int) -> None:
-        """Adds the record of a trial that has ended; `total` is the number of trials in all."""
+        """Add the record of a trial that has ended; `total` is the number of trials in all."""
         self._num_ended += 1
         self._total, self.now = total, ""
         own_seconds = sum(record.stage_seconds.values())
@@ -241,7 +241,7 @@ class LiveScreen:
             self._records.append(record)
 
     def screen(self) -> Group:
-        """Returns what is shown now."""
+        """Return what is shown now."""
         table = self._table()
         is_whole = len(table.plain.splitlines()) < self._console.height - 2
         bar = Table.grid(padding=(0, 1))
@@ -249,14 +249,14 @@ class LiveScreen:
         return Group(table, Text(), bar) if table and is_whole else Group(bar)
 
     def line(self) -> str:
-        """Returns the status line: `3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
+        """Return the status line: `3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
         count = f"{self._num_ended}/{self._total}" if self._total else ""
         seconds, left = self._clock() - self._since, self.left_seconds()
         times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
         return "  ".join(text for text in (count, times, self.now) if text)
 
     def left_seconds(self) -> float | None:
-        """Returns the estimated seconds left: from the mean of the trials that have ended, before that from the guess.
+        """Return the estimated seconds left: from the mean of the trials that have ended, before that from the guess.
 
         None without a total, or if the guess was too short. Until a trial of a later round has ended, one is assumed to
         take LATER_SHARE of a trial of the first round.

@@ -20,7 +20,7 @@ HEADS = ("what", "published", "ours", "difference")
 
 
 def table(reproduction: Reproduction, *, paper: Paper = WIDE) -> Text:
-    """Returns every published figure beside ours, then what the source does not say and what was reduced."""
+    """Return every published figure beside ours, then what the source does not say and what was reduced."""
     cells = [_cells(line) for line in reproduction.lines]
     columns = [
         Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
@@ -31,7 +31,7 @@ def table(reproduction: Reproduction, *, paper: Paper = WIDE) -> Text:
 
 
 def markdown(reproduction: Reproduction) -> str:
-    """Returns the same as Markdown."""
+    """Return the same as Markdown."""
     rows = [
         table_line(HEADS),
         "| --- | ---: | ---: | ---: |",
@@ -41,7 +41,7 @@ def markdown(reproduction: Reproduction) -> str:
 
 
 def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
-    """Returns the same as one JSON document, with unrounded numbers."""
+    """Return the same as one JSON document, with unrounded numbers."""
     fields: dict[str, Any] = {"run": run, "exit_code": exit_code, "reproduction": reproduction}
     return encode(fields) + b"\n"
 
@@ -77,7 +77,7 @@ def _ours(line: ComparedFigure) -> str:
 
 
 def _number(line: ComparedFigure, value: float) -> str:
-    """Returns a published number with its unit, unrounded."""
+    """Return a published number with its unit, unrounded."""
     sign = "+" if line.kind == "change" and value > 0 else ""
     return f"{sign}{value:,} {line.unit}".rstrip()
 
@@ -100,7 +100,7 @@ def _difference(line: ComparedFigure) -> str:
 
 
 def _below(reproduction: Reproduction) -> list[str]:
-    """Returns the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
+    """Return the lines below the table: reasons, notes, units, the source, what it does not say, what was reduced."""
     reasons: dict[str, dict[str, None]] = {}
     for line in reproduction.lines:
         if line.reason:

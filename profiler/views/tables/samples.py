@@ -29,18 +29,18 @@ STOPPED = {
 
 
 def samples(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
-    """Returns the samples of each row in the order of the rounds, with their spread and why sampling ended."""
+    """Return the samples of each row in the order of the rounds, with their spread and why sampling ended."""
     return Text("\n\n").join([_group(group, paper) for group in groups(rows)])
 
 
 def samples_of(row: Row, name: str) -> tuple[float, ...]:
-    """Returns the samples of one part of the step, in seconds; empty if it was not measured."""
+    """Return the samples of one part of the step, in seconds; empty if it was not measured."""
     seconds: tuple[float, ...] | None = getattr(row.readings, f"{name}_seconds")
     return seconds or ()
 
 
 def sampling_text(row: Row) -> str:
-    """Returns how certain the median is, and how many warm-up steps and samples each round had and why it ended."""
+    """Return how certain the median is, and how many warm-up steps and samples each round had and why it ended."""
     reached = uncertainty(samples_of(row, "step"))
     sure = (
         f"the median is sure to {spread_text(reached)}"
@@ -108,7 +108,7 @@ class _EqualRanks(NamedTuple):
 
 
 def ranks(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text | None:
-    """Returns a line per rank, or per range of ranks with equal memory; None if every row is of one process."""
+    """Return a line per rank, or per range of ranks with equal memory; None if every row is of one process."""
     lines = [line for row in rows for line in _equal_ranks(row)]
     if not lines:
         return None

@@ -20,7 +20,7 @@ NOWHERE = "(no line of yours)"
 
 
 def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE) -> Text:
-    """Returns the peak, what held it, what stayed, and what was reserved."""
+    """Return the peak, what held it, what stayed, and what was reserved."""
     lines = [_peak(explained), _end(explained)]
     if explained.failed_bytes is not None:
         lines.append(f"a request of {bytes_text(explained.failed_bytes)} failed: out of memory")
@@ -33,7 +33,7 @@ def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE)
 
 
 def document(explained: SnapshotExplanation) -> bytes:
-    """Returns the explanation as one JSON document."""
+    """Return the explanation as one JSON document."""
     fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
     return encode(fields) + b"\n"
 

@@ -39,7 +39,7 @@ class Harmless(str):
 
 
 def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
-    """Returns one table for each group of rows that may be compared, with reasons and notes below it.
+    """Return one table for each group of rows that may be compared, with reasons and notes below it.
 
     Numbers are never cut: a table that does not fit is split into memory and time, then into one block per row. A width
     of None (a pipe) is unlimited.
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
 
 
 def bodies(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
-    """Returns the same tables without headings and notes, for a run in progress."""
+    """Return the same tables without headings and notes, for a run in progress."""
     return Text("\n\n").join([_laid_out(group, paper) for group in groups(rows)])
 
 
@@ -61,14 +61,14 @@ def paragraph(text: str, paper: Paper, *, style: str = "", indent: str = INDENT)
 
 
 def titled(title: str, body: Text, paper: Paper, *, below: Sequence[str] = ()) -> Text:
-    """Returns a body under a title in bold, with paragraphs below it."""
+    """Return a body under a title in bold, with paragraphs below it."""
     head = paragraph(title, paper, style="bold")
     lines = [paragraph(line, paper) for line in below]
     return Text("\n").join([head, Text(), body, *([Text()] if lines else []), *lines])
 
 
 def fitted(columns: Sequence[Column], paper: Paper, *, cut: int | None = None) -> Text:
-    """Lays out any table: in lines if it fits, else as a block for each row.
+    """Lay out any table: in lines if it fits, else as a block for each row.
 
     With `cut`, a table that is too wide is first cut in two before that column; each half has the first column.
     """
@@ -83,7 +83,7 @@ def fitted(columns: Sequence[Column], paper: Paper, *, cut: int | None = None) -
 
 
 def strips(columns: Sequence[Column], paper: Paper) -> Text:
-    """Lays out a table of many similar columns in strips below each other, each with the first column."""
+    """Lay out a table of many similar columns in strips below each other, each with the first column."""
     first, *rest = [clean(column, paper) for column in columns]
     parts, width = [], paper.width
     while rest:
@@ -96,7 +96,7 @@ def strips(columns: Sequence[Column], paper: Paper) -> Text:
 
 
 def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
-    """Returns laid-out lines of cleaned columns as text, with the head in bold and the rows in `dim` dim."""
+    """Return laid-out lines of cleaned columns as text, with the head in bold and the rows in `dim` dim."""
     text = Text(Harmless("\n".join([line.text for line in lines])))  # one text: rich takes a second to join 30,000
     marked = [at for at, line in enumerate(lines) if line.row == -1 or line.spans or line.row in dim]
     end = -1
@@ -110,7 +110,7 @@ def styled(lines: Sequence[GridLine], *, dim: Set[int] = frozenset()) -> Text:
 
 
 def clean(column: Column, paper: Paper) -> Column:
-    """Returns a column whose texts are safe to print and have only characters of the paper's encoding."""
+    """Return a column whose texts are safe to print and have only characters of the paper's encoding."""
     return msgspec.structs.replace(
         column,
         head=tuple(plain(text, encoding=paper.encoding) for text in column.head),
@@ -119,7 +119,7 @@ def clean(column: Column, paper: Paper) -> Column:
 
 
 def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
-    """Prints the text; `color` is auto (colors only on a terminal and without NO_COLOR), always or never."""
+    """Print the text; `color` is auto (colors only on a terminal and without NO_COLOR), always or never."""
     asked: dict[str, Any] = {}
     if color == "always":
         asked = {"force_terminal": True, "no_color": False}
@@ -135,7 +135,7 @@ def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
 
 
 def _laid_out(rows: Sequence[Row], paper: Paper) -> Text:
-    """Returns the first that fits: one table, two below each other, or a block per row."""
+    """Return the first that fits: one table, two below each other, or a block per row."""
     shown = columns(rows)
     parts = ((shown.name,), shown.memory, shown.time, shown.verdict)
     name, memory, time, verdict = (tuple(clean(column, paper) for column in part) for part in parts)
