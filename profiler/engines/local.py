@@ -210,10 +210,11 @@ class Local:
     def _in_one_child(self, entry: str, trials: list[Trial]) -> Generator[Record, None, None]:
         """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
         requests = f"[{','.join(map(self._request, trials))}]"
+        requested_at = time.monotonic()  # the child may begin before this process goes on
         with self._child(entry, requests, _log_name(trials[0])) as child:
             for place, trial in enumerate(trials):
-                requested_at = time.monotonic()
                 if place:
+                    requested_at = time.monotonic()
                     child.go_on(self._log(_log_name(trial)))
                 child.on_stage = self._tells(trial)
                 until = None if trial is trials[-1] else "record"

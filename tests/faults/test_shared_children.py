@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,25 @@ def both_ways(tracer: Local, model: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def logs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.log")}
+
+
+class Overtaking(Child):
+    """Has begun before the process that asked for it goes on, as on a busy machine."""
+
+    def __enter__(self):
+        child = super().__enter__()
+        assert select.select([self._channel], [], [], PATIENCE_SECONDS)[0]
+        return child
+
+
+def test_a_child_that_begins_before_its_parent_goes_on_has_begun_after_it_was_asked_for(tracer, monkeypatch):
+    monkeypatch.setattr(order, "_sharing", lambda trial: ("predicted", None))
+    monkeypatch.setattr(local, "Child", Overtaking)
+
+    records = list(tracer.run(plan("mlp")[:2]))
+
+    assert [(record.outcome, record.detail) for record in records] == [("ok", None)] * 2
+    assert all(record.stage_seconds["start"] >= 0 for record in records)
 
 
 @pytest.mark.slow
