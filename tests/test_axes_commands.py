@@ -51,7 +51,7 @@ def test_the_next_command_is_one(here: Path, capsys: pytest.CaptureFixture[str])
         (["show", RUN, "--over", "batch_size,strategy,seed"], "'seed' is no axis"),
         (["show", RUN, "--over", "batch_size", "--samples"], "--over has no effect with --samples"),
         (["show", RUN, "--over", "batch_size", "--json"], "--over has no effect with --json"),
-        (["show", "results/single", "--over", "batch_size"], "'batch_size' is no axis of this run"),
+        (["show", "results/single", "--over", "batch_size"], "'batch_size' is not an axis of this run"),
         (["plot", "results/single", "--kind", "heat"], "a list on an option is an axis"),
         (["plot", "results/single", "--kind", "growth"], "a list on an option is an axis"),
         (["plot", RUN, "--kind", "growth", "--over", "strategy"], "of positive numbers"),

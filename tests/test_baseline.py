@@ -105,7 +105,7 @@ def test_what_pytorch_warns_of_is_a_note_and_is_still_shown(strategy):
         record = measured(WARNED, strategy, passes=("equality",))
 
     assert "target size" in truth
-    assert notes(record, "GCP046") == [f"warned of while the step ran: {truth}"]
+    assert notes(record, "GCP046") == [f"warnings while the step ran: {truth}"]
     assert truth in {str(one.message).partition("\n")[0] for one in shown}
 
 
@@ -114,7 +114,7 @@ def test_of_many_warnings_three_are_named_each_once_by_its_first_line():
         record = measured(f"{WARNED}:count=4", "none", passes=("equality",))
 
     listed = "trouble 0; trouble 1; trouble 2; and 2 more"  # trouble 3, and the loss's own
-    assert notes(record, "GCP046") == [f"warned of while the step ran: {listed}"]
+    assert notes(record, "GCP046") == [f"warnings while the step ran: {listed}"]
 
 
 def test_a_step_without_a_warning_has_no_such_note():

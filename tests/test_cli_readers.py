@@ -291,7 +291,7 @@ def test_an_interrupt_is_exit_code_130(results: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("lost", "'lost' has no manifest.json"), ("nowhere", "'nowhere' is no run")]
+    ("word", "said"), [("lost", "'lost' has no manifest.json"), ("nowhere", "'nowhere' is not a run")]
 )
 def test_a_word_that_is_no_run_is_named_where_there_are_no_runs_at_all(tmp_path, monkeypatch, capsys, word, said):
     monkeypatch.chdir(tmp_path)

@@ -105,9 +105,7 @@ def test_what_compiled_code_may_hide_is_not_said_to_be_none(monkeypatch):
 
     (text,) = (note.text for note in record("own", model(backend=PARTITION)).notes if note.code == "GCP001")
 
-    assert (
-        text == "no checkpoint of the model's own was seen, in its compiled code neither; it is `none` by another name"
-    )
+    assert text == "no checkpoint of the model's own was seen, nor any in its compiled code; it is identical to `none`"
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_a_dry_run_on_a_cpu_tells_trials_and_steps(here: Path, capsys):
     assert answer([*words, "--dry-run"]) == 0
 
     told = capsys.readouterr().err.splitlines()
-    assert told[-2:] == ["2 trials", "steps: 20 to 30; of steps of less than 1 ms several make a sample"]
+    assert told[-2:] == ["2 trials", "steps: 20 to 30; several steps of less than 1 ms make one sample"]
 
 
 def test_ddp_settles_as_long_as_it_is_told_to():

@@ -114,7 +114,7 @@ def test_a_round_at_another_clock_than_its_baselines_is_told_by_the_farthest():
 
     assert apart(1049, 951) is None
     assert apart(1051, 920) == (
-        "the clock was another: a round ran at 920 MHz, that of its baseline at 1,000 MHz; "
+        "the clock differed: a round ran at 920 MHz, that of its baseline at 1,000 MHz; "
         "nvidia-smi --lock-gpu-clocks makes times comparable"
     )
     assert apart(None, None) is None

@@ -109,7 +109,7 @@ def test_what_a_kind_has_no_words_for_is_refused_with_the_segment(kind, runs, co
         emit(plan, kind)
 
     assert caught.value.message == f"--emit {kind}: {complaint}"
-    assert caught.value.hint == "--emit python has words for every plan; or plan blocks one by one"
+    assert caught.value.hint == "--emit python can express every plan; or plan blocks one by one"
     assert "apply_plan" in emit(plan, "python")
 
 

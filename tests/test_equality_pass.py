@@ -513,7 +513,7 @@ def test_only_the_steps_in_the_cases_precision_tell_something():
 
     equality_pass.compare(bench)
 
-    assert bench.notes["GCP014"] == "all gradients are zero or not finite, so that their equality says nothing"
+    assert bench.notes["GCP014"] == "all gradients are zero or not finite, so comparing them proves nothing"
 
 
 @pytest.mark.parametrize(("frozen", "text"), [(("a", "b"), equality_pass.UNTRAINED), (("a",), equality_pass.VANISHED)])
@@ -567,7 +567,9 @@ def test_compiled_code_that_rounds_otherwise_is_compared_with_what_it_names(unre
     found, reason = equality_pass.compare(bench)
 
     assert (found.gradients_equal, found.against, reason) == (True, "every:k=2", None)
-    assert bench.notes["GCP011"] == ("compared with every:k=2: compiled code rounds otherwise, by 2.5e-05, than `none`")
+    assert bench.notes["GCP011"] == (
+        "compared with every:k=2: compiled code rounds differently, by 2.5e-05, than `none`"
+    )
 
 
 def test_compiled_code_that_differs_by_more_than_rounding_is_not_compared_anew(unrepairable):
@@ -594,7 +596,9 @@ def test_compiled_code_that_draws_otherwise_is_compared_with_what_it_names(unrep
     found, reason = equality_pass.compare(bench)
 
     assert (found.random_state_equal, found.against, reason) == (True, "every:k=2", None)
-    assert bench.notes == {"GCP011": "compared with every:k=2: compiled code draws other random numbers than `none`"}
+    assert bench.notes == {
+        "GCP011": "compared with every:k=2: compiled code draws different random numbers than `none`"
+    }
 
 
 def test_kernels_that_change_are_held_to_what_the_last_bit_of_the_weights_changes(unrepairable):
@@ -634,7 +638,7 @@ def test_other_random_numbers_than_without_checkpointing_are_a_note(unrepairable
     found, _ = equality_pass.compare(bench)
 
     assert not found.random_state_equal
-    assert bench.notes == {"GCP005": "the step draws other random numbers than without checkpointing"}
+    assert bench.notes == {"GCP005": "the step draws different random numbers than without checkpointing"}
 
 
 @pytest.mark.parametrize(("repair", "is_noted"), [(False, True), (True, False)])
@@ -655,21 +659,23 @@ def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monk
 @pytest.mark.parametrize(
     ("difference", "names", "is_repairable", "text"),
     [
-        (None, (), False, "buffers differ: what a recompute writes into them it writes again"),
-        (0.5, (), False, "buffers differ by 5.0e-01: what a recompute writes into them it writes again"),
-        (1e-5, (), True, "buffers agree but for rounding (1.0e-05)"),
+        (None, (), False, "buffers differ: the recompute updates them a second time"),
+        (0.5, (), False, "buffers differ by 5.0e-01: the recompute updates them a second time"),
+        (1e-5, (), True, "buffers are equal except for rounding (1.0e-05)"),
         (
             None,
             ("0.num_batches_tracked",),
             False,
-            "buffers agree but for BatchNorm's count of its batches (num_batches_tracked), which a recompute raises "
+            "buffers are equal except for BatchNorm's count of its batches (num_batches_tracked), which a recompute "
+            "raises "
             "again",
         ),
         (
             1e-6,
             ("0.running_mean", "0.num_batches_tracked"),
             False,
-            "buffers agree but for rounding (1.0e-06) and BatchNorm's count of its batches (num_batches_tracked), "
+            "buffers are equal except for rounding (1.0e-06) and BatchNorm's count of its batches "
+            "(num_batches_tracked), "
             "which a recompute raises again",
         ),
         (
@@ -690,13 +696,13 @@ def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monk
             0.5,
             ("_u", "_v"),
             True,
-            "buffers differ by 5.0e-01 (_u, _v): what a recompute writes into them it writes again",
+            "buffers differ by 5.0e-01 (_u, _v): the recompute updates them a second time",
         ),
         (
             0.5,
             ("a", "_u"),
             False,
-            "buffers differ by 5.0e-01 (a, _u): what a recompute writes into them it writes again",
+            "buffers differ by 5.0e-01 (a, _u): the recompute updates them a second time",
         ),
         (
             2e-5,
@@ -723,10 +729,10 @@ def test_what_is_said_of_buffers(monkeypatch, difference, names, is_repairable, 
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({}, ": the recompute changes 0.calls, _u once more"),
-        ({"noise_floor": 1e-5}, ": the recompute changes 0.calls once more"),  # as it may be noise
-        ({"rounding_floor": 0.0}, ": the recompute changes 0.calls once more"),  # or of other kernels
-        ({"buffers_difference": 1e-6}, ": the recompute changes 0.calls once more"),
+        ({}, ": the recompute changes 0.calls, _u again"),
+        ({"noise_floor": 1e-5}, ": the recompute changes 0.calls again"),  # as it may be noise
+        ({"rounding_floor": 0.0}, ": the recompute changes 0.calls again"),  # or of other kernels
+        ({"buffers_difference": 1e-6}, ": the recompute changes 0.calls again"),
         ({"differing_buffers": ("mean",), "moved": ()}, ""),
     ],
 )

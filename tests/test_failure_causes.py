@@ -66,7 +66,7 @@ def test_a_recompute_that_gives_other_tensors_names_what_the_forward_has_changed
     words = f"the forward changes {names}, which the recompute finds changed"
     assert (record.outcome, record.detail) == (
         "failed",
-        f"checkpoint mismatch: recomputed, the blocks give other tensors: {words}",
+        f"checkpoint mismatch: the recompute gives different tensors: {words}",
     )
 
 
@@ -185,7 +185,7 @@ def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had
     words = (
         "ValueError: a second call (causes.py:{}), raised in the backward, in the recompute of '{}', whose forward had "
     )
-    cause = "passed; likely cause: the forward changes 1.seen, 2.seen, which the recompute finds changed"
+    cause = "succeeded; likely cause: the forward changes 1.seen, 2.seen, which the recompute finds changed"
     (line,) = re.findall(r"causes\.py:(\d+)", whole)
     assert (whole, cut) == tuple(words.format(line, block) + cause for block in (2, 1))  # of three, the last is plain
     assert plain.outcome == "ok"
@@ -209,7 +209,7 @@ def test_looking_for_a_cause_that_raises_itself_leaves_the_error_as_it_is(monkey
 
     monkeypatch.setattr(forward_changes, "loss_of", raise_anew)
 
-    assert failed("all", "once").endswith("in the recompute of '2', whose forward had passed")
+    assert failed("all", "once").endswith("in the recompute of '2', whose forward had succeeded")
 
 
 @pytest.mark.parametrize(
@@ -222,15 +222,15 @@ def test_looking_for_a_cause_that_raises_itself_leaves_the_error_as_it_is(monkey
         ),
         (
             3,  # in the forward of the second step
-            "requires_grad of 0.layer.weight, requires_grad of 1.layer.weight is no longer as built, perhaps changed "
-            "between a forward and its recompute",
+            "requires_grad of 0.layer.weight, requires_grad of 1.layer.weight is not as it was built, perhaps "
+            "changed between a forward and its recompute",
         ),
     ],
 )
 def test_a_parameter_that_is_frozen_between_forward_and_recompute_is_named(after, cause):
     detail = failed("all", f"freezing:after={after}")
 
-    assert detail == f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause}"
+    assert detail == f"checkpoint mismatch: the recompute gives different tensors: {cause}"
 
 
 def changed(factory: str, **fields: object) -> Record:
@@ -238,7 +238,7 @@ def changed(factory: str, **fields: object) -> Record:
     return under("all", "", "equality", model=Choice(f"{changing.__file__}:{factory}"), **fields)
 
 
-MISMATCH = "checkpoint mismatch: recomputed, the blocks give other tensors: "
+MISMATCH = "checkpoint mismatch: the recompute gives different tensors: "
 
 
 def test_parameters_that_are_frozen_only_while_the_forward_runs_are_told_with_the_ways_out():
@@ -267,7 +267,7 @@ def test_statistics_of_a_norm_are_no_cause_and_another_buffer_is_perhaps_one():
     )
     assert tally == (
         f"{MISMATCH}the forward changes the buffer 0.0.1.calls, the buffer 1.0.1.calls, which the recompute finds "
-        "changed: perhaps the cause, where the code decides by its values"
+        "changed: perhaps the cause, if the code branches on its values"
     )
 
 
@@ -287,7 +287,7 @@ def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both
 @pytest.mark.parametrize(
     ("way", "cause"),
     [
-        ("detached", "and 1 more (used, but the loss does not follow from it: detached, or its result is not used)"),
+        ("detached", "and 1 more (used, but the loss does not depend on it: detached, or its result is not used)"),
         (
             "frozen",
             "likely cause: the forward switches requires_grad of layers.0.weight, layers.0.bias, layers.1.weight and 1 "

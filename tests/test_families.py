@@ -98,7 +98,7 @@ def test_every_classification_model_of_torchvision_is_of_a_family_that_is_in_the
         ("torchvision:resnet81", "torchvision has no classification model 'resnet81'; the nearest is 'resnet18'"),
         ("torchvision:inception_v3:size=75", "inception_v3 does not take 2 images of 75 x 75: .* too small"),
         ("torchvision:vit_b_32:size=33", "vit_b_32 does not take 2 images of 33 x 33: .* patch size"),
-        ("torchvision:resnet18:size=big", "size=big is no number of pixels; size=own is the model's own, 224"),
+        ("torchvision:resnet18:size=big", "size=big is not a number of pixels; size=own is the model's own, 224"),
         ("timm:resnet18x", "timm has no model 'resnet18x'; the nearest is 'resnet18'"),
         ("hf:berd", "has no family 'berd'; the nearest is 'bert'"),
         ("hf:bert:hiden_size=3", "hf:bert has no 'hiden_size'; the nearest is 'hidden_size'"),

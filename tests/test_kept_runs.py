@@ -43,7 +43,7 @@ def test_a_run_is_found_by_a_tag_that_no_other_has(results: Path):
     assert run_folder("baseline") == Path("results") / FIRST
     with pytest.raises(UserError, match="'both' is a tag of 2 runs"):
         run_folder("both")
-    with pytest.raises(UserError, match="'bot' is no run"):
+    with pytest.raises(UserError, match="'bot' is not a run"):
         run_folder("bot")
 
 

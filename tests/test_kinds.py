@@ -74,8 +74,8 @@ def test_each_kind_is_predicted_with_what_was_read_on_it():
     ("words", "message"),
     [
         ({"gpus": "a100", "device": "cpu"}, "--gpus has no effect with --device"),
-        ({"gpus": "0,1"}, "--gpus: '0' is no kind of GPU"),
-        ({"gpus": "a100,"}, "--gpus: '' is no kind of GPU"),
+        ({"gpus": "0,1"}, "--gpus: '0' is not a kind of GPU"),
+        ({"gpus": "a100,"}, "--gpus: '' is not a kind of GPU"),
     ],
 )
 def test_what_is_no_list_of_kinds_is_refused(words, message):

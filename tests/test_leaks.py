@@ -201,7 +201,7 @@ def test_on_the_cpu_what_is_kept_is_in_no_number(own):
     kept = run(f"{own}:by_name", "none", ("memory",))
 
     assert kept.outcome == "ok"
-    assert "they are in no number" in told(kept)[0]
+    assert "they are not in any figure" in told(kept)[0]
     assert kept.readings.peak_bytes == clean.readings.peak_bytes
 
 

@@ -53,7 +53,7 @@ def test_a_block_that_is_called_without_those_before_it_is_refused_at_once():
     net, x = cut()
     net.left_out = {0}
 
-    with pytest.raises(Unsupported, match=r"called 'layers.1' where 'layers.0' was due.*--strategies all can"):
+    with pytest.raises(Unsupported, match=r"called 'layers.1' where 'layers.0' was expected.*--strategies all can"):
         net(x)
 
 
@@ -61,7 +61,7 @@ def test_blocks_that_were_not_called_are_told_when_the_forward_ends():
     net, x = cut()
     net.left_out = {1}
 
-    with pytest.raises(Unsupported, match=r"the forward ended where 'layers.1' was due"):
+    with pytest.raises(Unsupported, match=r"the forward ended where 'layers.1' was expected"):
         net(x)
 
 
@@ -71,7 +71,7 @@ def test_a_forward_that_raised_between_two_blocks_leaves_the_next_one_to_run():
     net.left_out = InterruptedBehindFirst()
     with (
         pytest.raises(KeyboardInterrupt),
-        pytest.warns(RuntimeWarning, match=r"between 'layers.0' and 'layers.1', which are computed together"),
+        pytest.warns(RuntimeWarning, match=r"between 'layers.0' and 'layers.1', which run as one segment"),
     ):
         net(x)
     net.left_out = set()
@@ -114,7 +114,7 @@ def test_blocks_that_were_called_without_the_module_are_told_at_its_next_forward
     net, x = cut()
     net.layers[0](x)
 
-    with pytest.raises(Unsupported, match=r"called 'layers.0' where 'layers.1' was due"):
+    with pytest.raises(Unsupported, match=r"called 'layers.0' where 'layers.1' was expected"):
         net(x)
 
 
@@ -170,7 +170,7 @@ def idle_notes(record: Record) -> list[str]:
 def test_frozen_modules_that_no_forward_runs_are_no_blocks():
     records = [averaged(strategy) for strategy in ("none", "all", "segments:k=2")]
 
-    words = "frozen, and no forward runs them, so that they are no blocks: average.0, average.1, average.2"
+    words = "not counted as blocks, as they are frozen and no forward runs them: average.0, average.1, average.2"
     assert [idle_notes(record) for record in records] == [[words]] * 3
     assert [record.built.num_blocks for record in records if record.built] == [3, 3, 3]
     assert records[1].built is not None
@@ -192,6 +192,6 @@ def test_blocks_that_train_or_are_named_stay_and_are_told_where_the_step_does_no
     assert record.built is not None
     assert record.built.num_blocks == 6
     assert idle_notes(record) == [
-        "3 checkpointed blocks did not run in the step: average.0, average.1, average.2; nothing of them is computed "
-        "again, and --blocks chooses others"
+        "3 checkpointed blocks did not run in the step: average.0, average.1, average.2; they are not recomputed; "
+        "--blocks chooses others"
     ]

@@ -54,7 +54,7 @@ def test_a_run_is_named_by_path_by_name_or_by_last(run):
 
 
 def test_what_is_no_run_is_refused(run):
-    with pytest.raises(UserError, match="'nothing' is no run"):
+    with pytest.raises(UserError, match="'nothing' is not a run"):
         profiler.load("nothing")
 
 

@@ -65,7 +65,7 @@ def test_it_is_said_that_this_is_neither_switched_off_nor_verified():
         "3 more run again in its backward, with gradients on; this is not switched off here nor in any other row"
         in text
     )
-    assert text.endswith(", and that it changes no gradient is not verified")
+    assert text.endswith(", and whether it changes gradients is not verified")
     assert remark(["", "head"]).startswith("the model recomputes by its own means: the whole model, head run again")
     assert "blocks.0 runs again" in remark(["blocks.0"])
 
@@ -112,7 +112,7 @@ def test_other_models_recompute_nothing_by_their_own_means(with_test_models, cho
 
 
 def test_own_says_only_that_the_model_calls_no_checkpoint_of_pytorchs():
-    text = "the model calls no torch.utils.checkpoint of its own; it is `none` by another name"
+    text = "the model calls no torch.utils.checkpoint of its own; it is identical to `none`"
 
     assert flops_notes(model("own"), "GCP001", strategy="own") == [text]
 

@@ -72,7 +72,7 @@ def test_a_plan_that_was_measured_slower_and_larger_than_a_rival_is_not_taken():
     chosen = choose(plans, CHAIN, BUDGET)
 
     assert chosen.plan.way.label == "uniform(5)"
-    assert sentences(chosen) == ["uniform(5) is chosen: none that fits was measured faster"]
+    assert sentences(chosen) == ["uniform(5) is chosen: no other plan that fits was measured to be faster"]
 
 
 def test_a_plan_that_was_measured_faster_is_taken_though_it_is_less_simple():
@@ -108,7 +108,7 @@ def test_what_costs_tell_from_another_way_alone_is_not_said_to_be_slower_than_th
     chosen = choose(plans, CHAIN, BUDGET)
 
     assert sentences(chosen) == [
-        "uniform(5) is chosen: it cannot be told from first(4) in time, and is the simplest",
+        "uniform(5) is chosen: its time cannot be told apart from first(4), and it is the simplest",
         "measured times cannot tell all from it; by these costs first(4) is faster than all",
     ]
 
@@ -124,7 +124,7 @@ def test_what_neither_times_nor_costs_tell_apart_is_taken_by_its_simplicity():
     assert chosen.plan.way.label == "uniform(5)"
     assert chosen.as_fast == ("plan",)
     assert sentences(chosen) == [
-        "uniform(5) is chosen: it cannot be told from plan in time, and is the simplest",
+        "uniform(5) is chosen: its time cannot be told apart from plan, and it is the simplest",
     ]
 
 

@@ -26,7 +26,7 @@ DAMAGED = {
     "another document": (b'{"stages": []}', "is not a plan: Object missing required field `schema`"),
     "an unknown field": (edited(more=1), "is not a plan: Object contains unknown field `more`"),
     "another schema": (edited(schema=2, more=1), "is of schema 2, this gcprof reads 1"),
-    "no block": (edited(segments=[{"blocks": ["7"]}]), "is not a plan: '7' is none of its blocks"),
+    "no block": (edited(segments=[{"blocks": ["7"]}]), "is not a plan: '7' is not one of its blocks"),
     "an empty segment": (edited(segments=[{"blocks": []}]), "is not a plan: segment [] is no run of consecutive"),
     "another order": (edited(segments=[{"blocks": ["1", "0"]}]), "is not a plan: segment [1 0] is no run of conse"),
     "a gap": (
@@ -81,5 +81,5 @@ def test_a_written_plan_is_read_as_it_was(tmp_path):
 
 
 def test_a_recipe_of_blocks_that_are_not_there_cannot_be_made():
-    with pytest.raises(ValueError, match="'1' is none of its blocks"):
+    with pytest.raises(ValueError, match="'1' is not one of its blocks"):
         PlanFile(plan="[1]", segments=(Segment(blocks=("1",)),), fingerprint={"0": ()})

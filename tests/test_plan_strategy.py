@@ -101,7 +101,7 @@ def test_a_plan_without_segments_says_that_it_checkpoints_nothing():
 
     assert (note.code, note.text) == (
         "GCP001",
-        "checkpoints nothing: the plan has no segments; it is `none` by another name",
+        "checkpoints nothing: the plan has no segments; it is identical to `none`",
     )
 
 

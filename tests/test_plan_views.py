@@ -99,7 +99,7 @@ def printed(name: str, **how) -> str:
     [
         ("1-4", []),
         ("1 [2-3] 4", ["in plans, [2-3] is one checkpointed segment"]),
-        ("1-2 3:matmul 4", ["in plans, 4:matmul is recomputed but for what matmul gives"]),
+        ("1-2 3:matmul 4", ["in plans, 4:matmul is recomputed except the outputs of matmul"]),
         (
             "[1] [2] [3] 4",
             ["in plans, [2-3] is one checkpointed segment; [4]..[6] are checkpointed each by itself"],

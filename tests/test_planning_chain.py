@@ -94,7 +94,7 @@ def test_a_damaged_file_is_refused_with_a_hint(tmp_path, text, said):
     ("stages", "said", "hint"),
     [
         ([STAGE, STAGE], "two stages are called 'a'", "give each stage a name of its own"),
-        ([STAGE | {"blocks": [BLOCK, BLOCK]}], "two blocks are called 'b'", "a block is of one stage"),
+        ([STAGE | {"blocks": [BLOCK, BLOCK]}], "two blocks are called 'b'", "a block belongs to one stage"),
         ([STAGE | {"options": [OPTION] * 2}], "two options of 'a' are called 'a'", "give each its own name"),
         (
             [STAGE | {"own_saved_bytes": 4}],
@@ -192,7 +192,7 @@ def test_what_is_no_plan_of_the_chain_is_not_carried_out(plan):
     chain = Chain(input_bytes=1, stages=(stage(pinned=True), stage(options=(few,))))
 
     simulate(chain, Plan(items=(0, 1), options=((1, "few"),)))
-    with pytest.raises(ValueError, match=r"stage|run|options"):
+    with pytest.raises(ValueError, match=r"stage|segment|options"):
         simulate(chain, plan)
 
 

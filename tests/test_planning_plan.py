@@ -70,10 +70,10 @@ def test_a_plan_reads_as_people_write_it(text, items, options):
         ("1-4", "stages are 1-4, not 1 to 3 in order"),
         ("3 2 1", "stages are 3 2 1, not 1 to 3 in order"),
         ("1-2 2", "stages are 1-2 2, not 1 to 3 in order"),
-        ("[] 1-3", "a checkpointed run is empty or ends in another"),
-        ("[1 [2]] 3", "a checkpointed run is empty or ends in another"),
-        ("[1 2:few] 3", "stage 2 is in a checkpointed run, and takes no save option there"),
-        ("[1:few 2] 3", "stage 1 is in a checkpointed run, and takes no save option there"),
+        ("[] 1-3", "a checkpointed segment is empty or ends inside another"),
+        ("[1 [2]] 3", "a checkpointed segment is empty or ends inside another"),
+        ("[1 2:few] 3", "stage 2 is in a checkpointed segment, and takes no save option there"),
+        ("[1:few 2] 3", "stage 1 is in a checkpointed segment, and takes no save option there"),
     ],
 )
 def test_what_is_no_plan_of_three_stages_is_told_why(text, complaint):
@@ -122,7 +122,7 @@ def test_a_plan_file_names_the_blocks_of_what_is_checkpointed_and_of_what_is_kep
 def test_a_stage_of_no_modules_is_not_computed_again(text):
     chain = of_modules(["a"], [], ["c"])
 
-    with pytest.raises(UserError, match="stage '' is of no known blocks"):
+    with pytest.raises(UserError, match="stage '' has no known blocks"):
         plan_file_of(chain, parse(text, 3))
 
 
@@ -130,5 +130,5 @@ def test_stages_of_no_modules_have_no_plan_file():
     with pytest.raises(UserError) as caught:
         plan_file_of(of_modules([], []), parse("[1] 2", 2))
 
-    assert str(caught.value) == "these stages are of no known blocks: their plan can be carried out nowhere"
+    assert str(caught.value) == "these stages have no known blocks: their plan cannot be applied to a model"
     assert caught.value.hint == "`gcprof stages MODEL -o costs.json` writes stages with their blocks"

@@ -186,7 +186,7 @@ def test_a_run_is_shown_again_without_torch_and_is_of_no_other_system(here, caps
 
     assert (again.returncode, again.stdout) == (0, first)
     assert other.returncode == 4
-    assert "'run' is no run of adam-states" in other.stderr
+    assert "'run' is not a run of adam-states" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
     writer.close()
 
     assert answer(["reproduce", "hf-trainer", "--from", "run"]) == code
-    assert ("'run' is no run of hf-trainer" in capsys.readouterr().err) == bool(code)
+    assert ("'run' is not a run of hf-trainer" in capsys.readouterr().err) == bool(code)
 
 
 def test_without_a_name_all_are_listed(capsys):

@@ -42,7 +42,7 @@ def test_what_can_be_seeded_is_and_a_recompute_that_draws_anew_is_invalid_and_na
     assert verdict(none) == "bit-equal"
     assert every.outcome == "invalid"
     assert SEEDED[source] in every.equality.random_sources
-    assert f"the recompute draws other numbers from {SEEDED[source]}" in every.detail
+    assert f"the recompute draws different numbers from {SEEDED[source]}" in every.detail
     assert any(note.code == "GCP005" and SEEDED[source] in note.text for note in every.notes)
 
 

@@ -160,7 +160,7 @@ def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsy
 
 @pytest.mark.parametrize(
     ("way", "why"),
-    [("ddp", "'unused.weight' gets no gradient"), ("ddp:unused=true", "reads values: it cannot be foreseen")],
+    [("ddp", "'unused.weight' gets no gradient"), ("ddp:unused=true", "reads values: it cannot be predicted")],
 )
 def test_what_ddp_refuses_or_reads_is_not_foreseen(way, why):
     model = Choice(f"{Path(__file__).parent / 'user_models' / 'unused.py'}:make")

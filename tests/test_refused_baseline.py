@@ -82,5 +82,5 @@ def test_a_model_that_has_no_such_blocks_did_not_fail(here, capsys):
     assert answer(["run", "mlp", "--blocks", "nope*", *QUICK]) == 1
 
     assert outcomes(here) == [("none", 1, "skipped")]
-    why = "not even the step without checkpointing can be had as it was asked for (no blocks match 'nope*'; "
+    why = "not even the step without checkpointing can be run as requested (no blocks match 'nope*'; "
     assert why in capsys.readouterr().err

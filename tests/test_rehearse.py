@@ -336,7 +336,7 @@ def test_the_environment_names_the_gpu_as_hollow_before_it_is_opened():
         (["run", "--model", "mlp", "--device", "rehearse:h100,t4"], "take a list: rehearse:t4,rehearse:h100"),
         (
             ["explain", "mlp", "--device", "rehearse:h100", "--ranks", "2"],
-            "--ranks\nhint: this command follows one process; gcprof predict and gcprof rehearse take --ranks",
+            "--ranks\nhint: this command traces one process; gcprof predict and gcprof rehearse take --ranks",
         ),
         (["rehearse", "mlp", "--memory", "0"], "gcprof: --memory cannot be '0'"),
         (["rehearse", "mlp", "--memory", "9999TiB"], "gcprof: --memory cannot be '9999TiB'"),

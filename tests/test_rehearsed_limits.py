@@ -37,7 +37,7 @@ def test_what_needs_a_library_that_is_not_there_is_skipped_and_says_what_to_do(r
     record = rehearsed[model]
 
     assert record.outcome == "skipped"
-    assert record.detail.startswith(f"the hollow device has {lacking}")
+    assert record.detail.startswith(f"a rehearsal has {lacking}")
     assert record.detail.endswith("; gcprof predict needs none")
 
 

@@ -159,6 +159,6 @@ def test_an_estimate_says_that_it_is_one_and_of_what():
     said = stated_error(ROUND, "fp32")
 
     assert said.startswith("times are estimated for ideal kernels at 80 % of the datasheet of round;")
-    assert "ratios of strategies are nearer than seconds" in said
+    assert "ratios of strategies are more accurate than seconds" in said
     assert "scaled to the measured row" in stated_error(ROUND, "fp32", is_scaled=True)
     assert "scaled to the measured row" not in said

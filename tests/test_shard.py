@@ -235,7 +235,7 @@ def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys
     assert none.step_seconds is not None
     for command in (["show"], ["export", "--to", "csv", "-o", "t.csv"], ["report", "-o", "r.html"], ["validate"]):
         assert answer([command[0], "part", *command[1:]]) == 0
-    assert "part 2/2 of a sweep" in capsys.readouterr().err
+    assert "shard 2/2 of a sweep" in capsys.readouterr().err
     assert answer(["run", "--resume", "part"]) == 0
     assert answer([*words[:-2], "--resume", "part"]) == 0  # by the words of the whole sweep
 
@@ -259,7 +259,7 @@ def test_an_empty_part_says_so_and_leaves_nothing_behind(here, capsys):
 
     assert answer([*words, "--shard", "3/3"]) == 0
 
-    assert "part 3/3 is empty" in capsys.readouterr().err
+    assert "shard 3/3 is empty" in capsys.readouterr().err
     assert list(here.iterdir()) == []
 
 
@@ -276,4 +276,4 @@ def test_a_run_that_jobs_of_a_cluster_have_parts_of_does_not_go_on_without_them(
 
     assert answer(["run", "--resume", str(run)]) == 2
 
-    assert "jobs of a cluster have parts of this run" in capsys.readouterr().err
+    assert "jobs of a cluster have shards of this run" in capsys.readouterr().err

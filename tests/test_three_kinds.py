@@ -157,7 +157,7 @@ def test_a_prediction_is_as_sure_as_its_rehearsal_says_and_the_table_says_agains
     assert [row.prediction_against for row in alone] == ["rehearsed", "rehearsed"]
     assert [row.prediction_error for row in alone] == [pytest.approx(99 / 96 - 1)] * 2
     assert "off rehearsed by" in labels(alone[:1])
-    assert "peak sure to by rehearsal" in labels(alone[1:])
+    assert "peak within by rehearsal" in labels(alone[1:])
     assert "predicted peak off by" not in labels(alone[:1])
 
 
@@ -169,7 +169,7 @@ def test_a_prediction_that_is_not_calibrated_is_sure_to_nothing(device: str):
     shown = labels([msgspec.structs.replace(predicted, notes=(*predicted.notes, blind))])
 
     assert "off rehearsed by" in shown
-    assert "sure to" not in shown
+    assert "peak within" not in shown
 
 
 @pytest.mark.parametrize("device", REHEARSED_ON)

@@ -35,7 +35,7 @@ def test_a_median_that_is_less_sure_than_was_asked_for_says_what_helps():
 
     found = notes(record(**asked))
 
-    assert found["GCP012"].startswith("the times are unsure: the median is sure to ±5.0 %, not to ±2.0 %; ")
+    assert found["GCP012"].startswith("the times are unsure: the median is known to ±5.0 %, not ±2.0 %; ")
     assert "--max-seconds" in found["GCP012"]
     assert "--max-samples" not in found["GCP012"]
     assert "--max-seconds" not in notes(record(**{**asked, "stopped": "look"}))["GCP012"]
@@ -47,7 +47,7 @@ def test_what_is_less_sure_by_a_hair_is_told_with_as_many_digits_as_show_it():
     wide = (0.100, 0.095, 0.105, 0.100, 0.096, 0.104)
     asked = record(seconds=wide, sampling=Sampling(precision_target=0.0496), stopped="seconds")
 
-    assert "the median is sure to ±5.00 %, not to ±4.96 %" in notes(asked)["GCP012"]
+    assert "the median is known to ±5.00 %, not ±4.96 %" in notes(asked)["GCP012"]
 
 
 def test_threads_that_wait_for_each_other_have_a_remedy():
@@ -83,7 +83,7 @@ def test_a_first_look_is_no_round_of_its_own_beside_others():
 def test_too_few_samples_for_an_interval_are_not_sure():
     found = notes(record(seconds=(1.0,) * 5, sampling=Sampling(), stopped="seconds"))
 
-    assert found["GCP012"].startswith("the times are unsure: 5 samples cannot tell how sure the median is; ")
+    assert found["GCP012"].startswith("the times are unsure: 5 samples are too few to tell how precise the median is; ")
 
 
 def test_a_prediction_has_no_doubts_of_a_measurement():
@@ -120,8 +120,8 @@ def test_seconds_at_another_pace_than_the_baselines_are_told(pace: float, is_tol
     assert table[1].time.ratio == pytest.approx(1.25)
     assert ("GCP023" in told) == is_told
     if is_told:
-        by_seconds = f"by the seconds it takes {(pace * 1.25 - 1) * 100:+.0f} %"
-        assert told["GCP023"].startswith(f"measured at another pace than its baseline: {by_seconds}, ")
+        by_seconds = f"by their seconds the step takes {(pace * 1.25 - 1) * 100:+.0f} %, "
+        assert told["GCP023"].startswith(f"the machine's speed changed between this row and its baseline: {by_seconds}")
     assert not table[0].notes
 
 

@@ -42,7 +42,7 @@ REFUSED = {
     "item": WITHOUT_DATA,
     "branch": WITHOUT_DATA,
     "address": "the model's own hook on saved tensors asks for addresses (data_ptr)",
-    "quantized": "a quantized tensor cannot be followed",
+    "quantized": "a quantized tensor cannot be traced",
     "cycle": "is in a reference cycle",
 }
 

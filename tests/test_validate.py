@@ -89,8 +89,8 @@ def test_an_older_schema_is_worth_knowing(run):
             {"saved_bytes": 101 * make.MIB, "peak_bytes": 100 * make.MIB},
             "the peak of 100 MiB is below the saved 101 MiB",
         ),
-        ({"step_seconds": ()}, "ok, and its step has no time samples"),
-        ({"step_seconds": None}, "ok, and its step has no time samples"),
+        ({"step_seconds": ()}, "the outcome is ok, but the step has no time samples"),
+        ({"step_seconds": None}, "the outcome is ok, but the step has no time samples"),
     ],
 )
 def test_an_impossible_number_is_damage(tmp_path, readings, text):
@@ -137,7 +137,7 @@ def test_a_record_outside_the_plan_is_worth_knowing(run):
 def test_a_file_that_does_not_belong_is_worth_knowing(run):
     (run / "notes.txt").touch()
 
-    assert found(run) == [("notes.txt", "no file of a run folder", False)]
+    assert found(run) == [("notes.txt", "not a file of a run folder", False)]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "trials.jsonl"])
@@ -179,7 +179,7 @@ def test_the_command_prints_file_and_line_and_ends_with_4(run, capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{run}/trials.jsonl:4: ")
-    assert lines[1] == f"{run}/notes.txt: note: no file of a run folder"
+    assert lines[1] == f"{run}/notes.txt: note: not a file of a run folder"
     assert lines[2] == f"{run}: 3 records, damaged in 1 place"
 
 

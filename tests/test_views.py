@@ -256,7 +256,7 @@ def test_the_samples_tell_their_warm_up_and_why_they_ended():
         "900.0", "500.0", "400.0", "800.0", "600.0",
     ]  # fmt: skip
     assert lines[lines.index("none") + 3 + 3] == (
-        "the median is sure to ±50.0 %; "
+        "the median is known to ±50.0 %; "
         "round 1: 3 samples, --max-seconds reached, 3 of warm-up, 1 of them found; "
         "round 2: 3 samples, sure enough, 2 of warm-up"
     )

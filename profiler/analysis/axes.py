@@ -61,7 +61,7 @@ def named(space: Space, word: str) -> Axis:
     axes = {axis.name: axis for axis in space.axes}
     if name not in axes:
         hint = nearest(name, axes) or f"its axes are {', '.join(axes) or 'none'}"
-        raise UserError(f"'{word}' is no axis of this run", hint=hint)
+        raise UserError(f"'{word}' is not an axis of this run", hint=hint)
     return axes[name]
 
 

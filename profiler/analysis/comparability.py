@@ -105,7 +105,7 @@ def _told(baseline: Side, side: Side, name: str, first: str, second: str) -> str
 
 
 def _allowing(names: Iterable[str]) -> str:
-    return f"to compare them all the same: --allow-different {','.join(names)}"
+    return f"to compare them anyway: --allow-different {','.join(names)}"
 
 
 def _named(side: Side) -> str:

@@ -118,13 +118,13 @@ def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
 
 def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
     once = [side.label for side in compared if _is_of_one_round(side)]
-    text = "of one round: its intervals know the spread within a process, not that between processes"
-    remarks = [f"{', '.join(once)}: {text}; --rounds 3 shows both"] if once else []
+    text = "of one round: its intervals cover the spread within a process, not that between processes"
+    remarks = [f"{', '.join(once)}: {text}; --rounds 3 covers both"] if once else []
     baseline, *others = compared
     apart = [f"{side.label} {side.evidence}" for side in others if side.evidence != baseline.evidence]
     if apart:
         kinds = f"{baseline.label} is {baseline.evidence}, {' and '.join(apart)}"
-        remarks.append(f"{kinds}: a peak of one kind is off that of another, and neither is better or worse")
+        remarks.append(f"{kinds}: peaks of different kinds differ by their errors, and neither is better or worse")
     return tuple(remarks)
 
 

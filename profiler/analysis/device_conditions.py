@@ -90,7 +90,7 @@ def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | 
     if abs(mine / none - 1) <= APART:
         return None
     clocks = f"{_megahertz(mine)}, that of its baseline at {_megahertz(none)}"
-    return f"the clock was another: a round ran at {clocks}; nvidia-smi --lock-gpu-clocks makes times comparable"
+    return f"the clock differed: a round ran at {clocks}; nvidia-smi --lock-gpu-clocks makes times comparable"
 
 
 def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:

@@ -30,7 +30,7 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
         yield "a device that computes nothing gave times or gradients"
     is_timed = passes is not None and "time" in passes and kind == "measured"
     if is_timed and record.outcome == "ok" and not readings.step_seconds:
-        yield "ok, and its step has no time samples"
+        yield "the outcome is ok, but the step has no time samples"
 
 
 def impossible_peak(readings: Readings) -> Iterator[str]:

@@ -128,7 +128,7 @@ def _gradients(step: _Step) -> Reason | None:
     gradients, activations = step.bytes_of("gradients"), step.bytes_of(*ACTIVATIONS)
     if step.peak.phase not in ("backward", "recompute") or gradients < max(step.all_gradient_bytes / 2, activations):
         return None
-    text = f"the peak is late in the backward and made of gradients: {bytes_text(gradients)} of them are there"
+    text = f"the peak is late in the backward and consists of gradients: it holds {bytes_text(gradients)} of them"
     return Reason(kind="gradients", text=f"{text}, and {bytes_text(activations)} of activations")
 
 

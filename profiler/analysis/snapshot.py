@@ -96,7 +96,7 @@ def explain_snapshot(content: Any) -> SnapshotExplanation:
         return _explain(snapshot, device)
     except (msgspec.ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
         hint = "torch.cuda.memory._dump_snapshot('file.pickle') writes one"
-        raise UserError(f"this is no CUDA memory snapshot: {error}", hint=hint) from None
+        raise UserError(f"this is not a CUDA memory snapshot: {error}", hint=hint) from None
 
 
 def _busiest(snapshot: Snapshot) -> int:

@@ -48,8 +48,8 @@ def _beside_pairs(
     if time.low / (1 + DRIFT) <= ratio <= time.high * (1 + DRIFT):
         return ()
     text = (
-        f"measured at another pace than its baseline: by the seconds it takes {change_text(ratio)}, by steps side by "
-        f"side {change_text(time.ratio)}; trust these rather than the seconds"
+        f"the machine's speed changed between this row and its baseline: by their seconds the step takes "
+        f"{change_text(ratio)}, by steps side by side {change_text(time.ratio)}; trust the latter"
     )
     return (("GCP023", text),)
 
@@ -128,7 +128,7 @@ def _has_threads(rounds: Sequence[Record]) -> bool:
 @lru_cache(maxsize=1024)  # rows of a large run share a few hundred of these
 def _unsure(facts: tuple[str, ...], helps: tuple[str, ...]) -> str:
     helping = f"{', '.join(helps[:-1])} or {helps[-1]}"
-    return f"the times are unsure: {'; '.join(facts)}; {helping} would make them surer"
+    return f"the times are unsure: {'; '.join(facts)}; {helping} would reduce the noise"
 
 
 def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
@@ -147,7 +147,7 @@ def _waited(rounds: Sequence[Record]) -> str | None:
     share = held_share(rounds)
     if share is None or share >= HELD:
         return None
-    return f"{(1 - share) * 100:.0f} % of the time was stolen from the steps, which had no core"
+    return f"{(1 - share) * 100:.0f} % of the time was lost by the steps waiting for a core"
 
 
 def stolen(rounds: Iterable[Record]) -> float | None:
@@ -175,10 +175,10 @@ def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
         return None
     if reached is None:
         few = count_text(count, "pair" if ratio else "sample")
-        return f"{few} cannot tell how sure {what} is"
+        return f"{few} are too few to tell how precise {what} is"
     wanted = sampling.precision_target
     digits = next(digits for digits in (1, 2, 3) if digits == 3 or f"{reached:.{digits}%}" != f"{wanted:.{digits}%}")
-    return f"{what} is sure to {spread_text(reached, digits=digits)}, not to {spread_text(wanted, digits=digits)}"
+    return f"{what} is known to {spread_text(reached, digits=digits)}, not {spread_text(wanted, digits=digits)}"
 
 
 def computes_more(readings: Readings, none: Readings) -> bool:
@@ -191,8 +191,8 @@ def faster_with_more_work(readings: Readings, none: Readings, ratio: float) -> N
     """Return the note on a step that is surely faster than the baseline's, and computes more."""
     work = (_flops(readings) or 0) / (_flops(none) or 1)
     text = (
-        f"its step takes {change_text(ratio)} although it computes {change_text(work)} FLOPs: what it holds "
-        "less of, caches or a slow allocator, costs this machine more than arithmetic does; elsewhere it may be slower"
+        f"its step takes {change_text(ratio)} although it computes {change_text(work)} FLOPs: the memory "
+        "that it saves (caches, a slow allocator) costs more here than the recompute; elsewhere it may be slower"
     )
     return Note(code="GCP061", text=text)
 
@@ -205,6 +205,8 @@ def _flops(readings: Readings) -> int | None:
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """Return a sentence if the clock was held down or was not the baseline's, with the ratio in clock cycles."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
+    if row_times.paired(rounds):  # both sides of such a ratio ran in turns at one clock
+        return clock_held(conditions)
     doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
     return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
@@ -216,7 +218,7 @@ def _host_bound(rounds: Sequence[Record]) -> str | None:
     if share < HOST_BOUND:
         return None
     return (
-        f"the host is at work for {share * 100:.0f} % of the step: its time is the host's, and trials beside it "
+        f"the host is at work for {share * 100:.0f} % of the step: the time is the host's, and concurrent trials "
         "(--devices) change it; a larger --batch-size gives the device more to do"
     )
 
@@ -231,7 +233,7 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
         if held > total:
             return (
                 f"spill suspected: {bytes_text(held)} on a device of {bytes_text(total)}: the driver holds some of it "
-                "in the host's memory (Windows, WSL), and the time is the bus's too; a smaller --batch-size would fit"
+                "in the host's memory (Windows, WSL), and the time includes the bus; a smaller --batch-size would fit"
             )
     return None
 
@@ -270,8 +272,8 @@ def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | No
     if not apart:
         return None
     return (
-        f"in {apart} of {count_text(len(named), 'round')} it ran on another GPU than the row that it is compared with: "
-        "the ratio holds what the two differ by besides; more --rounds mix them"
+        f"in {apart} of {count_text(len(named), 'round')} it ran on another GPU than its baseline: the ratio "
+        "includes the difference between the GPUs; more --rounds average it out"
     )
 
 

@@ -180,7 +180,7 @@ def _refuse_nowhere(words: Sequence[str]) -> None:
     names = [name for flag, name in pairwise(words) if flag in ("-o", "--output")]
     names += [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
     if "" in names:
-        raise UserError("--output: '' is no name of a file or folder", hint="name one, or leave it out")
+        raise UserError("--output: '' is not the name of a file or folder", hint="name one, or leave it out")
     if "-" in names or "-o-" in words:
         instead = {"export": "without it a file is printed", "stages": "--json prints the costs"}
         hint = instead.get(words[0], "name the file or folder to write")

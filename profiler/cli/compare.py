@@ -32,7 +32,7 @@ def compare(
         str | None, typer.Option("--allow-different", help="What may differ: torch, batch_size, optimizer, seed, ...")
     ] = None,
     fail_on: Annotated[
-        str | None, typer.Option("--fail-on", help="End with 5 where a row is over: 'peak:>2%,time:>5%'.")
+        str | None, typer.Option("--fail-on", help="Exit with 5 if a row exceeds a limit: 'peak:>2%,time:>5%'.")
     ] = None,
     format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
     columns: options.Width = None,

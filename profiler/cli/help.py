@@ -16,7 +16,7 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
     "Predict": {
         "predict": "Predict memory without the device",
         "rehearse": "Run PyTorch's CUDA code without GPU",
-        "explain": "Say what holds the peak",
+        "explain": "Explain what holds the peak",
         "timeline": "Draw live memory over a step",
     },
     "Plan": {
@@ -30,16 +30,16 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
     "Read": {
         "show": "Show a run as a table",
         "compare": "Compare runs: settings, peaks and times",
-        "plot": "Draw a run as a picture",
+        "plot": "Plot a run",
         "export": "Export a run for other tools",
-        "report": "Write runs as a browser page",
+        "report": "Write runs as an HTML page",
     },
     "Keep": {
         "list": "List the runs, newest last",
-        "tag": "Give a run words of yours",
+        "tag": "Tag a run with your own words",
         "rm": "Remove runs, asking for each first",
-        "merge": "Make one run of several",
-        "validate": "Check every line of runs",
+        "merge": "Merge several runs into one",
+        "validate": "Check every line of a run",
     },
 }
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def max_batch(
     model: options.Model,
-    memory: Annotated[str, typer.Option(help="What has to hold it: 11GiB, 11G, or 60% of the device's.")],
+    memory: Annotated[str, typer.Option(help="Memory it must fit: 11GiB, 11G, or 60% of the device's.")],
     context: Annotated[
-        str | None, typer.Option(help="What CUDA itself takes of it. [default: as measured, or 600MiB]")
+        str | None, typer.Option(help="Memory that CUDA itself takes. [default: as measured, or 600MiB]")
     ] = None,
     strategies: Annotated[str, typer.Option(help="Strategies besides `none` and the plan.")] = "all",
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its largest batch.")] = True,

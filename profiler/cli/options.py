@@ -89,12 +89,12 @@ Strategies = Annotated[
     typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=propose_strategies),
 ]
 Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")]
-BatchSize = Annotated[str | None, typer.Option(help="Samples a micro-batch. [default: the model's]")]
+BatchSize = Annotated[str | None, typer.Option(help="Samples per micro-batch. [default: the model's]")]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")]
-Accumulate = Annotated[str | None, typer.Option(help="Micro-batches a step. [default: 1]")]
-Blocks = Annotated[str | None, typer.Option(help="The blocks by name: 'model.layers.*', or enc1,enc2,mid.")]
+Accumulate = Annotated[str | None, typer.Option(help="Micro-batches per step. [default: 1]")]
+Blocks = Annotated[str | None, typer.Option(help="Blocks to checkpoint: 'model.layers.*', or enc1,enc2,mid.")]
 RepairBatchnorm = Annotated[
-    bool | None, typer.Option("--repair-batchnorm", help="Hold BatchNorm's statistics while its block is recomputed.")
+    bool | None, typer.Option("--repair-batchnorm", help="Keep the recompute from updating BatchNorm's statistics.")
 ]
 Routing = Annotated[
     str | None, typer.Option(help="Where a mixture of experts sends its tokens: balanced or worst. [default: balanced]")
@@ -105,11 +105,11 @@ Routing = Annotated[
 Precisions = Annotated[
     str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
 ]
-Accumulates = Annotated[str | None, typer.Option(help="Micro-batches a step: 4 or 1,2,4. [default: 1]")]
+Accumulates = Annotated[str | None, typer.Option(help="Micro-batches per step: 4 or 1,2,4. [default: 1]")]
 Parallel = Annotated[str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")]
 FoundBlocks = Annotated[
     str | None,
-    typer.Option(help="The blocks by name: 'model.layers.*', or enc1,enc2,mid; `gcprof blocks` shows those found."),
+    typer.Option(help="Blocks to checkpoint: 'model.layers.*', or enc1,enc2,mid; `gcprof blocks` shows those found."),
 ]
 
 # where

@@ -53,7 +53,7 @@ def usage(error: Any) -> tuple[str, str | None]:
     command = re.match(r"no such command '(.*)'", message)
     flag = getattr(error, "option_name", "")
     if flag in OF_RANKS:
-        return message, f"this command follows one process; gcprof predict and gcprof rehearse take {flag}"
+        return message, f"this command traces one process; gcprof predict and gcprof rehearse take {flag}"
     if command:
         near = nearest(command[1], context.command.commands)
     else:
@@ -135,9 +135,9 @@ def _as_typed(word: str) -> str:
 
 
 def shard_text(run: Run) -> str:
-    """Return a note on a run that is one part of a sweep, with what to do next."""
-    text = f"part {run.manifest.shard} of a sweep: what is measured in other parts is not here"
-    return f"{text}; gcprof merge makes one run of all parts"
+    """Return a note on a run that is one shard of a sweep, with what to do next."""
+    text = f"shard {run.manifest.shard} of a sweep: results of the other shards are not here"
+    return f"{text}; gcprof merge merges all shards"
 
 
 class Terminal(Screen):

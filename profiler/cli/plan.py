@@ -97,7 +97,9 @@ def _print_code_of(path: Path, emit: str | None, ctx: typer.Context, *, repair_b
     words = [_typed_word(ctx, name, flags[name]) for name in typed]
     given = [word for word in words if word not in ("--from", "--emit", "--repair-batchnorm")]
     if given:
-        raise UserError(f"{given[0]} has no effect with --from", hint="its plan is made; leave one of them out")
+        raise UserError(
+            f"{given[0]} has no effect with --from", hint="--from has a plan already; leave one of them out"
+        )
     say_bytes(code(plan_file.read(path), emit, repair_batchnorm=repair_batchnorm).encode())
 
 

@@ -60,7 +60,7 @@ def say_infeasible(planned: Planned, budget: int) -> None:
     more = " by the costs of the stages, and its step needs more" if smallest <= budget else ""
     if own := planned.own:
         needed = f"`own` needs {bytes_text(own.peak_bytes)} ({own.evidence})"
-        rest = f"no plan of these blocks does: their smallest peak is {bytes_text(smallest)}{more}"
+        rest = f"no plan of these blocks fits: their smallest peak is {bytes_text(smallest)}{more}"
         aside(f"the model's own checkpoints fit {budget_text(planned, budget)}: {needed}; {rest}")
     else:
         is_below = budget < working < smallest  # then no deeper plans were looked for
@@ -70,12 +70,16 @@ def say_infeasible(planned: Planned, budget: int) -> None:
         aside(f"no plan fits {budget_text(planned, budget)}: {lowest}{more}")
     outside = f", {bytes_text(kept)} are saved before it outside of these blocks" if kept else ""
     aside(
-        f"'{name}' needs {bytes_text(working)} at work alone: {bytes_text(chain.static_bytes)} of it are there in "
+        f"'{name}' needs {bytes_text(working)} alone while it runs: {bytes_text(chain.static_bytes)} of it are there "
+        "in "
         f"every step{outside}, and up to {bytes_text(gradients)} are gradients of parameters"
     )
     if planned.better_blocks:
         aside(planned.better_blocks)
-    rest = "a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state these two"
+    rest = (
+        "a smaller batch or `offload` lowers the rest; sharding, 16 bits or an optimizer with less state lowers "
+        "these two"
+    )
     aside(workspace_text(chain, working) or rest)
     if planned.own:
         next_command("gcprof", "run", "--model", *_words_of_run(planned), "--strategies", "own")
@@ -92,17 +96,17 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
     faster = f"faster by {lost * 100:.2g} %" if lost else "faster"
     peak = bytes_text(fitted.point.peak_bytes)
     lines = [
-        f"floor of these blocks: {bytes_text(floor)}, the static bytes{outside} and '{name}' at work alone; "
-        f"the smallest peak of a plan this deep: {bytes_text(frontier.peak_bytes[0])}",
-        "the steps of all plans that the costs prefer need more than the costs say: this one is by a rule"
+        f"floor of these blocks: {bytes_text(floor)}, the static bytes{outside} and '{name}' alone while it runs; "
+        f"the smallest peak of a plan of this depth: {bytes_text(frontier.peak_bytes[0])}",
+        "every plan that the costs prefer needs more memory than its costs say: this one is by a heuristic"
         if fitted.by_rule
-        else f"by these costs no plan of these stages this deep of at most {peak} is {faster} than `plan`; "
+        else f"by these costs no plan of this depth within {peak} is {faster} than `plan`; "
         f"{len(frontier)} {'plan is' if len(frontier) == 1 else 'plans are'} on the frontier",
     ]
     lines += unused_options(planned)
     if fitted.reserve_bytes:
         reserve = bytes_text(fitted.reserve_bytes)
-        lines.append(f"{reserve} are kept in reserve: the step needs more than its stages tell")
+        lines.append(f"{reserve} are kept in reserve: the step needs more than its stages add up to")
     return lines
 
 

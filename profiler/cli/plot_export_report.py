@@ -28,7 +28,10 @@ def plot(
         ),
     ] = "frontier",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A png, svg or pdf. [default: KIND.png, for a paper .pdf]")
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The file to write: png, svg or pdf. [default: KIND.png, for a paper .pdf]"
+        ),
     ] = None,
     over: Annotated[
         str | None, typer.Option(help="Axes of heat (two) or growth (one): batch_size,depth. [default: chosen]")
@@ -107,7 +110,7 @@ def export(
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
     if kind in trackers.TRACKERS and output is None and run.startswith(REFERENCE):
-        raise UserError(f"'{run}' comes with gcprof and is not written to", hint="name a folder with -o")
+        raise UserError(f"'{run}' ships with gcprof and is read-only", hint="name a folder with -o")
     loaded = load(run_folder(run))
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
@@ -154,7 +157,10 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     redact: Annotated[
-        str, typer.Option(help="default hides folders and device numbers; all also names, options and commands; none.")
+        str,
+        typer.Option(
+            help="default hides folders and device numbers; all also names, options and commands; none hides nothing."
+        ),
     ] = "default",
     force: options.ForceIfThere = False,
 ) -> None:

@@ -27,7 +27,7 @@ def predict(
     accumulate: options.Accumulates = None,
     parallel: options.Parallel = None,
     ranks: Annotated[
-        str | None, typer.Option(help="Processes that train together: what one of them holds. [default: 1]")
+        str | None, typer.Option(help="Processes that train together; predicts the one that holds most. [default: 1]")
     ] = None,
     blocks: options.FoundBlocks = None,
     routing: options.Routing = None,
@@ -38,7 +38,7 @@ def predict(
         typer.Option("--calibrate", help="Measure `none` here first, and use the workspaces of its operators."),
     ] = None,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Rehearse every case besides, and show the prediction's error.")
+        bool, typer.Option("--rehearse", help="Also rehearse every case, and show the prediction's error.")
     ] = False,
     fit: Annotated[bool, typer.Option("--fit", help="Show which GPUs it fits, and with which strategy.")] = False,
     memory: Annotated[
@@ -101,7 +101,7 @@ def rehearse(
     accumulate: options.Accumulates = None,
     parallel: options.Parallel = None,
     ranks: Annotated[
-        str | None, typer.Option(help="Processes that train together: the first of them is rehearsed. [default: 1]")
+        str | None, typer.Option(help="Processes that train together; rehearses the first. [default: 1]")
     ] = None,
     blocks: options.FoundBlocks = None,
     switches: Switches | None = None,
@@ -110,20 +110,20 @@ def rehearse(
         str | None, typer.Option(help="Memory of the GPU: 11GiB, or 60% of its own. [default: all of it]")
     ] = None,
     context: Annotated[
-        str | None, typer.Option(help="What CUDA takes of it besides PyTorch, as 500MiB. [default: nothing]")
+        str | None, typer.Option(help="Memory CUDA takes besides PyTorch's, as 500MiB. [default: nothing]")
     ] = None,
     cudnn_workspace: Annotated[
-        str | None, typer.Option(help="What cuDNN takes for a convolution, as 64MiB. [default: nothing]")
+        str | None, typer.Option(help="Workspace cuDNN takes for a convolution, as 64MiB. [default: nothing]")
     ] = None,
     calibrate: Annotated[
         str | None,
-        typer.Option(help="A measured run of this GPU: what CUDA and cuDNN took there, where it is not said here."),
+        typer.Option(help="A run measured on this GPU: sets the two options above."),
     ] = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a training step by PyTorch's own CUDA code on a GPU that is not there: its memory, to the byte.
+    """Run a training step with PyTorch's own CUDA code, but without the GPU: its memory, to the byte.
 
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """

@@ -54,7 +54,13 @@ def run(
     blocks: options.FoundBlocks = None,
     repair_batchnorm: options.RepairBatchnorm = None,
     device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda, cuda:N, or not here: fake:h100, rehearse:h100. [default: auto]")
+        str | None,
+        typer.Option(
+            help=(
+                "auto, cpu, cuda, cuda:N; for a GPU not here: fake:h100 predicts, rehearse:h100 rehearses. "
+                "[default: auto]"
+            )
+        ),
     ] = None,
     gpus: Annotated[
         str | None, typer.Option(help="Kinds of GPU to run on: a100,h100. For engines that have them: ray.")
@@ -74,17 +80,19 @@ def run(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(help="Timed steps a round, a fixed number. [default: a few or more, until the ratio is sure]"),
+        typer.Option(help="Timed steps per round, a fixed number. [default: as many as --precision-target needs]"),
     ] = None,
     precision_target: Annotated[
-        str | None, typer.Option(help="How sure the ratio of times must be: its 95 % interval. [default: 3%]")
+        str | None, typer.Option(help="Target for the 95 % interval of the time ratio. [default: 3%]")
     ] = None,
-    max_samples: Annotated[int | None, typer.Option(help="Timed steps a round at most. [default: 100]")] = None,
+    max_samples: Annotated[
+        int | None, typer.Option(help="Maximum number of timed steps per round. [default: 100]")
+    ] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Seconds of timed steps a round, after a few of them. [default: 2]")
+        float | None, typer.Option(help="Maximum seconds of timed steps per round, after a few of them. [default: 2]")
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(help="Steps before the timed ones, after a first one. [default: 1]")
+        int | None, typer.Option(help="Warm-up steps before the timed ones, after a first one. [default: 1]")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of weights and batch. [default: 0]")] = None,
     config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
@@ -106,7 +114,7 @@ def run(
         typer.Option("--allow-parallel", help="With --devices: a GPU that is named twice runs two trials at once."),
     ] = False,
     shard: Annotated[
-        str | None, typer.Option(help="Only this part of the sweep: 2/8. `gcprof merge` makes one run of the parts.")
+        str | None, typer.Option(help="Only this shard of the sweep: 2/8. `gcprof merge` merges the shards.")
     ] = None,
     stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     exclusive: Annotated[
@@ -242,7 +250,7 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
     is_refused = all(record.outcome == "skipped" for record in run.records)
     details = "; ".join(dict.fromkeys(record.detail for record in run.records if record.detail))
-    refused = f"not even the step without checkpointing can be had as it was asked for ({details})"
+    refused = f"not even the step without checkpointing can be run as requested ({details})"
     why = refused if is_refused else "the step failed without checkpointing"
     aside(f"{why}, so there is nothing to compare{rest}")
     aside(f"wrote {run.folder / 'trials.jsonl'}")

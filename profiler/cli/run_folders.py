@@ -49,8 +49,8 @@ def list_runs(
 
 def tag(
     run: options.RunName,
-    words: Annotated[list[str], typer.Argument(metavar="word", help="Words to find it by in `gcprof list`.")],
-    remove: Annotated[bool, typer.Option("--remove", help="Take these words off the run.")] = False,
+    words: Annotated[list[str], typer.Argument(metavar="word", help="Tags: words to find it by in `gcprof list`.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove these tags.")] = False,
 ) -> None:
     """Give a run words of your own.
 
@@ -80,7 +80,7 @@ def rm(
             autocompletion=options.propose_runs,
         ),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> None:
     """Remove runs, after asking.
 
@@ -122,7 +122,7 @@ def merge(
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The new run folder.")] = None,
 ) -> None:
-    """Make one run of several: all plans, and every record once. The order of the runs makes no difference.
+    """Merge several runs into one: all planned trials, every record once. The order of the runs makes no difference.
 
     If two records of one trial differ, the one that began later is kept, with a note. Runs of other versions, or of
     another device by the same name, are refused.

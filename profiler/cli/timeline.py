@@ -35,7 +35,9 @@ def timeline(
     routing: options.Routing = None,
     switches: Switches | None = None,
     device: options.TracedDevice = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="A png, svg or pdf.")] = Path("timeline.png"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write: png, svg or pdf.")] = Path(
+        "timeline.png"
+    ),
     force: options.ForceIfThere = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -50,5 +50,5 @@ def _try(library: str) -> None:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == library
         trouble = f"this needs {library}" if is_missing else f"{library} does not work here: {error}"
         install = f"pip install {'' if is_missing else '--force-reinstall '}{library}"
-        hint = install if is_missing else f"where its own words do not help: {install}"
+        hint = install if is_missing else f"if its message does not help: {install}"
         raise UserError(trouble, hint=hint, exit_code=1) from error

@@ -34,7 +34,7 @@ def load(path: Path) -> Any:
     try:
         return _Unpickler(io.BytesIO(content)).load()
     except BROKEN as error:
-        raise UserError(f"{path} is no pickle of plain data: {error}") from None
+        raise UserError(f"{path} is not a pickle of plain data: {error}") from None
 
 
 def _refuse(opcode: str) -> Callable[[Any], None]:
@@ -56,7 +56,7 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: that in C runs all op
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
     def persistent_load(self, number: Any) -> Any:
-        raise pickle.UnpicklingError("it asks for an object of elsewhere")
+        raise pickle.UnpicklingError("it asks for an object from elsewhere")
 
     def get_extension(self, code: int) -> Any:
-        raise pickle.UnpicklingError("it asks for an object of a registry")
+        raise pickle.UnpicklingError("it asks for an object from a registry")

@@ -147,9 +147,9 @@ def _fault(plan: PlanFile) -> str | None:
         run = names(segment)
         unknown = [name for name in run if name not in plan.fingerprint]
         if unknown:
-            return f"'{unknown[0]}' is none of its blocks"
+            return f"'{unknown[0]}' is not one of its blocks"
         if not run or run != blocks[blocks.index(run[0]) :][: len(run)]:
-            return f"segment [{' '.join(run)}] is no run of consecutive blocks"
+            return f"segment [{' '.join(run)}] is not a sequence of consecutive blocks"
     counts = Counter(name for segment in plan.segments for name in names(segment))
     twice = [name for name, count in counts.items() if count > 1]
     return f"'{twice[0]}' is in two segments" if twice else None

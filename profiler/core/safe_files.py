@@ -45,7 +45,7 @@ def write(path: Path, text: bytes) -> None:
     new = beside(path)
     try:
         if not is_replaceable(path):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         sweep(path.parent, path.name)
         with new.open("xb") as file:  # never through a link that somebody put there
             file.write(text)
@@ -105,7 +105,7 @@ def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
         descriptor = os.open(path, READING)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link and no regular file") from None
+            raise OSError(errno.ELOOP, "it is a link, not a regular file") from None
         raise
     try:
         size = regular(descriptor).st_size
@@ -136,7 +136,7 @@ def regular(descriptor: int) -> os.stat_result:
     """Return the stat result of an open file. Raises OSError if it is not a regular file."""
     known = os.fstat(descriptor)
     if not stat.S_ISREG(known.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return known
 
 

@@ -122,7 +122,7 @@ def parse_shard(text: str) -> Shard:
     numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), flags=re.ASCII)
     index, count = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
-        raise UserError(f"--shard cannot be '{text}'", hint="which part of how many: 1/8 is the first of eight")
+        raise UserError(f"--shard cannot be '{text}'", hint="write which of how many: 1/8 is the first of eight")
     return Shard(index=index, count=count)
 
 

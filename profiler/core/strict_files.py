@@ -130,7 +130,7 @@ def _object(pairs: list[tuple[str, Any]]) -> list[Any]:
 
 
 def _refuse(word: str) -> None:
-    raise Malformed(f"{word} is no number of JSON")
+    raise Malformed(f"{word} is not a JSON number")
 
 
 def _finite(word: str) -> None:

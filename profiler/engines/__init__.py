@@ -98,6 +98,6 @@ def read_answer(answer: Mapping[str, Any], key: str, kind: type[Any], *, of: str
     if key in answer:
         return decode(json.dumps(answer[key]), kind)
     is_refused = "refused" in answer
-    words = answer["refused"] if is_refused else answer.get("failed", "what it sent is no answer")
+    words = answer["refused"] if is_refused else answer.get("failed", "what it sent is not an answer")
     message = f"{of}: {words}" if of else words
     raise UserError(message, hint=hint if is_refused else None, exit_code=2 if is_refused else 1)

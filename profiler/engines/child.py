@@ -260,7 +260,7 @@ def _channel(*, is_asked: bool) -> tuple[int, int]:
 
 def not_started(error: OSError) -> UserError:
     """Return the error to raise if the system provides no process, socket or pipe."""
-    message = f"this machine starts no process for a trial: {error.strerror or error}"
+    message = f"this machine cannot start a process for a trial: {error.strerror or error}"
     hint = "end other programs, or raise the limits (ulimit -u, ulimit -n); every result that was printed is kept"
     return UserError(message, hint=hint, exit_code=3)
 

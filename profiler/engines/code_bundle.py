@@ -43,7 +43,7 @@ def code(cases: Iterable[Case]) -> tuple[Path, ...]:
         )
     for path in paths:
         if secret_filter.hide(text := (cwd / path).read_text(encoding="utf-8", errors="replace")) != text:
-            message = f"'{path}' holds what looks like a secret, and would travel to every node"
+            message = f"'{path}' holds what looks like a secret, and would be sent to every node"
             raise UserError(message, hint="let it read the secret from the environment of the node")
     return tuple(paths)
 
@@ -66,7 +66,9 @@ def _below(name: str) -> Path:
     path = Path(name)
     if path.is_absolute() or not path.resolve().is_relative_to(Path.cwd()) or ".." in path.parts:
         hint = "go to a folder above it, and name it from there, as in models/mine.py:make"
-        raise UserError(f"'{name}' does not travel to a cluster: it is not named from the present folder", hint=hint)
+        raise UserError(
+            f"'{name}' cannot be sent to a cluster: its path is not relative to the current folder", hint=hint
+        )
     return path
 
 

@@ -37,17 +37,17 @@ NOT_HOLLOW = {  # prefix of PyTorch's message -> what the hollow device lacks; u
 }
 MARKED_TWICE = ("mark a variable ready only once", "marked as ready twice")  # torch/csrc/distributed/c10d/reducer.cpp
 TWICE = (
-    "DDP, and a reentrant checkpoint around parameters that are used twice, each of whose backwards tells of them; "
-    "use_reentrant=False in the model's checkpoints tells once"
+    "DDP with a reentrant checkpoint around parameters that are used twice: each backward marks them ready; with "
+    "use_reentrant=False in the model's checkpoints they are marked once"
 )
 WRITTEN = "modified by an inplace operation"  # torch/csrc/autograd/saved_variable.cpp
 WRITTEN_INPUT = (
-    "a checkpoint keeps its inputs, to compute from them again, and one was written over since: x += y and "
+    "a checkpoint keeps its inputs to recompute from, and one was modified in place since: x += y and "
     "F.relu(x, inplace=True) do that, x = x + y does not"
 )
 MUTATED = "Tensor cached during selective activation checkpoint has been mutated"  # torch/utils/checkpoint.py
 KEPT_RESULT = (
-    "the blocks write over a result that is kept, as nn.ReLU(inplace=True) does over that of a convolution; "
+    "the blocks modify a kept result in place, as nn.ReLU(inplace=True) does that of a convolution; "
     "inplace=False does not"
 )
 MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, below an operator that the user calls
@@ -108,14 +108,14 @@ def absent_library(error: Exception) -> str | None:
     if lacking is None or not is_open():
         return None
     place = raised_at(error)
-    return f"the hollow device has {lacking}" + (f" ({place})" if place else "") + "; gcprof predict needs none"
+    return f"a rehearsal has {lacking}" + (f" ({place})" if place else "") + "; gcprof predict needs none"
 
 
 def error_detail(error: Exception) -> str:
     """Return what was raised and where, and the cause if it is known."""
     place, cause = raised_at(error), _cause(error)
     if isinstance(error, CheckpointError):
-        return f"checkpoint mismatch: recomputed, the blocks give other tensors: {cause or _first_line(error)}"
+        return f"checkpoint mismatch: the recompute gives different tensors: {cause or _first_line(error)}"
     words = _first_line(error).partition(". ")[0] if cause else _first_line(error)
     kind = "" if isinstance(error, Exited) else f"{type(error).__name__}: "
     text = f"{kind}{words}" + (f" ({place})" if place else "")

@@ -246,7 +246,7 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        answer = self.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not tell what is free")
+        answer = self.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not report its free memory")
         return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str, *, rehearses: bool = False) -> Child:

@@ -79,7 +79,7 @@ class RayCluster:
         try:
             refuse_silent(self._address)
             self._join()
-        except BaseException:
+        except BaseException:  # raised again
             self._bundle.cleanup()
             raise
         return self
@@ -185,7 +185,7 @@ class RayCluster:
             answer = future.result(timeout=seconds)
         except exceptions.RayError as error:
             raise UserError(
-                f"a task of the cluster failed: {_why(error)}", hint="ray status tells more", exit_code=3
+                f"a task of the cluster failed: {_why(error)}", hint="`ray status` shows more", exit_code=3
             ) from error
         if "refused" in answer:
             message, hint, code = answer["refused"]

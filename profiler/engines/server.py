@@ -38,9 +38,9 @@ class Server:
         if not self._is_ready:
             self.process.wait()
             self._errors.seek(0)
-            last = (self._errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            last = (self._errors.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
             message = f"the server process could not import torch: {last}"
-            raise UserError(message, hint="`gcprof doctor` tells more", exit_code=3)
+            raise UserError(message, hint="`gcprof doctor` shows more", exit_code=3)
 
     def alive(self) -> bool:
         return self.process.poll() is None

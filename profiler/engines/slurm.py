@@ -133,7 +133,7 @@ class Slurm:
 
         Raises UserError if nothing can be submitted, or if an unknown job of an earlier call is still writing.
         """
-        assert self.logs, "the parts go into the run folder"
+        assert self.logs, "the shards go into the run folder"
         trials, settled = tuple(plan), tuple(done)
         self._refuse_few_gpus(trials)
         gathered = Gathered(trials, settled)

@@ -155,7 +155,7 @@ class Bench:
     def tell_warnings(self) -> None:
         """Note the warnings raised in the steps whose gradients are compared."""
         if self._warnings.lines:
-            self.note("GCP046", f"warned of while the step ran: {self._warnings}")
+            self.note("GCP046", f"warnings while the step ran: {self._warnings}")
 
     def tell_checkpoints(self) -> None:
         """Add the notes that a step has given on the model's own checkpoints and on the strategy's."""
@@ -170,7 +170,7 @@ class Bench:
         """Note the global settings that the model's code changed: in a user's program they would outlast the step."""
         turned = changed(before, switches())
         if turned:
-            self.note("GCP019", f"the model's code changes switches of all of torch: {', '.join(turned)}")
+            self.note("GCP019", f"the model's code changes global settings of torch: {', '.join(turned)}")
 
     def tell_untold(self) -> None:
         """Note why the device's clock, temperature, power and other processes are unknown, if they are."""
@@ -187,7 +187,9 @@ class Bench:
             self.note("GCP038", text)
             return text
         left = bytes_text(self.leftovers.most_bytes)
-        where = "they are in no number" if self.device.held_bytes() is None else "as a cache does, they do not grow"
+        where = (
+            "they are not in any figure" if self.device.held_bytes() is None else "as a cache does, they do not grow"
+        )
         self.note("GCP038", f"{left} that earlier passes made are still held, {where}: {keeper}")
         return None
 

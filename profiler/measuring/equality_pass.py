@@ -22,7 +22,7 @@ from profiler.training.compiled_code import forget, num_compiled
 from profiler.training.workload import batch_statistics, local, tensors, trained
 
 COUNT = "num_batches_tracked"
-VANISHED = "all gradients are zero or not finite, so that their equality says nothing"
+VANISHED = "all gradients are zero or not finite, so comparing them proves nothing"
 UNTRAINED = "no parameter trains, so there is no gradient to compare"
 
 
@@ -49,12 +49,13 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         bench.note("GCP014", VANISHED if comparison.trains else UNTRAINED)
     if result and not result.random_state_equal:
         drawn = equality.unkept(result)
-        source = f" from {', '.join(drawn)}, which checkpoints do not put back" if drawn else ""
-        bench.note("GCP005", f"the step draws other random numbers than without checkpointing{source}")
+        source = f" from {', '.join(drawn)}, which checkpoints do not restore" if drawn else ""
+        bench.note("GCP005", f"the step draws different random numbers than without checkpointing{source}")
     if result and result.moved:
         names = ", ".join(result.moved[:3]) + (", ..." if len(result.moved) > 3 else "")
         text = (
-            f"{names}: plain Python that a step leaves otherwise than without checkpointing, as a recompute adds to it"
+            f"{names}: plain Python state that a step leaves different than without checkpointing, as where a "
+            "recompute adds to it"
         )
         bench.note("GCP049", text)
     noise = equality.not_reproducible(result, case.precision) if result else None
@@ -117,8 +118,8 @@ class _Comparison:
             return result
         if result.random_state_equal and not equality.is_rounding(result):
             return result
-        why = f"rounds otherwise, by {result.largest_difference or 0.0:.1e}," if result.random_state_equal else ""
-        text = f"compared with {applied.reference}: compiled code {why or 'draws other random numbers'} than `none`"
+        why = f"rounds differently, by {result.largest_difference or 0.0:.1e}," if result.random_state_equal else ""
+        text = f"compared with {applied.reference}: compiled code {why or 'draws different random numbers'} than `none`"
         self._bench.note("GCP011", text)
         reference = msgspec.structs.replace(case, strategy=applied.reference)
         result = self._against(reference, lambda: self._gradients(case), {}, applied)
@@ -208,13 +209,13 @@ def _buffers(result: Equality, others: Sequence[str], is_repairable: bool) -> st
     counts = [f"BatchNorm's count of its batches ({COUNT}), which a recompute raises again"] if has_counts else []
     if (difference is None and counts) or (difference is not None and difference <= equality.AGREE):
         rounding = [f"rounding ({difference:.1e})"] if difference is not None else []
-        return f"buffers agree but for {' and '.join([*rounding, *counts])}"
+        return f"buffers are equal except for {' and '.join([*rounding, *counts])}"
     apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
     names = few(result.differing_buffers, equality.MOST_NAMED)
     told = f"buffers {apart}" + (f" ({names})" if names else "")
     if not is_repairable or (others and len(others) == len(result.differing_buffers)):
-        return f"{told}: what a recompute writes into them it writes again"
-    rest = f"; what a recompute writes into {few(others, equality.MOST_NAMED)} it writes again" if others else ""
+        return f"{told}: the recompute updates them a second time"
+    rest = f"; the recompute updates {few(others, equality.MOST_NAMED)} a second time" if others else ""
     return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it{rest}"
 
 

@@ -24,7 +24,7 @@ from profiler.training.workload import Workload
 CAUSE = "likely cause: "  # prefix of the note that is added to an error
 CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint's message, if selective
 CACHED_CAST = (
-    "autocast had cast this weight before, and kept the result, so that only the recompute casts it; "
+    "autocast had already cast this weight and kept the result, so only the recompute casts it; "
     "torch.autocast(..., cache_enabled=False) casts it in both"
 )
 UNKNOWN = "encountered during backward but not found in storage"  # the same, for any operator
@@ -38,7 +38,7 @@ CLOSURE = (
 )
 WHERE = "raised in the backward, "  # prefix of the note that locates an error in the backward
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd's message about a loss
-NOTHING_TRAINS = "no parameter trains, nor does anything else that the loss is made of need a gradient"
+NOTHING_TRAINS = "no parameter trains, and nothing else that the loss depends on needs a gradient"
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def _place(model: nn.Module | None, error: Exception) -> str | None:
         if module is None and files[-1] == torch.utils.checkpoint.__file__:
             return None  # raised by the checkpoint before it recomputed anything
         name = _name(model, module) if module is not None else "a checkpointed function"
-        return f"in the recompute of {name}, whose forward had passed"
+        return f"in the recompute of {name}, whose forward had succeeded"
     ran = [frame.f_locals["self"] for frame in backward if frame.f_code is nn.Module._call_impl.__code__]
     return f"where the model's own code runs {_name(model, ran[0])}" if ran else None
 

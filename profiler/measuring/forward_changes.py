@@ -24,7 +24,7 @@ MOST_NAMED = 3
 DEEPEST = 4  # levels of objects within objects that are read
 BUFFER = "the buffer "
 TURNED = (
-    "no longer as a checkpointed block found it in the forward, so that the recompute saves other tensors: change it "
+    "changed since a checkpointed block ran in the forward, so the recompute saves other tensors: change it "
     "after the backward, or checkpoint other blocks (--blocks)"
 )
 LENT = (
@@ -47,14 +47,14 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
     if not are_switches and (turned := calls.turned()):
         return f"{few(turned, MOST_NAMED)} is {TURNED}"
     if frozen and not are_switches:
-        return f"{few(frozen, MOST_NAMED)} is no longer as built, perhaps changed between a forward and its recompute"
+        return f"{few(frozen, MOST_NAMED)} is not as it was built, perhaps changed between a forward and its recompute"
     if moved:
         is_sure = not all(name.startswith(BUFFER) and _kind(before, name) == _kind(after, name) for name in moved)
-        unsure = "" if is_sure else ": perhaps the cause, where the code decides by its values"
+        unsure = "" if is_sure else ": perhaps the cause, if the code branches on its values"
         return f"the forward changes {few(moved, MOST_NAMED)}, which the recompute finds changed{unsure}"
     later = random_sources.states(workload, next(workload.module.parameters()).device)
     drawn = [name for name, state in states.items() if name != "torch" and not torch.equal(state, later[name])]
-    return f"the recompute draws other numbers from {', '.join(drawn)}" if drawn else None
+    return f"the recompute draws different numbers from {', '.join(drawn)}" if drawn else None
 
 
 def _kind(image: plain_state.Image, name: str) -> str:

@@ -27,8 +27,9 @@ from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_
 from profiler.training.workload import Mark, Step, Workload
 
 NO_ROOM = (
-    "the step without the strategy does not fit beside it, so that the two do not alternate: the ratio is that of "
-    "rounds in processes of their own"
+    "the step without the strategy does not fit into the same process, so the two are not timed alternately: the "
+    "ratio compares "
+    "rounds in separate processes"
 )
 MOST_NAMED = 3  # modules
 
@@ -92,15 +93,15 @@ def _tell_left_out(bench: Bench, asked: Collection[int], calls: Sequence[int]) -
     """Note checkpoints that the model's compiled code has left out: their blocks ran only in the forward."""
     left_out = [index for index in asked if calls[index] == 1]
     if left_out:
-        text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not computed again"
-        bench.note("GCP001", f"{text}: the model's compiled code leaves their checkpoints out, and the bytes say so")
+        text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not recomputed"
+        bench.note("GCP001", f"{text}: the model's compiled code bypasses their checkpoints, as the bytes show")
 
 
 def _tell_idle(bench: Bench, names: Sequence[str]) -> None:
     """Note checkpointed blocks that the step did not run."""
     if names:
         text = f"{count_text(len(names), 'checkpointed block')} did not run in the step: {few(names, MOST_NAMED)}"
-        bench.note("GCP050", f"{text}; nothing of them is computed again, and --blocks chooses others")
+        bench.note("GCP050", f"{text}; they are not recomputed; --blocks chooses others")
 
 
 def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload) -> None:
@@ -214,7 +215,9 @@ def _is_late(bench: Bench) -> bool:
 
 def _checked(bench: Bench, loss: torch.Tensor) -> torch.Tensor:
     if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
-        bench.note("GCP007", f"the loss is {float(loss)}: the gradients mean nothing, memory and time still do")
+        bench.note(
+            "GCP007", f"the loss is {float(loss)}: the gradients are meaningless; memory and time are still valid"
+        )
     return loss
 
 

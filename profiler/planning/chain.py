@@ -158,7 +158,7 @@ def _check(chain: Chain, path: Path) -> None:
     """Raise UserError for what the types do not exclude: duplicate names, own_saved_bytes above saved_bytes."""
     _unique((stage.name for stage in chain.stages), path, "stages", "give each stage a name of its own")
     blocks = (block.name for stage in chain.stages for block in stage.blocks)
-    _unique(blocks, path, "blocks", "a block is of one stage")
+    _unique(blocks, path, "blocks", "a block belongs to one stage")
     for stage in chain.stages:
         _unique((option.name for option in stage.options), path, f"options of '{stage.name}'", "give each its own name")
         for way in stage.ways:

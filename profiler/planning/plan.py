@@ -40,10 +40,10 @@ def fault(plan: Plan, num_stages: int) -> str | None:
         return f"stages are {_text(stages, {}) or 'none'}, not 1 to {num_stages} in order"
     for run in segments(plan.items):
         if not run or isinstance(run[-1], tuple):
-            return "a checkpointed run is empty or ends in another"
+            return "a checkpointed segment is empty or ends inside another"
     inside = [stage for run in segments(plan.items) for stage in run if stage in dict(plan.options)]
     if inside:
-        return f"stage {inside[0] + 1} is in a checkpointed run, and takes no save option there"
+        return f"stage {inside[0] + 1} is in a checkpointed segment, and takes no save option there"
     named = [stage for stage, _ in plan.options]
     if named != sorted(set(named)) or not set(named) <= set(stages):
         return "save options are out of order"
@@ -103,12 +103,10 @@ def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
     unknown = [stage.name for stage in map(chain.stages.__getitem__, [*again, *options]) if not stage.blocks]
     if unknown or not blocks:
         what = (
-            f"stage '{unknown[0]}' is of no known blocks: this"
-            if blocks
-            else "these stages are of no known blocks: their"
+            f"stage '{unknown[0]}' has no known blocks: this" if blocks else "these stages have no known blocks: their"
         )
         hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
-        raise UserError(f"{what} plan can be carried out nowhere", hint=hint)
+        raise UserError(f"{what} plan cannot be applied to a model", hint=hint)
     pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
     changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # plainly kept blocks are in no segment
     return PlanFile(plan=render(plan), segments=changed, fingerprint=blocks)

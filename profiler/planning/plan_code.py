@@ -25,7 +25,7 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
         raise UserError(f"--emit: '{kind}' is not known", hint=f"choose from {', '.join(KINDS)}")
     if called := [name for name in file.fingerprint if "#" in name]:
         hint = "profiler.apply(module, Path('plan.json'), example=batch) knows them"
-        raise UserError(f"--emit: '{called[0]}' is a call and no module, for which there is no code", hint=hint)
+        raise UserError(f"--emit: '{called[0]}' is a call, not a module, for which there is no code", hint=hint)
     head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
     code = KINDS[kind](file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
@@ -75,7 +75,7 @@ def _single(segment: Segment, kind: str) -> str:
 def _no_words(kind: str, segment: Segment, reason: str) -> UserError:
     first, *others = names(segment)
     span = f"'{first}' to '{others[-1]}'" if others else f"'{first}'"
-    hint = "--emit python has words for every plan; or plan blocks one by one"
+    hint = "--emit python can express every plan; or plan blocks one by one"
     return UserError(f"--emit {kind}: the segment {span} {reason}", hint=hint)
 
 

@@ -19,11 +19,11 @@ from profiler.training.blocks import offered_blocks
 from profiler.training.checkpointing import own_checkpoints
 
 UNFUSED = (
-    "compiled code was followed operator by operator: what it saves is as torch.compile chooses; the peak is that "
-    "without fused kernels, which as a rule take less, and no time is estimated"
+    "compiled code was traced operator by operator: it saves what torch.compile chooses to; the peak is that "
+    "without fused kernels, which usually take less, and no time is estimated"
 )
 GUESSED = (
-    "the model asks for values that are not known here: all() was taken as true, so that a mask masks nothing (it "
+    "the model reads values that a trace does not have: all() was taken as true, so that a mask masks nothing (it "
     "would take more if it did), other tests as false, numbers as 0"
 )
 ROUTED = {
@@ -34,7 +34,7 @@ ROUTED = {
 
 def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
-    blind = "not calibrated: what convolutions and other kernels take besides their results is not in it"
+    blind = "not calibrated: the workspaces of convolutions and other kernels are not in it"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
         "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
@@ -49,7 +49,8 @@ def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
 def _stated_ranks(case: Case) -> str:
     on_cuda = " without what NCCL takes of the device itself;" if case.twin.device == "cuda" else ""
     return (
-        f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, for want of a network's rates"
+        f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, as the network's rates are "
+        "unknown"
     )
 
 
@@ -68,7 +69,7 @@ def of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
         notes = (*notes, Note(code="GCP064", text=own_recomputes.remark(again)))
     if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
-    text = "recurrent layers are followed as a CPU runs them: how much cuDNN keeps of them is not known, nor their time"
+    text = "recurrent layers are traced as a CPU runs them: how much cuDNN keeps for them is not known, nor their time"
     return (*notes, Note(code="GCP018", text=text))
 
 

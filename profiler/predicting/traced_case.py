@@ -75,7 +75,7 @@ def trace_case(
             make = partial(assemble, case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
             built, builder = _followed(make, kind, hidden) if kind == "cuda" and not case.parallel else (make(), None)
             if built.applied.changes_kernels:
-                raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be foreseen")
+                raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be predicted")
             on_pass("memory")
             optimizer, step = _trainer(built, kind)
             on_host = host_state(optimizer) if kind == "cuda" else nullcontext()

@@ -66,7 +66,7 @@ def proven_libraries() -> Path:
     verdict = _read(folder) or _keep(folder, run(folder))
     if verdict.wrong():
         raise UserError(
-            refusal(verdict), hint="`python -m profiler.rehearsal.smoke` tries it again and tells more", exit_code=3
+            refusal(verdict), hint="`python -m profiler.rehearsal.smoke` tries it again and shows more", exit_code=3
         )
     return folder
 
@@ -102,7 +102,7 @@ def run(folder: Path) -> Verdict:
     lines = done.stderr.splitlines()
     unsupported = tuple(line.removeprefix(UNSUPPORTED) for line in lines if line.startswith(UNSUPPORTED))
     if done.returncode:
-        last = next((line for line in reversed(lines) if line and not line.startswith("hollow:")), "it said nothing")
+        last = next((line for line in reversed(lines) if line and not line.startswith("hollow:")), "it printed nothing")
         raise _ended(f"ended with exit code {done.returncode}: {last}{_named(unsupported)}")
     verdict = msgspec.json.decode(done.stdout.splitlines()[-1], type=Verdict)
     return msgspec.structs.replace(verdict, not_supported=unsupported)

@@ -95,7 +95,7 @@ def _kinds_of(text: str) -> list[str]:
     kinds = [word.strip().lower() for word in text.split(",")]
     for kind in kinds:
         if not gpu_kinds.KIND.fullmatch(kind):
-            message = f"--gpus: '{kind}' is no kind of GPU"
+            message = f"--gpus: '{kind}' is not a kind of GPU"
             raise UserError(message, hint="write kinds as the cluster has them: a100,h100")
     return [gpu_kinds.named(kind) for kind in kinds]
 
@@ -118,7 +118,7 @@ def choose_device(word: str, devices: list[str]) -> str:
         raise UserError(f"--gpus: there is no '{kind}' here", hint=f"choose from {offered or 'none'}", exit_code=3)
     if name.startswith("cuda") and not cuda:
         message = f"--device: there is no '{word}': torch sees no CUDA device here"
-        raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` tells more", exit_code=3)
+        raise UserError(message, hint="--device cpu measures the CPU; `gcprof doctor` shows more", exit_code=3)
     _refuse_bare(word)
     raise UserError(f"--device: '{word}' is not a device here", hint=f"choose from auto, {', '.join(devices)}")
 
@@ -133,7 +133,7 @@ def several(
     """
     cuda = {name: device for name, device in devices.items() if name.startswith("cuda")}
     if not cuda:
-        hint = "--device cpu measures the CPU; `gcprof doctor` tells more"
+        hint = "--device cpu measures the CPU; `gcprof doctor` shows more"
         raise UserError("--devices: torch sees no CUDA device here", hint=hint, exit_code=3)
     words = list(cuda) if text == "all" else [word.strip() for word in text.split(",")]
     chosen = [_one_of(word, cuda) for word in words]
@@ -221,7 +221,7 @@ def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
             hint = "--ranks takes the GPUs of one machine, from the one of --device on"
             raise UserError(message, hint=hint, exit_code=3)
         if case.device == "cpu" and case.num_ranks > most:
-            message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would drown this machine"
+            message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would overload this machine"
             raise UserError(message, hint=f"gcprof predict --device {FAKE}cpu needs none of them", exit_code=3)
         first = _number(case.device)
         gpus = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]

@@ -85,7 +85,7 @@ class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[Trial, ...]
     data_directory: str | None
     remarks: tuple[str, ...] = ()
-    shard: Shard | None = None  # which part of a sweep the trials are, if they are not all
+    shard: Shard | None = None  # which shard of a sweep the trials are, if they are not all
 
 
 def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:

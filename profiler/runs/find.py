@@ -31,7 +31,7 @@ def run_folder(word: str) -> Path:
     if os.path.isfile(Path(word) / "manifest.json"):  # Path.is_file raises for a name that is too long
         return Path(word)
     if word != "last" and os.path.exists(word):
-        raise UserError(f"'{word}' has no manifest.json: it is no run folder", hint=LISTED, exit_code=4)
+        raise UserError(f"'{word}' has no manifest.json: it is not a run folder", hint=LISTED, exit_code=4)
     folders = runs(RESULTS)
     if not folders and word == "last":
         raise UserError(f"there are no runs below '{RESULTS}'", hint="measure something first: gcprof run")
@@ -48,13 +48,13 @@ def run_folder(word: str) -> Path:
     if meant:
         message = f"'{word}' is {'a tag' if tagged else 'part of the names'} of {len(meant)} runs"
         raise UserError(message, hint=f"the newest is {meant[-1].name}; {LISTED}", exit_code=4)
-    raise UserError(f"'{word}' is no run", hint=nearest(word, names) or LISTED, exit_code=4)
+    raise UserError(f"'{word}' is not a run", hint=nearest(word, names) or LISTED, exit_code=4)
 
 
 def own_folder(word: str) -> Path:
     """Return the same for a run of the user's own. Raises UserError for a reference run."""
     if word.startswith(REFERENCE):
-        raise UserError(f"'{word}' comes with gcprof and stays as it is", hint=LISTED)
+        raise UserError(f"'{word}' ships with gcprof and is read-only", hint=LISTED)
     return run_folder(word)
 
 

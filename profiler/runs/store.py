@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[Trial, ...]
     environment: Environment
     sources: dict[str, str] = {}  # digests of the user's own files that the plan names
-    shard: Shard | UnsetType = UNSET  # which part of a sweep the plan is, if it is not the whole
+    shard: Shard | UnsetType = UNSET  # which shard of a sweep the plan is, if it is not the whole
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ def validate(folder: Path) -> Report:
         text = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
         findings.append(Finding(where=str(folder), text=text, is_damage=False))
     findings += [
-        Finding(where=str(path), text="no file of a run folder", is_damage=False)
+        Finding(where=str(path), text="not a file of a run folder", is_damage=False)
         for path in sorted(folder.iterdir())
         if path.name not in KNOWN
     ]

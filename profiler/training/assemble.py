@@ -129,7 +129,9 @@ def assemble(
     if case.repair_batchnorm and case != case.baseline:
         applied = repaired(workload, applied)
     if workload.optimizer is not None:
-        remarks.append(Note(code="GCP009", text="the model brings its own optimizer, which stands in for the case's"))
+        remarks.append(
+            Note(code="GCP009", text="the model brings its own optimizer, which is used instead of --optimizer")
+        )
     if text := eval_modes.remark(workload.module):
         remarks.append(Note(code="GCP043", text=text))
     applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # the switch holds it

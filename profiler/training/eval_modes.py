@@ -15,7 +15,9 @@ def remark(module: nn.Module) -> str | None:
     resting = [layer for layer in layers if not layer.training]
     switched = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False) is True]
     off = (
-        "; its own checkpointing is switched on, and off in eval mode" if any(not s.training for s in switched) else ""
+        "; its own checkpointing is switched on, but has no effect in eval mode"
+        if any(not s.training for s in switched)
+        else ""
     )
     if not resting and not off:
         return None

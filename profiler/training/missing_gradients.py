@@ -20,7 +20,7 @@ REENTRANT = (
     "requires_grad_() on an input"
 )
 OFF = "used only where gradients are off, as under torch.no_grad"
-DETACHED = "used, but the loss does not follow from it: detached, or its result is not used"
+DETACHED = "used, but the loss does not depend on it: detached, or its result is not used"
 UNUSED = "not used in the forward"
 
 

@@ -49,7 +49,7 @@ class ValueReads(TorchDispatchMode):
         kwargs = kwargs or {}
         try:
             out = func(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # raised again
             if _reads_values(func, args) or _fails_by_values(func, args, kwargs, error):
                 self._note(func, args)
             raise

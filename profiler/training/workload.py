@@ -122,7 +122,7 @@ def loss_of(workload: Workload) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
         raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
     if loss.numel() != 1:
-        raise Invalid(f"the loss is no scalar but a tensor of shape {tuple(loss.shape)}: return its mean or sum")
+        raise Invalid(f"the loss must be a scalar, got a tensor of shape {tuple(loss.shape)}: return its mean or sum")
     if not loss.is_floating_point():
         raise Invalid(f"the loss is of {loss.dtype}, which has no gradient: leave it in floating point")
     return loss

@@ -77,7 +77,7 @@ def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequen
     if unnamed:
         again = _again(run, unnamed)
         own = f"if this is your own code: {shlex.join(['gcprof', *typed, *again])}"
-        raise _refusal(unnamed, hint=own if again else "nothing of this run can be gone on with")
+        raise _refusal(unnamed, hint=own if again else "this run cannot be resumed")
 
 
 def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice], typed: Sequence[str]) -> None:
@@ -122,5 +122,8 @@ def _engine(typed: Sequence[str]) -> list[str]:
 
 def _refusal(unnamed: Mapping[str, Sequence[str]], *, hint: str) -> UserError:
     field, (word, *_) = next(iter(unnamed.items()))
-    message = f"the {field} of this run is '{word}', which is not gcprof's own: nothing that a run folder names is run"
+    message = (
+        f"the {field} of this run is '{word}', which is not gcprof's own: gcprof runs no code only because a run "
+        "folder names it"
+    )
     return UserError(message, hint=hint)

@@ -166,12 +166,12 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     measured = [case.strategy for case in cases]
     for choice in named:
         if choice not in measured:
-            raise UserError(f"'{choice}' is no row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")
+            raise UserError(f"'{choice}' is not a row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")
     return named
 
 
 def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
-    failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without an answer"
+    failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
     traced = f"{TRACING}:follow_with_choices" if with_choices and not trial.case.ranks else f"{TRACING}:follow"
     entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else traced
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)

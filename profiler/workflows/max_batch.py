@@ -204,8 +204,8 @@ def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Tria
         msgspec.structs.replace(trial, passes=("memory", "time") if trial.round == 1 else ("time",))
         for trial in in_rounds(cases, rounds)
     ]
-    in_no_file = [batch for batch in batches if batch.strategy != PLAN]
-    further = [_at(case, batch, batch.batch_size + 1) for batch in in_no_file]
+    without_plan = [batch for batch in batches if batch.strategy != PLAN]
+    further = [_at(case, batch, batch.batch_size + 1) for batch in without_plan]
     return (*measured, *(Trial(case=beyond, passes=("memory",)) for beyond in further))
 
 

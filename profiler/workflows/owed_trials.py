@@ -88,7 +88,7 @@ def run_owed(
     writer = Writer(folder)  # first, so that nobody else adds to what is read here
     try:
         if not writer.is_locked:
-            warn(f"locks do not work in '{folder}': see to it that no other gcprof writes there")
+            warn(f"locks do not work in '{folder}': make sure that no other gcprof writes there")
         run = store.load(folder)
         plan = run.manifest.plan
         done = progress.settled(run.records)

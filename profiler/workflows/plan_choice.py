@@ -88,9 +88,11 @@ def sentences(chosen: Chosen) -> list[str]:
     name = chosen.plan.way.name
     lines = []
     if chosen.as_fast:
-        lines.append(f"{name} is chosen: it cannot be told from {listed(chosen.as_fast)} in time, and is the simplest")
+        lines.append(
+            f"{name} is chosen: its time cannot be told apart from {listed(chosen.as_fast)}, and it is the simplest"
+        )
     else:
-        lines.append(f"{name} is chosen: none that fits was measured faster")
+        lines.append(f"{name} is chosen: no other plan that fits was measured to be faster")
     if chosen.by_costs:
         lines.append(f"measured times cannot tell {listed(chosen.by_costs)} from it; by these costs it is faster")
     for name, faster in chosen.by_others:

@@ -198,7 +198,7 @@ def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
     size = system.size_of({trial.case for trial in run.manifest.plan})
     if size is None or not _ran_by(system.engine, run):
         hint = f"gcprof reproduce {system.name} makes one"
-        raise UserError(f"'{word}' is no run of {system.name}", hint=hint, exit_code=4)
+        raise UserError(f"'{word}' is not a run of {system.name}", hint=hint, exit_code=4)
     reproduction = _reproduction(system, size, run)
     return Reproduced(run=run, reproduction=reproduction, exit_code=progress.exit_code(run.records))
 

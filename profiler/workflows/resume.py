@@ -80,7 +80,9 @@ def _changed(before: Run, words: Request, request: RunRequest) -> Request:
     """
     shard = before.manifest.shard
     if shard and request.anew:
-        message = f"this run is part {shard} of a sweep, and no option of it can be changed without the other parts"
+        message = (
+            f"this run is shard {shard} of a sweep, and none of its options can be changed without the other shards"
+        )
         hint = f"leave --resume out, and give all options of the sweep and --shard {shard}"
         raise UserError(message, hint=hint)
     if shard:
@@ -99,8 +101,8 @@ def _refuse_absent(before: Run, engine: str, devices: Mapping[str, Environment])
 def _refuse_jobs(before: Run, engine: str) -> None:
     """Raise UserError if Slurm jobs have shards of the run: some may still be running."""
     if engines.EngineChoice(engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
-        hint = f"--engine slurm:... takes it over and goes on, gcprof merge {before.folder}/shards/* makes a run of it"
-        raise UserError("jobs of a cluster have parts of this run", hint=hint)
+        hint = f"--engine slurm:... continues it; gcprof merge {before.folder}/shards/* merges what it has"
+        raise UserError("jobs of a cluster have shards of this run", hint=hint)
 
 
 def _words(before: Run, request: RunRequest) -> Request | None:
@@ -184,7 +186,7 @@ def _refuse_changes(
         names=fields_of(names),
     )
     if changes:
-        message = f"this run began otherwise, and would be mixed: {'; '.join(changes)}"
+        message = f"this run began with other settings, which would be mixed: {'; '.join(changes)}"
         ways = [f"{shlex.join(['gcprof', *typed, '--new-run'])} measures it anew, in a folder of its own"]
         if len(changes) == 1 and then.num_threads and then.num_threads != now.num_threads:
             again = shlex.join([f"{THREADS}={then.num_threads}", "gcprof", *typed])
@@ -209,7 +211,7 @@ def _owed(before: Run) -> bool:
 def _again(before: Run) -> tuple[str, ...]:
     """Return a remark on the trials that are measured again."""
     number = len(rows.latest(before.records)) - len(progress.settled(before.records))
-    remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or compared with one that did"
+    remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or had a baseline that did"
     return (remark,) if number else ()
 
 

@@ -123,7 +123,7 @@ def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
 
 def empty_text(checked: CheckedRequest) -> str:
     """Return the message for a shard without trials, which is no error."""
-    return f"part {checked.shard} is empty: the sweep has fewer pairings of a baseline and a round than parts"
+    return f"shard {checked.shard} is empty: the sweep has fewer pairings of a baseline and a round than shards"
 
 
 def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:

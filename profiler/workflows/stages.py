@@ -151,7 +151,7 @@ class ModelOnDevice:
 
 def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = None) -> str | None:
     """Return words for better blocks, whose lower bound is below so many bytes; None if there are none, or no trace."""
-    failing = f"the blocks of '{case.model}' ended without an answer"
+    failing = f"the blocks of '{case.model}' ended without a result"
     try:
         answer = engine.ask(f"{TRACING}:choices", encode(case.baseline.foreseen).decode(), failing=failing)
         choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
@@ -193,7 +193,7 @@ def stages(
     """
     case = case.foreseen if case.is_rehearsed else case
     trial = Trial(case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget)
-    failing = f"the stages of '{case.model}' ended without an answer"
+    failing = f"the stages of '{case.model}' ended without a result"
     answer = engine.ask(f"{WORKER}:stage", encode(trial).decode(), failing=failing)
     chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
     return chain

@@ -236,7 +236,7 @@ def test_fault_53_the_interval_is_wide_and_the_row_is_called_noisy_with_advice(s
     found = {note.code: note.text for note in row.notes}
     assert (high - low) / row.step_seconds > 0.2
     assert "a quiet machine, more --rounds or a larger --max-samples would" in found["GCP012"]
-    assert "the median is sure to ±" in found["GCP012"]
+    assert "the median is known to ±" in found["GCP012"]
     assert "its steps vary by ±" in found["GCP012"]
     assert row.readings.step_seconds == seconds  # none is dropped
 

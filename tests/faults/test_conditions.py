@@ -138,6 +138,17 @@ def test_fault_47_a_ratio_between_two_clocks_is_told_in_cycles_too():
     assert none.notes == ()
 
 
+def test_fault_47_steps_that_alternate_share_a_clock_whatever_that_of_the_baselines_round_was():
+    none, half = at_half_the_clock()
+    readings = msgspec.structs.replace(half.readings, plain_step_seconds=half.readings.step_seconds)
+
+    row = rows([none, msgspec.structs.replace(half, readings=readings)])[1]
+
+    assert row.time is not None
+    assert row.time.num_pairs == 6
+    assert "GCP024" not in {note.code for note in row.notes}
+
+
 def test_fault_47_every_sample_of_a_throttled_round_is_kept():
     (row,) = rows([record(conditions=(WELL, THROTTLED))])
 

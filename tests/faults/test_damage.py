@@ -137,7 +137,7 @@ def test_fault_42_what_has_no_end_is_not_begun(results, capsys):
 
     code, said = told(["show", "damaged"], capsys)
 
-    assert (code, "trials.jsonl': it is a link and no regular file" in said) == (4, True)
+    assert (code, "trials.jsonl': it is a link, not a regular file" in said) == (4, True)
 
 
 def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):

@@ -133,7 +133,7 @@ def test_fault_28_a_recompute_of_other_shapes_is_lost_alone_and_says_so(here, sh
 
     assert code == 1
     assert outcomes(here / "run") == {"none": "ok", "all": "failed", "segments:k=1": "ok"}
-    words = "all: failed: checkpoint mismatch: recomputed, the blocks give other tensors: the forward changes 2.is_rec"
+    words = "all: failed: checkpoint mismatch: the recompute gives different tensors: the forward changes 2.is_rec"
     assert words in " ".join(capsys.readouterr().out.split())
 
 

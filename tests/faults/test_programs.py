@@ -40,7 +40,7 @@ def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word: str, here:
 
     first, hint = capsys.readouterr().err.splitlines()
     assert first == f"gcprof: --device: there is no '{word}': torch sees no CUDA device here"
-    assert hint == "hint: --device cpu measures the CPU; `gcprof doctor` tells more"
+    assert hint == "hint: --device cpu measures the CPU; `gcprof doctor` shows more"
     assert list(here.iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_fault_60_only_the_picture_or_the_page_fails_and_says_what_to_install(
     assert answer([command, "run"]) == 1
 
     first, hint = capsys.readouterr().err.splitlines()
-    again = "pip install" if how == "missing" else "where its own words do not help: pip install --force-reinstall"
+    again = "pip install" if how == "missing" else "if its message does not help: pip install --force-reinstall"
     assert library in first
     assert hint == f"hint: {again} {library}"
     assert answer(["show", "run"]) == answer(["export", "run"]) == 0

@@ -99,7 +99,7 @@ def test_fault_22_what_is_no_result_is_a_failed_trial_and_its_bytes_are_in_the_l
         ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
         ({"saved_bytes": 101 * make.MIB}, "the peak of 100 MiB is below the saved 101 MiB"),
         ({"step_seconds": (0.1, 0.0)}, "a step of 0 seconds is among the samples"),
-        ({"step_seconds": ()}, "ok, and its step has no time samples"),
+        ({"step_seconds": ()}, "the outcome is ok, but the step has no time samples"),
     ],
 )
 def test_fault_22_a_lie_is_a_failed_trial_and_its_numbers_are_nobodys(tmp_path, readings, why):
@@ -188,7 +188,7 @@ def test_fault_22_any_bytes_at_all_are_a_failed_trial(sent):
 
 
 def test_fault_22_an_answer_that_is_none_is_told_in_a_line():
-    with pytest.raises(UserError, match="what it sent is no answer") as raised:
+    with pytest.raises(UserError, match="what it sent is not an answer") as raised:
         read_answer({"record": {}}, "outline", dict)
 
     assert raised.value.exit_code == 1

@@ -238,7 +238,7 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
 
     err = capsys.readouterr().err
     assert code == 1
-    assert "note: 1 trial measured again: crashed, timed out, or compared with one that did" in err
+    assert "note: 1 trial measured again: crashed, timed out, or had a baseline that did" in err
     assert "note: 1 trial crashed or timed out; gcprof run --resume run measures such trials again" in err
 
 

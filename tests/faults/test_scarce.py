@@ -70,7 +70,7 @@ def test_scarce_a_server_that_cannot_be_started_is_one_line_and_ends_with_3(
 
     err = capsys.readouterr().err
     assert code == 3
-    assert f"gcprof: this machine starts no process for a trial: {os.strerror(number)}" in err
+    assert f"gcprof: this machine cannot start a process for a trial: {os.strerror(number)}" in err
     assert "internal error" not in err
     assert list(here.iterdir()) == []
 

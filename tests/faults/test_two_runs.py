@@ -180,7 +180,7 @@ def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: Non
     for _ in owed_trials.run_owed(Idle(), owed, warn=told.append):
         continue
 
-    assert told == [f"locks do not work in '{owed}': see to it that no other gcprof writes there"]
+    assert told == [f"locks do not work in '{owed}': make sure that no other gcprof writes there"]
     assert records(owed) == [("none", 1), ("all", 1), ("sqrt", 1)]
     assert not (owed / ".writer").exists()
 

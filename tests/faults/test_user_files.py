@@ -130,7 +130,7 @@ def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
             "the module's output holds no loss but a tensor of shape (2, 4): "
             "return a loss as the factory's third value",
         ),
-        ("loss_of_many", "the loss is no scalar but a tensor of shape (2, 4): return its mean or sum"),
+        ("loss_of_many", "the loss must be a scalar, got a tensor of shape (2, 4): return its mean or sum"),
         ("loss_of_integers", "the loss is of torch.int64, which has no gradient: leave it in floating point"),
     ],
 )
@@ -167,7 +167,7 @@ def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shar
     out = capsys.readouterr().out
     assert code == 0
     assert outcomes(here / "run") == {"none": "ok", "all": "ok"}
-    assert "GCP007 none, all: the loss is nan: the gradients mean nothing, memory and time still do" in out
+    assert "GCP007 none, all: the loss is nan: the gradients are meaningless; memory and time are still valid" in out
     assert "not verifiable" in out
 
 

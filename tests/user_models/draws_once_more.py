@@ -1,4 +1,4 @@
-"""Blocks that draw from Python's own generator, which checkpoints do not put back."""
+"""Blocks that draw from Python's own generator, which checkpoints do not restore."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _entry(row: Row, run: Run) -> LoggedRow:
     mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # names of metrics say if they were not measured
     started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
     if started is None:
-        raise UserError(f"'{run.manifest.created}' is no time at which a run could begin", exit_code=4)
+        raise UserError(f"'{run.manifest.created}' is not a valid time for a run to begin", exit_code=4)
     return LoggedRow(
         id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
         name=str(row.case.strategy),

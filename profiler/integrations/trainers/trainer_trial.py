@@ -42,7 +42,7 @@ def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
         )
         on_pass("time")
         trainer.train()
-    assert callback.record is not None, "the Trainer ended without telling"
+    assert callback.record is not None, "the Trainer ended without a result"
     return msgspec.structs.replace(callback.record, round=trial.round)
 
 

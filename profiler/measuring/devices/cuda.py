@@ -171,7 +171,7 @@ class Cuda:
     def _looked_up(self) -> nvml.Board | str:
         if self._board is None:
             uuid = self.facts().uuid
-            self._board = nvml.find(uuid) if uuid else "torch does not tell the device's UUID"
+            self._board = nvml.find(uuid) if uuid else "torch does not report the device's UUID"
         return self._board
 
 

@@ -198,9 +198,9 @@ def judge(equality: Equality | None, *, strict: bool, rewritten: Sequence[str] =
     if (equality.gradients_equal and equality.loss_equal) or (not strict and allowed and largest <= allowed):
         return None
     where += " of the second step, while those of the first agree" if equality.worst_step == 2 else ""
-    cause = f": the recompute draws other numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
+    cause = f": the recompute draws different numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
     changed = few((*equality.moved, *rewritten), MOST_NAMED)
-    cause = cause or (f": the recompute changes {changed} once more" if changed else "")
+    cause = cause or (f": the recompute changes {changed} again" if changed else "")
     return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}{cause}"
 
 

@@ -59,7 +59,7 @@ def remark(names: Sequence[str]) -> str:
     runs = "run" if len(names) > 1 else "runs"
     text = f"the model recomputes by its own means: {told} {runs} again in its backward, with gradients on"
     return (
-        f"{text}; this is not switched off here nor in any other row, and that it changes no gradient is not verified"
+        f"{text}; this is not switched off here nor in any other row, and whether it changes gradients is not verified"
     )
 
 

@@ -46,7 +46,7 @@ def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str],
     timed step. Raises UserError if nothing is known of the device's time, Unsupported if the blocks do not run once
     each, in order, or the forward runs a backward, and whatever the model raises.
     """
-    assert build is None or trial.case.is_predicted, "seconds are measured of the catalogue's models alone"
+    assert build is None or trial.case.is_predicted, "seconds are measured only for the catalogue's models"
     try:
         return _stages(trial, build, on_step, in_calls=False)
     except NotOnce:
@@ -126,7 +126,7 @@ def _rates(trial: Trial) -> Rates | None:
         return gpu_specs.of_device(device.facts().name) if device.is_hollow else None
     rates = known_rates(trial.case.device, trial.calibration)
     if rates is None:
-        message = f"nothing is known of the time that '{trial.case.device}' takes"
+        message = f"the speed of '{trial.case.device}' is not known"
         raise UserError(message, hint="name a GPU: --device fake:h100")
     return rates
 

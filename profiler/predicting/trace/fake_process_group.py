@@ -82,7 +82,7 @@ def _answered(rank: FakeRank) -> Any:
     def built(module: DistributedDataParallel, *arguments: Any, **keywords: Any) -> None:
         build(module, *arguments, **keywords)
         if module.find_unused_parameters:
-            raise Unsupported("DDP's search for unused parameters reads values: it cannot be foreseen")
+            raise Unsupported("DDP's search for unused parameters reads values: it cannot be predicted")
         rank.modules.append(module)
         module.register_comm_hook(None, lambda state, bucket: rank.exchange(bucket))  # DDP would check annotations
 

@@ -200,7 +200,7 @@ class FakeTensors(CachingFakeMode):
         if func is aten._local_scalar_dense.default:
             return self._scalar(func, args[0])
         if func._overloadpacket in QUANTIZERS:
-            raise Unsupported("a quantized tensor cannot be followed: without data its type and its size are not known")
+            raise Unsupported("a quantized tensor cannot be traced: without data its type and its size are not known")
         if func in (aten.equal.default, aten.allclose.default):
             self._guess(func)
             return _passed(args[0]) if _is_test(args[0]) else args[0].shape == args[1].shape

@@ -13,7 +13,7 @@ COMPUTE_EFFICIENCY = 0.8  # of the datasheet's FLOP per second, as large matrix 
 BANDWIDTH_EFFICIENCY = 0.8  # of its bytes per second, as large elementwise kernels reach
 LAUNCH_SECONDS = 3e-6  # from one kernel to the next, however little it does
 PHASES = ("zero", "forward", "recompute", "backward", "optimizer")  # of a step; other phases may follow its end
-RATIOS = "ratios of strategies are nearer than seconds (BERT-base's published +25 % comes out as +27 to +32 %)"
+RATIOS = "ratios of strategies are more accurate than seconds (BERT-base's published +25 % comes out as +27 to +32 %)"
 FREE = (  # operators that launch no kernel: bookkeeping, and mere allocation
     "prim.",
     "profiler.",

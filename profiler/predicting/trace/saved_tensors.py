@@ -18,8 +18,8 @@ from profiler.predicting.trace.user_hooks import refused_hooks
 from profiler.training.workload import tensors
 
 UNKNOWN_HOOKS = (
-    "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), of which no other strategy's bytes "
-    "can be worked out; `gcprof predict` runs them for each strategy"
+    "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), so that the bytes of other "
+    "strategies cannot be derived; `gcprof predict` runs them for each strategy"
 )
 
 

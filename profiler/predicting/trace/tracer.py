@@ -228,7 +228,7 @@ class Tracer(TorchDispatchMode):
 
     def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> StorageLife | None:
         if tensor.layout is not torch.strided:
-            raise Unsupported("a sparse tensor cannot be followed: only its data tell its size")
+            raise Unsupported("a sparse tensor cannot be traced: only its data tell its size")
         return self._follow(tensor.untyped_storage(), operator, module, phase, after)
 
     def _follow(

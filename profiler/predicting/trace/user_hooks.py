@@ -60,7 +60,7 @@ def refuse_cycles(num_left: Callable[[], int]) -> None:
     if num_left() < before:
         raise Unsupported(
             f"what the model's own hook on saved tensors ({_PLACES.get()[0]}) packs is in a reference cycle, so that "
-            "Python's collector frees it, and when is chance"
+            "Python's collector frees it at an unpredictable time"
         )
 
 

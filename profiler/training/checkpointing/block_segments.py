@@ -129,7 +129,7 @@ def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
 
 def notes_of_nothing(segments: Sequence[BlockSegment], why: str) -> tuple[Note, ...]:
     """Return a note if no segment is checkpointed; `why` follows `checkpoints nothing: `."""
-    text = f"checkpoints nothing: {why}; it is `none` by another name"
+    text = f"checkpoints nothing: {why}; it is identical to `none`"
     return () if segments else (Note(code="GCP001", text=text),)
 
 
@@ -182,7 +182,7 @@ class _CheckpointedSegment:
         index = self._order[place]
         given = self._given.get(index)
         if given and not given.agrees(tuple(further), keywords):
-            raise Unsupported(f"'{self._names[index]}' takes other values than when it was looked at")
+            raise Unsupported(f"'{self._names[index]}' gets other arguments than when it was observed")
         return (value,) if index in self._in_tuples else value
 
     def _place(self, block: nn.Module) -> int:
@@ -199,8 +199,10 @@ class _CheckpointedSegment:
 
     def refusal(self, did: str, due: int) -> Unsupported:
         """Return the error for a forward that did `did` when the block at position `due` was to come."""
-        what = f"the forward {did} where '{self.name(due)}' was due"
-        return Unsupported(f"{what}: what leaves blocks out at random cannot be cut; --strategies all can")
+        what = f"the forward {did} where '{self.name(due)}' was expected"
+        return Unsupported(
+            f"{what}: a forward that skips blocks at random cannot be cut into segments; --strategies all works"
+        )
 
     def name(self, place: int) -> str:
         """Return the name of the block at this position."""
@@ -263,8 +265,10 @@ class _WholeForward:
         except BaseException:
             for segment, left in self._left(before):
                 names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
-                what = f"an exception left the forward between {names}, which are computed together"
-                warnings.warn(f"{what}: a value of the first that it carries is of both", RuntimeWarning, stacklevel=3)
+                what = f"an exception left the forward between {names}, which run as one segment"
+                warnings.warn(
+                    f"{what}: a value that it carries from the first may be of both", RuntimeWarning, stacklevel=3
+                )
             raise
         finally:
             self.inside = False

@@ -12,7 +12,7 @@ from profiler.core.errors import Unsupported
 from profiler.training import marked_functions
 from profiler.training.marked_functions import listened
 
-CHANGED = "unlike when it was looked at: what depends on data cannot be cut by calls; --strategies all can"
+CHANGED = "unlike when it was observed: a forward that depends on data cannot be cut by calls; --strategies all works"
 
 
 class CalledBlock(nn.Module):
@@ -107,7 +107,7 @@ class Calls:
         block = self._blocks[self._done] if self._done < len(self._blocks) else None
         if block is None or block.path != path:
             expected = f"'{block.name}'" if block else "its end"
-            raise Unsupported(f"the forward called '{path}' where {expected} was due, {CHANGED}")
+            raise Unsupported(f"the forward called '{path}' where {expected} was expected, {CHANGED}")
         self._done += 1
         return block
 

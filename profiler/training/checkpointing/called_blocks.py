@@ -43,7 +43,7 @@ def running(workload: Workload) -> tuple[Workload, Note | None]:
     idle = [name for name in frozen if name not in paths]
     if not idle:
         return workload, None
-    text = f"frozen, and no forward runs them, so that they are no blocks: {few(idle, MOST_NAMED)}"
+    text = f"not counted as blocks, as they are frozen and no forward runs them: {few(idle, MOST_NAMED)}"
     blocks = tuple(name for name in workload.blocks if name not in idle)
     return msgspec.structs.replace(workload, blocks=blocks), Note(code="GCP050", text=text)
 

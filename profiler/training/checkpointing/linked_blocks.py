@@ -20,9 +20,11 @@ def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observa
     for feeding, fed in pairs:
         if fed != feeding + 1 or not seen.linked[feeding]:
             names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
-            reason = "the second takes more than the first's output, or it is not alone in taking that"
+            reason = "the second takes more than the first's output, or that output is also used elsewhere"
             if fed in seen.takes:
-                reason = f"the second takes {seen.takes[fed]}, and what runs together passes tensors on"
+                reason = (
+                    f"the second takes {seen.takes[fed]}, but blocks of one segment can only pass tensors to each other"
+                )
             raise Unsupported(f"{names} cannot be run together: {reason}")
     return seen
 

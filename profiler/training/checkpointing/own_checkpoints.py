@@ -85,8 +85,8 @@ def remark(case: Case, calls: OwnCalls) -> Note | None:
     if case.strategy.name == OWN and not has_some:
         seen = "the model calls no torch.utils.checkpoint of its own"
         if calls.has_compiled():  # perhaps by a version of torch whose graphs are not understood
-            seen = "no checkpoint of the model's own was seen, in its compiled code neither"
-        return Note(code="GCP001", text=f"{seen}; it is `none` by another name")
+            seen = "no checkpoint of the model's own was seen, nor any in its compiled code"
+        return Note(code="GCP001", text=f"{seen}; it is identical to `none`")
     if case != case.baseline or not has_some:
         return None
     where = "within its compiled code" if calls.num_compiled else f"{calls.num} calls in a forward"

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 
 import msgspec
 
-LAST_IS_PLAIN = "the last segment is always plain, and there is no other"
+LAST_IS_PLAIN = "the last segment is never checkpointed, and there is no other"
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

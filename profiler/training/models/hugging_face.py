@@ -142,7 +142,7 @@ def _tokens(text: Any, batch_size: int, sequence: int) -> torch.Tensor:
 
 def _images(settings: Any, batch_size: int, size: str) -> dict[str, torch.Tensor]:
     if size != "own" and not (size.isascii() and size.isdigit() and int(size)):
-        raise Unsupported(f"size={size} is no number of pixels")
+        raise Unsupported(f"size={size} is not a number of pixels")
     own = getattr(settings, "image_size", OWN_PIXELS)
     height, width = own if isinstance(own, (list, tuple)) else (own, own)
     if size != "own":

@@ -22,7 +22,7 @@ def side(word: str, own: int) -> int:
     if word == OWN_SIZE:
         return own
     if not word.isascii() or not word.isdigit() or not int(word):
-        raise Unsupported(f"size={word} is no number of pixels; size={OWN_SIZE} is the model's own, {own}")
+        raise Unsupported(f"size={word} is not a number of pixels; size={OWN_SIZE} is the model's own, {own}")
     return int(word)
 
 

@@ -153,7 +153,7 @@ def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any],
     """Return a workload's loss that calls the user's with (output, targets), (output, batch) or (output)."""
 
     def checked(*arguments: Any) -> torch.Tensor:
-        return _scalar(loss(*arguments), "the loss is no scalar", "return its mean or sum")
+        return _scalar(loss(*arguments), "the loss is not a scalar", "return its mean or sum")
 
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return lambda module, pair: checked(call(module, pair[0]), pair[1])
@@ -192,7 +192,7 @@ def _function(name: str) -> Callable[..., Any]:
     path = Path(place).resolve()
     _look_in(path.parent)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None, f"{path} is no Python file"
+    assert spec is not None, f"{path} is not a Python file"
     assert spec.loader is not None, f"{path} has no loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses and pickling look there

@@ -31,6 +31,6 @@ def apply(workload: Workload) -> Applied:
     return Applied(
         split=f"{length - 1} deep",
         recomputes=recomputes(segments),
-        notes=notes_of_nothing(segments, "the last block is always plain, and there is no other"),
+        notes=notes_of_nothing(segments, "the last block is never checkpointed, and there is no other"),
         switch=switch,
     )

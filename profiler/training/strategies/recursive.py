@@ -22,7 +22,7 @@ def apply(workload: Workload) -> Applied:
     return Applied(
         split=f"{max(counts.values(), default=0)} deep",
         recomputes=counts,
-        notes=notes_of_nothing(segments, "the last block is always plain, and there is no other"),
+        notes=notes_of_nothing(segments, "the last block is never checkpointed, and there is no other"),
         switch=switch,
     )
 

@@ -41,7 +41,7 @@ def _remark(save: str, met: set[str]) -> Note | None:
     if not met or not met.isdisjoint(operators(save)):
         return None
     instead = f"; these blocks have save={' or save='.join(there)}" if (there := offered(met)) else ""
-    text = f"keeps nothing: save={save} has no operator of these blocks, so that it is `all` by another name{instead}"
+    text = f"keeps nothing: save={save} has no operator of these blocks, so it is identical to `all`{instead}"
     return Note(code="GCP063", text=text)
 
 

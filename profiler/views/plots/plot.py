@@ -1,4 +1,4 @@
-"""Draw a run as a picture of panels, in a style, and save it."""
+"""Plot a run of panels, in a style, and save it."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _way_out(rows: Sequence[Row]) -> str:
     """Return what to try if nothing fits, without what was tried; no strategy helps a model that fails to be built."""
     if all(IN_BUILD in (row.detail or "") for row in rows if row.outcome != "skipped"):
         why = "the model with its batch does not fit even before a step, and no strategy makes its parameters smaller"
-        others = "a smaller model, a smaller batch where that is what is large, or another device"
+        others = "a smaller model, a smaller batch if that is what is large, or another device"
         return f"{why}; try {others}: gcprof predict --device h100 needs none of this memory"
     tried = {row.case.strategy for row in rows}
     strategies = ",".join(word for word in ("all", "offload") if word not in tried)
@@ -230,7 +230,7 @@ def _prediction(rows: Sequence[Row]) -> tuple[Column, ...]:
         return (numbers("predicted", "peak off by", [error_text(row.prediction_error) for row in rows]),)
     blind = any(note.code == "GCP015" for row in rows for note in row.notes)
     if not blind and all(row.evidence == "predicted" for row in rows):
-        return (numbers("peak sure to", "by rehearsal", [uncertainty_text(row.prediction_error) for row in rows]),)
+        return (numbers("peak within", "by rehearsal", [uncertainty_text(row.prediction_error) for row in rows]),)
     return (numbers("predicted peak", "off rehearsed by", [exact_error_text(row.prediction_error) for row in rows]),)
 
 
@@ -273,7 +273,7 @@ def _floor(rows: Sequence[Row]) -> list[str]:
     floor = next((row.time_floor for row in rows if row.time_floor is not None), None)
     if floor is None:
         return []
-    return [f"floor of noise: none against itself is sure to {spread_text(floor)}; no smaller difference is called one"]
+    return [f"noise floor: none against itself is known to {spread_text(floor)}; no smaller difference is reported"]
 
 
 def batch(case: Case) -> str:

@@ -37,7 +37,7 @@ SHORTENED = 3  # so many single stages in a row are shortened to the first and t
 READING = {  # notation of plans -> its explanation, shown if a plan has it
     "[": "[2-3] is one checkpointed segment",
     "]..[": "[4]..[6] are checkpointed each by itself",
-    ":": "4:matmul is recomputed but for what matmul gives",
+    ":": "4:matmul is recomputed except the outputs of matmul",
 }
 
 

@@ -173,7 +173,7 @@ def cost_lines(cost: SweepCost, *, basis: str | None = None, start: str = "", un
     if not num_measured:
         return lines
     until = f"; a round is timed for up to {cost.sampling_seconds:g} s, or a few steps" if cost.sampling_seconds else ""
-    lines.append(f"steps: {_range_text(cost.steps)}{until}; of steps of less than 1 ms several make a sample")
+    lines.append(f"steps: {_range_text(cost.steps)}{until}; several steps of less than 1 ms make one sample")
     if cost.gpu_seconds is not None:
         lines.append(f"GPU seconds: {_range_text(cost.gpu_seconds)}, predicted, not measured")
         lines.append(f"  {start} a trial; {basis}")

@@ -113,7 +113,7 @@ def _below(reproduction: Reproduction) -> list[str]:
             "±: half the interquartile range of the steps, its own or the baseline's, or half the range of the rounds"
         )
     if any(line.unit == "M" for line in reproduction.lines):
-        lines.append("M: the source does not say of what; differences take it for MiB")
+        lines.append("M: the source does not say which unit; differences take it for MiB")
     lines.append(f"source: {reproduction.source}")
     lines += [f"the source does not say: {'; '.join(reproduction.unsaid)}"] if reproduction.unsaid else []
     if reproduction.reduced:

@@ -43,7 +43,7 @@ def sampling_text(row: Row) -> str:
     """Return how certain the median is, and how many warm-up steps and samples each round had and why it ended."""
     reached = uncertainty(samples_of(row, "step"))
     sure = (
-        f"the median is sure to {spread_text(reached)}"
+        f"the median is known to {spread_text(reached)}"
         if reached is not None
         else "too few samples to be sure of the median"
     )

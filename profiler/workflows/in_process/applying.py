@@ -103,5 +103,5 @@ def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workl
 
 def _look(module: nn.Module, example: Any) -> Any:
     if example is None:
-        raise Unsupported("this is no plain Sequential: give a batch as example= to see how its blocks work together")
+        raise Unsupported("this is not a plain Sequential: pass a batch as example= to observe how its blocks connect")
     return call(module, example)
