@@ -256,6 +256,36 @@ def test_where_digests_differ_the_nearer_of_two_runs_counts_and_their_difference
     assert found.digests == two_results(mine).digests()
 
 
+def test_a_baseline_that_repeats_its_recorded_digests_is_run_once_and_has_no_noise():
+    recorded = two_results({"a": [8.0, 4.0]}).digests()
+
+    found = equality.verify(step({"a": [8.0, 5.0]}), steps({"a": [8.0, 4.0]}), recorded)
+
+    assert (found.largest_difference, found.noise_floor) == (1 / 8, 0.0)
+    with pytest.raises(StopIteration):
+        equality.verify(step({"a": [8.0, 5.0]}), steps({"a": [8.0, 3.0]}), recorded)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_equal"),
+    [
+        ({"a": torch.tensor([1.0, float("nan")]), "b": None}, True),
+        ({"b": None, "a": torch.tensor([1.0, float("nan")])}, False),
+        ({"a": torch.tensor([1.0, float("nan")])}, False),
+        ({"a": None, "b": None}, False),
+        ({"a": torch.tensor([1.0, 2.0]), "b": None}, False),
+        ({"a": torch.tensor([[1.0, float("nan")]]), "b": None}, False),
+        ({"a": torch.tensor([1.0, float("nan")]).view(torch.int32), "b": None}, False),
+        ({"a": torch.tensor([1.0, float("nan")]).to_sparse(), "b": None}, True),
+    ],
+)
+def test_bits_are_equal_where_names_shapes_types_and_values_are(other, is_equal):
+    tensors = {"a": torch.tensor([1.0, float("nan")]), "b": None}
+
+    assert tensor_values.equal_bits(tensors, other) is is_equal
+    assert (tensor_values.digest_of(tensors) == tensor_values.digest_of(other)) is is_equal
+
+
 def test_rounding_is_what_the_last_bit_of_the_weights_makes_of_the_first_run():
     mine, runs = {"a": [8.0, 5.0]}, ({"a": [8.0, 4.0]}, {"a": [8.0, 4.0]})
 
@@ -690,7 +720,7 @@ def test_buffers_that_batchnorm_updates_twice_name_the_option_that_mends_it(monk
             ("a", "_u", "b", "_v"),
             True,
             "buffers differ by 5.0e-01 (a, _u, b and 1 more): BatchNorm updates its statistics when it is recomputed; "
-            "--repair-batchnorm mends it; what a recompute writes into _u, _v it writes again",
+            "--repair-batchnorm mends it; the recompute updates _u, _v a second time",
         ),
         (
             0.5,

@@ -58,7 +58,12 @@ COLOR_OPTION = _option(
     "color", str, "auto", "--color", metavar="<str>", help="auto (a terminal without NO_COLOR), always, never."
 )
 MODEL_FLAG = _option(
-    "model_flag", str | None, None, "--model", help="The same as the argument `model`.", autocompletion=options.propose_models
+    "model_flag",
+    str | None,
+    None,
+    "--model",
+    help="The same as the argument `model`.",
+    autocompletion=options.propose_models,
 )
 
 

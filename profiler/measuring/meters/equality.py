@@ -11,7 +11,7 @@ import torch
 from profiler.core.record import Equality, is_reproducible
 from profiler.core.units import few
 from profiler.measuring.meters.step_results import Gradients, GradientStep, Results, Second, collect, collect_two
-from profiler.measuring.meters.tensor_values import difference, digest_of, largest
+from profiler.measuring.meters.tensor_values import difference, equal_bits, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state
 
@@ -27,9 +27,7 @@ def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[st
 
     An `earlier` run with the same digests replaces the second run.
     """
-    first = collect_two(step)
-    digests = _digests(first, group)
-    second = first if digests == earlier else collect_two(step, _update(first, group))
+    first, second, digests = _twice(step, group, earlier=earlier)
     result = compared(first, second, group)
     floor = result.largest_difference if result.largest_difference is not None else 0.0
     return msgspec.structs.replace(result, moved=(), noise_floor=floor, digests=digests)
@@ -53,17 +51,17 @@ def verify(
 ) -> Equality:
     """Compare a strategy's two steps with the baseline's, by digests alone if these are equal.
 
-    Otherwise the baseline is run twice more, for the noise floor and the differences; and if `other_kernels`, called
-    after the strategy's steps, says that other kernels do the same work, `nudged`: the baseline with weights changed in
-    the last bit, which shows the effect of rounding. If the first gradients are wrong, that is the result. If they
-    differ within the noise, the strategy is run again from the baseline's update, so that its second step has the same
-    weights; ranks are not run again.
+    Otherwise the baseline is run again, for the differences, and a second time for the noise floor unless its digests
+    are these; and if `other_kernels`, called after the strategy's steps, says that other kernels do the same work,
+    `nudged`: the baseline with weights changed in the last bit, which shows the effect of rounding. If the first
+    gradients are wrong, that is the result. If they differ within the noise, the strategy is run again from the
+    baseline's update, so that its second step has the same weights; ranks are not run again.
     """
     results = collect_two(step)
     own = _digests(results, group)
     if own == dict(digests):
         return equal(own)
-    first, second = _twice(baseline, group)
+    first, second, _ = _twice(baseline, group, earlier=digests)
     floor = compared(first, second, group).largest_difference or 0.0
     nearby = collect(nudged) if nudged and other_kernels() else None
     rounding = compared(first, nearby, group).largest_difference or 0.0 if nearby else None
@@ -77,10 +75,14 @@ def verify(
     return msgspec.structs.replace(_closest((first, second), results, group), **floors)
 
 
-def _twice(baseline: GradientStep, group: Group) -> tuple[Results, Results]:
-    """Run the baseline's two steps twice."""
+def _twice(
+    baseline: GradientStep, group: Group, *, earlier: Mapping[str, str] | None
+) -> tuple[Results, Results, dict[str, str]]:
+    """Run the baseline's two steps twice, or once if an `earlier` run has the same digests; return these too."""
     first = collect_two(baseline)
-    return first, collect_two(baseline, _update(first, group))
+    digests = _digests(first, group)
+    second = first if digests == earlier else collect_two(baseline, _update(first, group))
+    return first, second, digests
 
 
 def _update(first: Results, group: Group) -> Gradients | None:
@@ -130,7 +132,6 @@ def compare(reference: Results, other: Results) -> Equality:
         for name, amount in _differences(*pair).items()
     }
     worst = max(differences, key=lambda place: differences[place])
-    mine, yours = reference.digests(), other.digests()
     missing = {
         name: None
         for first, second in pairs
@@ -143,10 +144,10 @@ def compare(reference: Results, other: Results) -> Equality:
         if (amount := difference(buffer, other.buffers.get(name)))
     }
     return Equality(
-        loss_equal=all(digest_of({"": first.loss}) == digest_of({"": second.loss}) for first, second in pairs),
-        gradients_equal=all(digest_of(first.gradients) == digest_of(second.gradients) for first, second in pairs),
-        buffers_equal=mine["buffers"] == yours["buffers"],
-        random_state_equal=mine["random"] == yours["random"],
+        loss_equal=all(equal_bits({"": first.loss}, {"": second.loss}) for first, second in pairs),
+        gradients_equal=all(equal_bits(first.gradients, second.gradients) for first, second in pairs),
+        buffers_equal=equal_bits(reference.buffers, other.buffers),
+        random_state_equal=equal_bits(reference.random_states, other.random_states),
         random_sources=tuple(
             name
             for name, state in reference.random_states.items()
@@ -169,12 +170,15 @@ def _differences(reference: Results | Second, other: Results | Second) -> dict[s
     A gradient that is 0 but for rounding, such as that of a bias before a BatchNorm, is compared with the largest
     gradient of the model.
     """
-    sizes = [largest(tensor) for tensor in reference.gradients.values() if tensor is not None]
-    least = LEAST_SCALE * max(sizes, default=0.0)
-    gradients = {
-        name: difference(tensor, other.gradients.get(name), least_scale=least)
-        for name, tensor in reference.gradients.items()
-    }
+    if equal_bits(reference.gradients, other.gradients):
+        gradients = dict.fromkeys(reference.gradients, 0.0)
+    else:
+        sizes = [largest(tensor) for tensor in reference.gradients.values() if tensor is not None]
+        least = LEAST_SCALE * max(sizes, default=0.0)
+        gradients = {
+            name: difference(tensor, other.gradients.get(name), least_scale=least)
+            for name, tensor in reference.gradients.items()
+        }
     return {**gradients, "(loss)": difference(reference.loss, other.loss)}
 
 

@@ -29,6 +29,21 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None, *, le
     return relative if math.isfinite(relative) else 2.0
 
 
+def equal_bits(tensors: Mapping[str, torch.Tensor | None], others: Mapping[str, torch.Tensor | None]) -> bool:
+    """Whether both have the same names, in order, each with a tensor of the same shape, type and bits, or with none."""
+    return list(tensors) == list(others) and all(_equal_bits(tensors[name], others[name]) for name in tensors)
+
+
+def _equal_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if tensor is None or other is None:
+        return tensor is other
+    return (
+        tensor.shape == other.shape
+        and tensor.dtype == other.dtype
+        and torch.equal(bytes_of(dense(tensor)), bytes_of(dense(other)))
+    )
+
+
 def largest(tensor: torch.Tensor) -> float:
     """Return the largest finite absolute value; 0 if there is none."""
     values = dense(tensor).abs()
