@@ -54,7 +54,7 @@ def drawn(source: str, name: str) -> dict[str, Facts]:
     found = compared(partial(draws.make, source), {"all": chain()})
     if found["none"]["gradients"] == "not verifiable":
         return with_facts(found, none={"GCP044": "os.urandom"}, all={"detail": "nothing can be verified"})
-    return with_facts(found, all={"GCP005": name, "detail": f"draws other numbers from {name}"}) if name else found
+    return with_facts(found, all={"GCP005": name, "detail": f"draws different numbers from {name}"}) if name else found
 
 
 def frozen_prefix() -> dict[str, Facts]:

@@ -131,7 +131,12 @@ def test_without_strategies_two_other_axes_are_a_plane():
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
-    [(("dept",), "no axis"), (("seed",), "no axis"), (("depth", "depth"), "two axes"), (("depth",) * 3, "two axes")],
+    [
+        (("dept",), "not an axis"),
+        (("seed",), "not an axis"),
+        (("depth", "depth"), "two axes"),
+        (("depth",) * 3, "two axes"),
+    ],
 )
 def test_a_plane_that_there_is_not_is_refused(words, complaint):
     with pytest.raises(UserError, match=complaint):

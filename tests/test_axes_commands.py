@@ -48,7 +48,7 @@ def test_the_next_command_is_one(here: Path, capsys: pytest.CaptureFixture[str])
     [
         (["show", RUN, "--over", "batchsize"], "did you mean 'batch_size'?"),
         (["show", RUN, "--over", "depth"], "its axes are strategy, batch_size"),
-        (["show", RUN, "--over", "batch_size,strategy,seed"], "'seed' is no axis"),
+        (["show", RUN, "--over", "batch_size,strategy,seed"], "'seed' is not an axis"),
         (["show", RUN, "--over", "batch_size", "--samples"], "--over has no effect with --samples"),
         (["show", RUN, "--over", "batch_size", "--json"], "--over has no effect with --json"),
         (["show", "results/single", "--over", "batch_size"], "'batch_size' is not an axis of this run"),

@@ -155,7 +155,7 @@ def test_another_number_of_calls_is_refused(seen_short):
     profiler.apply(module, "segments:k=2", example=batch)
     module.is_short = not seen_short
 
-    with pytest.raises(Unsupported, match="unlike when it was looked at"):
+    with pytest.raises(Unsupported, match="unlike when it was observed"):
         module(batch)
 
     module.is_short = seen_short

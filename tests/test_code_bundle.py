@@ -63,7 +63,7 @@ def test_a_plan_that_is_read_from_a_file_travels(here):
 
 @pytest.mark.parametrize("name", ["/somewhere/mine.py", "../mine.py", "code/../../mine.py"])
 def test_a_file_that_is_not_below_the_present_folder_is_refused(here, name):
-    with pytest.raises(UserError, match="does not travel to a cluster") as caught:
+    with pytest.raises(UserError, match="cannot be sent to a cluster") as caught:
         code(f"{name}:make")
 
     assert "name it from there" in caught.value.hint

@@ -76,7 +76,7 @@ def test_buffers_that_a_recompute_changes_again_are_named(factory):
 
     name = {"marked": "calls", "buffered": "keys"}[factory]
     assert record.equality.differing_buffers == (f"0.{name}", f"1.{name}")
-    assert [f"(0.{name}, 1.{name}): what a recompute" in text for text in notes(record, "GCP004")] == [True]
+    assert [f"(0.{name}, 1.{name}): the recompute updates" in text for text in notes(record, "GCP004")] == [True]
 
 
 @pytest.mark.parametrize("save", ["addmm", "_to_copy", "addmm+_to_copy"])
@@ -123,7 +123,7 @@ def test_blocks_that_write_over_a_result_that_a_selective_one_keeps_are_told_wit
     )
 
     assert record.outcome == "failed"
-    assert "write over a result that is kept, as nn.ReLU(inplace=True) does" in record.detail
+    assert "modify a kept result in place, as nn.ReLU(inplace=True) does" in record.detail
     assert without.equality.gradients_equal
 
 

@@ -56,7 +56,7 @@ def test_a_part_that_several_have_is_refused_with_the_newest(results: Path):
 
 @pytest.mark.parametrize("word", ["", "resnet"])
 def test_what_is_part_of_no_name_is_no_run(word: str, results: Path):
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         run_folder(word)
 
 

@@ -48,7 +48,7 @@ SMALL = "transformer:layers=4,width=32"
 
 @pytest.fixture
 def costs(here: Path) -> Path:
-    """Costs of stages that are of no known blocks."""
+    """Costs of stages that have no known blocks."""
     (here / "costs.json").write_bytes(COSTS.read_bytes())
     return Path("costs.json")
 
@@ -106,7 +106,7 @@ def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, cap
     assert [line.split("  ")[0] for line in lines[5:8]] == ["plan", "uniform(7)", "all"]
     assert "uniform(7) = first(6): one plan" in lines
     assert lines[-3:-1] == ["stages: 1-12 stem to head", "times are against the step without checkpointing"]
-    assert "floor of these blocks: 536 MiB, the static bytes and 'c1' at work alone" in said.err
+    assert "floor of these blocks: 536 MiB, the static bytes and 'c1' alone while it runs" in said.err
     peak = bytes_text(best(FRONTIER, int(0.6 * WHOLE)).peak_bytes)
     assert f"by these costs no plan of this depth within {peak} is faster than `plan`; 30 plans" in said.err
     assert not list(Path().glob("results"))
@@ -351,7 +351,7 @@ def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsy
 
     said = capsys.readouterr()
     assert said.out == ""
-    assert "gcprof: these stages are of no known blocks" in said.err
+    assert "gcprof: these stages have no known blocks" in said.err
     assert not Path("plan.json").exists()
 
 

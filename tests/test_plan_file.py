@@ -27,11 +27,17 @@ DAMAGED = {
     "an unknown field": (edited(more=1), "is not a plan: Object contains unknown field `more`"),
     "another schema": (edited(schema=2, more=1), "is of schema 2, this gcprof reads 1"),
     "no block": (edited(segments=[{"blocks": ["7"]}]), "is not a plan: '7' is not one of its blocks"),
-    "an empty segment": (edited(segments=[{"blocks": []}]), "is not a plan: segment [] is no run of consecutive"),
-    "another order": (edited(segments=[{"blocks": ["1", "0"]}]), "is not a plan: segment [1 0] is no run of conse"),
+    "an empty segment": (
+        edited(segments=[{"blocks": []}]),
+        "is not a plan: segment [] is not a sequence of consecutive",
+    ),
+    "another order": (
+        edited(segments=[{"blocks": ["1", "0"]}]),
+        "is not a plan: segment [1 0] is not a sequence of conse",
+    ),
     "a gap": (
         edited(segments=[{"blocks": ["0", {"blocks": ["2"]}]}]),
-        "is not a plan: segment [0 2] is no run of consecutive",
+        "is not a plan: segment [0 2] is not a sequence of consecutive",
     ),
     "a block twice": (
         edited(segments=[{"blocks": ["0", "1"]}, {"blocks": ["1"]}]),

@@ -230,7 +230,7 @@ def test_the_table_says_what_is_unclear_unsaid_and_reduced():
     text, page = reproduction.table(found).plain, reproduction.markdown(found)
 
     for shown in (
-        "1,139 M", "30.00 MiB", "M: the source does not say of what", "source: a blog",
+        "1,139 M", "30.00 MiB", "M: the source does not say which unit", "source: a blog",
         "the source does not say: the batch", "reduced for a CPU: all", "out of memory: tried 1 GiB",
     ):  # fmt: skip
         assert shown in text

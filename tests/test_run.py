@@ -375,7 +375,7 @@ BAD_WORDS = [
     ("superfluous", 2, "superfluous"),
 ]
 RESUMED = [
-    ("--resume nowhere", 4, "is no run"),
+    ("--resume nowhere", 4, "is not a run"),
     ("--resume .", 4, "no manifest.json"),
     ("--resume RUN -o other", 2, "--output has no effect with --resume"),
     ("--resume RUN --dry-run", 2, "--dry-run has no effect with --resume"),

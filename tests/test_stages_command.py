@@ -118,7 +118,7 @@ def test_by_force_it_is_written_over(here, shared):
     [
         (["transfromer"], "did you mean 'transformer'?"),
         (["mlp,mnist-cnn"], "only one model can be planned at once"),
-        (["mlp", "--device", "fake:cuda"], "the speed is unknown of 'fake:cuda' takes"),
+        (["mlp", "--device", "fake:cuda"], "the speed of 'fake:cuda' is not known"),
         (["mlp", "--batch-size", "0"], "'0' is not a batch size"),
     ],
 )

@@ -452,7 +452,7 @@ def test_the_time_left_is_that_of_the_rounds_to_come(done, left, seconds, text):
 
 
 def test_a_device_of_unknown_rates_is_refused():
-    with pytest.raises(UserError, match="nothing is known of the time"):
+    with pytest.raises(UserError, match="the speed of 'fake:cuda' is not known"):
         stages(Trial(case=case("mlp", device="fake:cuda")))
 
 

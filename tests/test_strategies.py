@@ -236,7 +236,7 @@ def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_ch
 
     with pytest.raises(Unsupported, match=r"cannot be run together|do not run once each"):
         profiler.apply(module, strategy, example=x)
-    with pytest.raises(Unsupported, match="give a batch as example="):
+    with pytest.raises(Unsupported, match="pass a batch as example="):
         profiler.apply(module, strategy)
 
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)

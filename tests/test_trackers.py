@@ -264,4 +264,4 @@ def test_force_has_no_effect_on_a_tracker(run, capsys):
 def test_a_run_that_comes_with_gcprof_is_not_written_to(capsys):
     assert answer(["export", "ref:cpu/mnist-cnn", "--to", "tensorboard"]) == 2
 
-    assert "is not written to" in capsys.readouterr().err
+    assert "is read-only" in capsys.readouterr().err

@@ -269,7 +269,7 @@ def test_a_module_on_the_path_is_found_by_its_name():
         ("evaluating", [False, False], "2 of 2 dropout and BatchNorm layers are in eval mode"),
         ("partly", [False, True], "1 of 2 dropout and BatchNorm layers are in eval mode"),
         ("frozen", [False, True], None),
-        ("switched", [False, False], "its own checkpointing is switched on, and off in eval mode"),
+        ("switched", [False, False], "its own checkpointing is switched on, but has no effect in eval mode"),
     ],
 )
 def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(factory, modes, words):

@@ -30,13 +30,13 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
     "Read": {
         "show": "Show a run as a table",
         "compare": "Compare runs: settings, peaks and times",
-        "plot": "Plot a run",
+        "plot": "Plot a run as a picture",
         "export": "Export a run for other tools",
         "report": "Write runs as an HTML page",
     },
     "Keep": {
         "list": "List the runs, newest last",
-        "tag": "Tag a run with your own words",
+        "tag": "Tag a run to find it",
         "rm": "Remove runs, asking for each first",
         "merge": "Merge several runs into one",
         "validate": "Check every line of a run",

@@ -120,7 +120,7 @@ def loss_of(workload: Workload) -> torch.Tensor:
     """Run the forward; return its loss. Raises Invalid if that is not a scalar floating-point tensor."""
     loss = workload.loss(workload.module, workload.batch)
     if not isinstance(loss, torch.Tensor):
-        raise Invalid(f"the loss is no tensor but {type(loss).__name__}")
+        raise Invalid(f"the loss must be a tensor, got {type(loss).__name__}")
     if loss.numel() != 1:
         raise Invalid(f"the loss must be a scalar, got a tensor of shape {tuple(loss.shape)}: return its mean or sum")
     if not loss.is_floating_point():

@@ -133,7 +133,7 @@ def test_fault_4_one_segment_is_a_row_that_says_it_is_none(here: Path, shared: N
 
     none, one = store.load(run_folder(here)).records
     assert (none.notes, [note.code for note in one.notes]) == ((), ["GCP001"])
-    assert "`none` by another name" in one.notes[0].text
+    assert "identical to `none`" in one.notes[0].text
     assert one.readings.peak_bytes == none.readings.peak_bytes
     assert capsys.readouterr().out.count("note: GCP001 segments:k=1: checkpoints nothing") == 1
 

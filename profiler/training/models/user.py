@@ -139,21 +139,21 @@ def _loss_of_output(module: nn.Module, batch: Any) -> torch.Tensor:
         scalars = (part for part in output if isinstance(part, torch.Tensor) and part.numel() == 1)
         named_loss = next(scalars, output[0])
     loss = output if named_loss is None else named_loss
-    return _scalar(loss, "the module's output holds no loss", "return a loss as the factory's third value")
+    return _scalar(loss, "the module's output holds no loss but", "return a loss as the factory's third value")
 
 
 def _scalar(loss: Any, trouble: str, hint: str) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-    raise Invalid(f"{trouble} but {what}: {hint}")
+    raise Invalid(f"{trouble} {what}: {hint}")
 
 
 def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
     """Return a workload's loss that calls the user's with (output, targets), (output, batch) or (output)."""
 
     def checked(*arguments: Any) -> torch.Tensor:
-        return _scalar(loss(*arguments), "the loss is not a scalar", "return its mean or sum")
+        return _scalar(loss(*arguments), "the loss must be a scalar, got", "return its mean or sum")
 
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return lambda module, pair: checked(call(module, pair[0]), pair[1])
