@@ -450,3 +450,16 @@ def test_no_module_of_the_package_takes_the_name_of_a_function():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_apply_names_batchnorm_that_a_step_updates_again_unless_it_is_repaired():
+    def chain():
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+    again = profiler.apply(chain(), "all").notes
+    held = profiler.apply(chain(), "all", repair_batchnorm=True).notes
+    kept = profiler.apply(chain(), "first:n=1").notes  # the BatchNorm is not recomputed
+
+    assert [(note.code, "repair_batchnorm=True mends it" in note.text) for note in again] == [("GCP004", True)]
+    assert [note.code for note in held] == ["GCP010"]
+    assert kept == ()

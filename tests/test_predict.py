@@ -116,7 +116,7 @@ def test_the_next_command_keeps_the_settings_and_the_device_that_were_typed(here
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["predict", SMALL, "--device", "h1000"], "nothing is known of 'fake:h1000'"),
+        (["predict", SMALL, "--device", "h1000"], "nothing is known of 'h1000'"),
         (["predict", SMALL, "--fit", "--json"], "--json has no effect with --fit"),
         (["predict", SMALL, "--fit", "--device", "t4"], "--device has no effect with --fit"),
         (["predict", SMALL, "--memory", "11"], "--memory cannot be '11': 11 B or 11 %?"),

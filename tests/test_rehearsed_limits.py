@@ -74,4 +74,4 @@ def test_explain_says_the_same(hollow, here):
     done = gcprof("explain", MODELS["lstm"], "--device", "rehearse:h100", cwd=here)
 
     assert done.returncode == 2
-    assert "the hollow device has no recurrent networks and no CTC loss of cuDNN (rnn.py:" in done.stderr
+    assert "a rehearsal has no recurrent networks and no CTC loss of cuDNN (rnn.py:" in done.stderr

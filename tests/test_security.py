@@ -176,7 +176,7 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
     code = answer(list(words))
 
     assert code == 2
-    assert "gcprof runs no code only because a run folder names it" in capsys.readouterr().err
+    assert "gcprof does not run code just because a run folder names it" in capsys.readouterr().err
     assert not (here / "sprung").exists()
     assert not (here / "new").exists()
 

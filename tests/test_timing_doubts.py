@@ -83,7 +83,7 @@ def test_a_first_look_is_no_round_of_its_own_beside_others():
 def test_too_few_samples_for_an_interval_are_not_sure():
     found = notes(record(seconds=(1.0,) * 5, sampling=Sampling(), stopped="seconds"))
 
-    assert found["GCP012"].startswith("the times are unsure: 5 samples are too few to tell how precise the median is; ")
+    assert found["GCP012"].startswith("the times are unsure: 5 samples cannot tell how precise the median is; ")
 
 
 def test_a_prediction_has_no_doubts_of_a_measurement():

@@ -133,7 +133,7 @@ def _untimed(trial: Trial) -> Bounds:
     steps = Bounds(0, 0)
     if "equality" in passes and case.verify != "off":
         # a run has two steps. The baseline runs twice, in another precision also one step each against fp32. Others
-        # run once if digests match, else also the baseline twice, and once more from the baseline's weights.
+        # run once if digests match, else also the baseline, once or twice, and once more from the baseline's weights.
         # The steps of the memory pass serve as one of these runs, if they leave the same results
         own = 4 if case.precision == "fp32" else 6
         shared = 2 if "memory" in passes and not case.ranks else 0

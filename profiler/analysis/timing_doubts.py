@@ -61,7 +61,7 @@ def _of_device(
     is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
     return (
-        ("GCP024", _clocks(rounds, baseline) if conditions else None),
+        ("GCP024", _clocks(rounds, baseline, is_paired=is_paired) if conditions else None),
         ("GCP030", _host_bound(rounds)),
         ("GCP032", _spilled(rounds)),
         ("GCP033", _in_a_row(rounds)),
@@ -175,7 +175,7 @@ def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
         return None
     if reached is None:
         few = count_text(count, "pair" if ratio else "sample")
-        return f"{few} are too few to tell how precise {what} is"
+        return f"{few} cannot tell how precise {what} is"
     wanted = sampling.precision_target
     digits = next(digits for digits in (1, 2, 3) if digits == 3 or f"{reached:.{digits}%}" != f"{wanted:.{digits}%}")
     return f"{what} is known to {spread_text(reached, digits=digits)}, not {spread_text(wanted, digits=digits)}"
@@ -202,10 +202,10 @@ def _flops(readings: Readings) -> int | None:
     return None if forward is None or backward is None else forward + backward
 
 
-def _clocks(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
+def _clocks(rounds: Sequence[Record], baseline: Sequence[Record], *, is_paired: bool) -> str | None:
     """Return a sentence if the clock was held down or was not the baseline's, with the ratio in clock cycles."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
-    if row_times.paired(rounds):  # both sides of such a ratio ran in turns at one clock
+    if is_paired:  # steps of both alternated at one clock
         return clock_held(conditions)
     doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
     return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None

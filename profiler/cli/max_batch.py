@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def max_batch(
     model: options.Model,
-    memory: Annotated[str, typer.Option(help="Memory it must fit: 11GiB, 11G, or 60% of the device's.")],
+    memory: Annotated[str, typer.Option(help="Memory it must fit in: 11GiB, 11G, or 60% of the device's.")],
     context: Annotated[
         str | None, typer.Option(help="Memory that CUDA itself takes. [default: as measured, or 600MiB]")
     ] = None,

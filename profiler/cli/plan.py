@@ -24,7 +24,9 @@ PICTURES = (".png", ".svg", ".pdf")
 def plan(
     ctx: typer.Context,
     model: options.ModelOrNone = None,
-    budget: Annotated[str | None, typer.Option(help="8GiB, 60% of the peak without checkpointing, or max.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="8GiB; 60% of the peak without checkpointing; max: that peak.")
+    ] = None,
     stages: Annotated[Path | None, typer.Option(help="Plan from the costs that `gcprof stages` wrote.")] = None,
     levels: Annotated[
         int | None,

@@ -117,7 +117,7 @@ def rehearse(
     ] = None,
     calibrate: Annotated[
         str | None,
-        typer.Option(help="A run measured on this GPU: sets the two options above."),
+        typer.Option(help="A run measured on this GPU: sets the two options above where they are not given."),
     ] = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,

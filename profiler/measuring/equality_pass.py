@@ -54,8 +54,8 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if result and result.moved:
         names = ", ".join(result.moved[:3]) + (", ..." if len(result.moved) > 3 else "")
         text = (
-            f"{names}: plain Python state that a step leaves different than without checkpointing, as where a "
-            "recompute adds to it"
+            f"{names}: a step leaves this plain Python state different than without checkpointing, for example "
+            "because a recompute adds to it"
         )
         bench.note("GCP049", text)
     noise = equality.not_reproducible(result, case.precision) if result else None

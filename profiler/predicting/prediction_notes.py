@@ -34,7 +34,7 @@ ROUTED = {
 
 def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
-    blind = "not calibrated: the workspaces of convolutions and other kernels are not in it"
+    blind = "not calibrated: the workspaces of convolutions and other kernels are not included"
     texts = {
         "GCP015": blind if trial.calibration is None else None,
         "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,

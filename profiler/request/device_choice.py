@@ -175,8 +175,8 @@ def _fake(word: str) -> str:
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
     if name not in names:
-        hint = nearest(name, names, before=f"--device {FAKE}") or f"{FAKE} and one of {', '.join(names)}"
-        raise UserError(f"--device: nothing is known of '{word}'", hint=hint)
+        hint = nearest(name, names, before=f"--device {FAKE}") or f"choose from {', '.join(names)}"
+        raise UserError(f"--device: nothing is known of '{word.removeprefix(FAKE)}'", hint=hint)
     return FAKE + name
 
 

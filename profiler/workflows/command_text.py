@@ -123,7 +123,7 @@ def _engine(typed: Sequence[str]) -> list[str]:
 def _refusal(unnamed: Mapping[str, Sequence[str]], *, hint: str) -> UserError:
     field, (word, *_) = next(iter(unnamed.items()))
     message = (
-        f"the {field} of this run is '{word}', which is not gcprof's own: gcprof runs no code only because a run "
-        "folder names it"
+        f"the {field} of this run is '{word}', which is not gcprof's own: gcprof does not run code just because a "
+        "run folder names it"
     )
     return UserError(message, hint=hint)

@@ -85,7 +85,7 @@ def test_a_word_of_a_folder_is_refused_where_it_would_be_run(
 
     assert harm == []
     assert code == 2, told
-    assert "gcprof runs no code only because a run folder names it" in told or "is not a row of this run" in told
+    assert "gcprof does not run code just because a run folder names it" in told or "is not a row of this run" in told
     assert not (planted / "new").exists()
 
 

@@ -27,7 +27,9 @@ def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[st
 
     An `earlier` run with the same digests replaces the second run.
     """
-    first, second, digests = _twice(step, group, earlier=earlier)
+    first = collect_two(step)
+    digests = _digests(first, group)
+    second = first if digests == earlier else collect_two(step, _update(first, group))
     result = compared(first, second, group)
     floor = result.largest_difference if result.largest_difference is not None else 0.0
     return msgspec.structs.replace(result, moved=(), noise_floor=floor, digests=digests)
@@ -51,17 +53,19 @@ def verify(
 ) -> Equality:
     """Compare a strategy's two steps with the baseline's, by digests alone if these are equal.
 
-    Otherwise the baseline is run again, for the differences, and a second time for the noise floor unless its digests
-    are these; and if `other_kernels`, called after the strategy's steps, says that other kernels do the same work,
-    `nudged`: the baseline with weights changed in the last bit, which shows the effect of rounding. If the first
-    gradients are wrong, that is the result. If they differ within the noise, the strategy is run again from the
-    baseline's update, so that its second step has the same weights; ranks are not run again.
+    Otherwise the baseline is run twice more, for the noise floor and the differences, or once if that run has these
+    digests and the strategy's gradients; and if `other_kernels`, called after the strategy's steps, says that other
+    kernels do the same work, `nudged`: the baseline with weights changed in the last bit, which shows the effect of
+    rounding. If the first gradients are wrong, that is the result. If they differ within the noise, the strategy is run
+    again from the baseline's update, so that its second step has the same weights; ranks are not run again.
     """
     results = collect_two(step)
     own = _digests(results, group)
     if own == dict(digests):
         return equal(own)
-    first, second, _ = _twice(baseline, group, earlier=digests)
+    first = collect_two(baseline)
+    is_alike = _digests(first, group) == dict(digests) and compared(first, results, group).gradients_equal
+    second = first if is_alike else collect_two(baseline, _update(first, group))
     floor = compared(first, second, group).largest_difference or 0.0
     nearby = collect(nudged) if nudged and other_kernels() else None
     rounding = compared(first, nearby, group).largest_difference or 0.0 if nearby else None
@@ -73,16 +77,6 @@ def verify(
     if not result.gradients_equal and group.mesh is None:
         results = msgspec.structs.replace(results, second=collect_two(step, first.gradients).second)
     return msgspec.structs.replace(_closest((first, second), results, group), **floors)
-
-
-def _twice(
-    baseline: GradientStep, group: Group, *, earlier: Mapping[str, str] | None
-) -> tuple[Results, Results, dict[str, str]]:
-    """Run the baseline's two steps twice, or once if an `earlier` run has the same digests; return these too."""
-    first = collect_two(baseline)
-    digests = _digests(first, group)
-    second = first if digests == earlier else collect_two(baseline, _update(first, group))
-    return first, second, digests
 
 
 def _update(first: Results, group: Group) -> Gradients | None:

@@ -32,6 +32,14 @@ def repaired(workload: Workload, applied: Applied) -> Applied:
     return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP010", text=text)))
 
 
+def with_note(workload: Workload, applied: Applied) -> Applied:
+    """Return `applied` with a note if a step updates the running statistics of BatchNorm a second time."""
+    if not is_repairable(workload, applied):
+        return applied
+    text = "BatchNorm updates its statistics again when it is recomputed; repair_batchnorm=True mends it"
+    return msgspec.structs.replace(applied, notes=(*applied.notes, Note(code="GCP004", text=text)))
+
+
 def repair_batchnorm(workload: Workload, applied: Applied) -> int:
     """Make recomputes leave the running statistics of BatchNorm, and its counts of batches, as the forward left them.
 

@@ -267,7 +267,9 @@ class _WholeForward:
                 names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
                 what = f"an exception left the forward between {names}, which run as one segment"
                 warnings.warn(
-                    f"{what}: a value that it carries from the first may be of both", RuntimeWarning, stacklevel=3
+                    f"{what}: if it carries the output of the first, that may be the output of both",
+                    RuntimeWarning,
+                    stacklevel=3,
                 )
             raise
         finally:

@@ -16,7 +16,7 @@ from profiler.core.record import Applied
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
 from profiler.training.checkpointing import called_blocks
-from profiler.training.checkpointing.batchnorm_repair import repaired
+from profiler.training.checkpointing.batchnorm_repair import repaired, with_note
 from profiler.training.models.user import call
 from profiler.training.strategies.plan import carry_out
 from profiler.training.workload import Workload
@@ -40,7 +40,7 @@ def apply(
     tuple as arguments): strategies that run several blocks together look at one forward of it, unless the module is
     made of Sequentials alone. Names of parameters stay as they are. `repair_batchnorm` holds BatchNorm while
     its block is recomputed, so that its running statistics are those without checkpointing. Returns the real split and
-    how often each block is recomputed.
+    how often each block is recomputed; a note in it names BatchNorm that is recomputed and not held.
 
     Raises TypeError for what is no module, or neither a strategy nor a plan, UserError for an unknown strategy or a
     file that is no plan, and Unsupported where it cannot be applied: no blocks, a module that is checkpointed already,
@@ -57,7 +57,7 @@ def apply(
         chain, applied = _by_name(module, strategy, example, blocks)
     else:
         chain, applied = _carry_out(module, strategy, example, blocks)
-    return repaired(chain, applied) if repair_batchnorm else applied
+    return repaired(chain, applied) if repair_batchnorm else with_note(chain, applied)
 
 
 def _refuse_other_kinds(module: object, strategy: object) -> None:
