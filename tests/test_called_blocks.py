@@ -117,7 +117,7 @@ def test_a_plan_over_calls_fits_and_is_measured_as_predicted(name):
     assert record.readings.peak_bytes == profiler.predict(build, plan, device="cpu", blocks=blocks).readings.peak_bytes
     assert record.readings.peak_bytes <= 0.92 * whole
     assert [name.partition("#")[2] for name in plan.fingerprint] == list("123456")
-    with pytest.raises(UserError, match="is a call and no module"):
+    with pytest.raises(UserError, match="is a call, not a module"):
         emit(plan, "python")
 
     module, batch = build()

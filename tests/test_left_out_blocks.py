@@ -53,7 +53,7 @@ def test_a_block_that_is_called_without_those_before_it_is_refused_at_once():
     net, x = cut()
     net.left_out = {0}
 
-    with pytest.raises(Unsupported, match=r"called 'layers.1' where 'layers.0' was expected.*--strategies all can"):
+    with pytest.raises(Unsupported, match=r"called 'layers.1' where 'layers.0' was expected.*--strategies all works"):
         net(x)
 
 

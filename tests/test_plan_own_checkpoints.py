@@ -47,7 +47,7 @@ def test_where_no_plan_fits_and_the_models_own_checkpoints_do_that_is_said_with_
     printed = capsys.readouterr()
     assert json.loads(printed.out)["own_peak_bytes"] == own
     assert "the model's own checkpoints fit" in printed.err
-    assert "(measured); no plan of these blocks does" in printed.err
+    assert "(measured); no plan of these blocks fits" in printed.err
     assert "no plan fits" not in printed.err
     assert printed.err.splitlines()[-1].endswith("--strategies own")
 

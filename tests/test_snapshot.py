@@ -167,7 +167,7 @@ def test_a_stack_tells_the_category(filename, name, category):
 
 @pytest.mark.parametrize("content", [[], {}, {"segments": 3}, {"segments": [{"total_size": "x"}]}, 7, None])
 def test_other_plain_data_are_no_snapshot(content):
-    with pytest.raises(UserError, match="no CUDA memory snapshot"):
+    with pytest.raises(UserError, match="not a CUDA memory snapshot"):
         explain_snapshot(content)
 
 
@@ -198,7 +198,7 @@ def test_an_object_that_runs_code_is_refused_before_it_does(tmp_path, protocol):
     hostile, made = tmp_path / "hostile", tmp_path / "made"
     hostile.write_bytes(pickle.dumps({"segments": [Opens(str(made))]}, protocol=protocol))
 
-    with pytest.raises(UserError, match="no pickle of plain data: it asks for"):
+    with pytest.raises(UserError, match="not a pickle of plain data: it asks for"):
         plain_pickle.load(hostile)
 
     assert not made.exists()
@@ -261,7 +261,7 @@ def test_every_opcode_of_this_python_is_plain_or_was_tried():
 def test_what_is_broken_is_told_and_takes_no_memory(tmp_path, text):
     (tmp_path / "broken").write_bytes(text)
 
-    with pytest.raises(UserError, match="no pickle of plain data"):
+    with pytest.raises(UserError, match="not a pickle of plain data"):
         plain_pickle.load(tmp_path / "broken")
 
 
