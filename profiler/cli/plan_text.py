@@ -71,8 +71,7 @@ def say_infeasible(planned: Planned, budget: int) -> None:
     outside = f", {bytes_text(kept)} are saved before it outside of these blocks" if kept else ""
     aside(
         f"'{name}' needs {bytes_text(working)} alone while it runs: {bytes_text(chain.static_bytes)} of it are there "
-        "in "
-        f"every step{outside}, and up to {bytes_text(gradients)} are gradients of parameters"
+        f"in every step{outside}, and up to {bytes_text(gradients)} are gradients of parameters"
     )
     if planned.better_blocks:
         aside(planned.better_blocks)

@@ -28,8 +28,7 @@ from profiler.training.workload import Mark, Step, Workload
 
 NO_ROOM = (
     "the step without the strategy does not fit into the same process, so the two are not timed alternately: the "
-    "ratio compares "
-    "rounds in separate processes"
+    "ratio compares rounds in separate processes"
 )
 MOST_NAMED = 3  # modules
 

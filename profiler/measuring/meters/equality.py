@@ -120,10 +120,11 @@ def compare(reference: Results, other: Results) -> Equality:
     pairs: list[tuple[Results | Second, Results | Second]] = [(reference, other)]
     if reference.second and other.second:
         pairs.append((reference.second, other.second))
+    equal_gradients = [equal_bits(first.gradients, second.gradients) for first, second in pairs]
     differences = {
         (name, number): amount
-        for number, pair in enumerate(pairs, start=1)
-        for name, amount in _differences(*pair).items()
+        for number, (pair, is_equal) in enumerate(zip(pairs, equal_gradients, strict=True), start=1)
+        for name, amount in _differences(*pair, is_equal=is_equal).items()
     }
     worst = max(differences, key=lambda place: differences[place])
     missing = {
@@ -139,7 +140,7 @@ def compare(reference: Results, other: Results) -> Equality:
     }
     return Equality(
         loss_equal=all(equal_bits({"": first.loss}, {"": second.loss}) for first, second in pairs),
-        gradients_equal=all(equal_bits(first.gradients, second.gradients) for first, second in pairs),
+        gradients_equal=all(equal_gradients),
         buffers_equal=equal_bits(reference.buffers, other.buffers),
         random_state_equal=equal_bits(reference.random_states, other.random_states),
         random_sources=tuple(
@@ -158,13 +159,13 @@ def compare(reference: Results, other: Results) -> Equality:
     )
 
 
-def _differences(reference: Results | Second, other: Results | Second) -> dict[str, float]:
+def _differences(reference: Results | Second, other: Results | Second, *, is_equal: bool) -> dict[str, float]:
     """Return the relative difference of each gradient, and of the loss.
 
     A gradient that is 0 but for rounding, such as that of a bias before a BatchNorm, is compared with the largest
     gradient of the model.
     """
-    if equal_bits(reference.gradients, other.gradients):
+    if is_equal:
         gradients = dict.fromkeys(reference.gradients, 0.0)
     else:
         sizes = [largest(tensor) for tensor in reference.gradients.values() if tensor is not None]
