@@ -262,7 +262,7 @@ class _WholeForward:
         self.inside = True
         try:
             value = forward(*arguments, **keywords)
-        except BaseException:
+        except BaseException:  # raised again
             for segment, left in self._left(before):
                 names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
                 what = f"an exception left the forward between {names}, which run as one segment"
