@@ -17,6 +17,7 @@ from torch import nn
 import profiler
 from profiler.core import gpu_specs, plan_file
 from profiler.core.errors import Unsupported, UserError
+from profiler.core.units import bytes_text
 from tests import examples as stored
 from tests.chain_models import Branching, Counted, Looping
 from tests.plans import all_sorts, plan_of
@@ -302,6 +303,15 @@ def test_with_the_whole_peak_nothing_is_recomputed():
     assert profiler.plan(deep(), "1TiB").segments == ()
 
 
+def test_a_percentage_is_of_the_peak_that_is_predicted_with_the_allocators_blocks_too():
+    uneven = equal(6, width=600, batch_size=1024)  # of which CUDA's allocator leaves parts of blocks unused
+    whole = profiler.predict(uneven, device="cuda").readings.peak_bytes
+
+    assert profiler.plan(uneven, "max", device="cuda").segments == ()
+    with pytest.raises(UserError, match=f"no plan fits {bytes_text(int(0.3 * whole))}"):
+        profiler.plan(uneven, "30%", device="cuda")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("share", [0.9, 0.8])
@@ -318,12 +328,12 @@ def test_where_no_speed_is_known_no_single_run_of_fewer_blocks_fits(device, shar
     assert min(peaks) > budget
 
 
-def equal(layers: int):
+def equal(layers: int, width: int = 256, batch_size: int = 4096):
     """A factory of as many layers that save the same bytes."""
 
     def build():
-        layer = (nn.Linear(256, 256) for _ in range(layers))
-        batch = torch.randn(4096, 256), torch.zeros(4096, 256)
+        layer = (nn.Linear(width, width) for _ in range(layers))
+        batch = torch.randn(batch_size, width), torch.zeros(batch_size, width)
         return nn.Sequential(*layer), batch, nn.functional.mse_loss
 
     return build

@@ -28,7 +28,9 @@ def title(planned: Planned, *, costs: bool = False) -> str:
 
 def budget_text(planned: Planned, budget: int) -> str:
     """Return a budget in bytes, and in percent of the peak without checkpointing, in words."""
-    peak = planned.none.cost.peak_bytes
+    from profiler.planning.candidates import whole_bytes
+
+    peak = whole_bytes(planned.chain)
     percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
     return f"{bytes_text(budget)}{percent}"
 

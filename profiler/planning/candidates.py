@@ -133,6 +133,11 @@ def none(chain: Chain) -> Way:
     return Way(label="none", plan=plan, cost=simulate(chain, plan))
 
 
+def whole_bytes(chain: Chain) -> int:
+    """Return the peak without checkpointing, of which a budget may be a percentage: as traced, else by the costs."""
+    return chain.traced_peak_bytes or none(chain).cost.peak_bytes
+
+
 def largest_stage(chain: Chain) -> tuple[str, int]:
     """Return the name of the stage that needs most memory by itself, and the step's peak then.
 

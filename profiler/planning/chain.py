@@ -120,6 +120,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     static_bytes: Bytes = 0  # held throughout the step
     made_for: str = ""  # the model with its settings, in words
     floor_bytes: Bytes = 0  # a peak that no plan changes: the optimizer's
+    traced_peak_bytes: Bytes = 0  # of the step without checkpointing; 0: not traced, so that the costs give it
     workspace_bytes: Bytes = 0  # fixed workspace of a library, such as cuBLAS; also part of the stages' bytes
     # By way, as a fraction of what it adds to a stage: the part of the error that all stages have in common.
     doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -22,8 +21,7 @@ from profiler.predicting import prediction_notes
 from profiler.predicting.block_choices import block_choices
 from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
-from profiler.predicting.trace.allocator import read_settings
-from profiler.predicting.trace.replay import replay
+from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
 
@@ -51,7 +49,7 @@ def predict(
         built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
     seconds = {} if assumed.is_unfused else _seconds(trial, trace, rates, build)  # fused kernels have no rate
-    trace, reserved = _allocated(trace)
+    trace, reserved = allocated(trace)
     return Record(
         case=case,
         round=trial.round,
@@ -97,7 +95,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
     )
     notes = (*prediction_notes.of_model(built, trial.case, trace), *prediction_notes.stated(trial, None, assumed))
     return Followed(
-        trace=msgspec.structs.replace(_allocated(trace)[0], saves=(), calls=()),  # not read by callers
+        trace=msgspec.structs.replace(allocated(trace)[0], saves=(), calls=()),  # not read by callers
         blocks=built.workload.blocks,
         split=built.applied.split,
         has_own_optimizer=built.workload.optimizer is not None,
@@ -120,11 +118,11 @@ def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | No
 def _choices(built: Assembled, trace: Trace) -> BlockChoices:
     workload = built.workload
 
-    def allocated(composed: Trace) -> Trace:
+    def replayed(composed: Trace) -> Trace:
         """Replay the allocator from the building of the model on, which composing leaves out."""
-        return _allocated(msgspec.structs.replace(composed, building=trace.building))[0]
+        return allocated(msgspec.structs.replace(composed, building=trace.building))[0]
 
-    return block_choices(trace, workload.module, workload.blocks, allocated=allocated)
+    return block_choices(trace, workload.module, workload.blocks, allocated=replayed)
 
 
 def _environment(rates: Rates | None) -> Environment:
@@ -135,18 +133,6 @@ def _environment(rates: Rates | None) -> Environment:
         device_bytes=rates.memory_bytes if rates else None,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
-    """Return the trace with the block sizes of CUDA's caching allocator in a second step, and reserved bytes by phase.
-
-    A measurement takes the second step, too. The environment configures the allocator, as in a run. On the CPU the
-    trace is returned unchanged, and the reserved bytes are None.
-    """
-    if trace.device != "cuda":
-        return trace, None
-    replayed = replay(trace, read_settings(os.environ))
-    return replayed.trace, replayed.reserved
 
 
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:

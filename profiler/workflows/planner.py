@@ -140,7 +140,7 @@ class _Planning:
         )
         if request.budget is None:
             return planned
-        budget = parse_budget(request.budget, whole_bytes=none.cost.peak_bytes)
+        budget = parse_budget(request.budget, whole_bytes=candidates.whole_bytes(self.chain))
         points, fitted = self._found(budget, planned.frontier)
         planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
         if fitted is None:

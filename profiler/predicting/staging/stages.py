@@ -24,6 +24,7 @@ from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TO
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.trace.matmul_workspaces import taken_workspace
+from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
@@ -86,6 +87,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             input_bytes=0,  # the batch is live before the step
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
+            traced_peak_bytes=max(live(allocated(trace)[0])),
             workspace_bytes=taken_workspace(trace, workspace_bytes(fake)),
             stages=tuple(_apart(made, stage_spans)),
             doubts={
@@ -96,8 +98,8 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
 
     if trial.budget is not UNSET:
         without_times = chain([NOTHING] * len(stage_spans))
-        whole = candidates.none(without_times).cost.peak_bytes
-        if candidates.largest_stage(without_times)[1] > parse_budget(trial.budget, whole_bytes=whole):
+        budget_bytes = parse_budget(trial.budget, whole_bytes=candidates.whole_bytes(without_times))
+        if candidates.largest_stage(without_times)[1] > budget_bytes:
             return without_times
     return chain(_seconds(trial, built, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
 
 from profiler.core.trace_data import Allocation, Building, Operator, Trace
-from profiler.predicting.trace.allocator import CachingAllocator, MemoryBlock, Settings
+from profiler.predicting.trace.allocator import CachingAllocator, MemoryBlock, Settings, read_settings
 
 Lifetime = tuple[int, int, int]  # an allocation's index in its trace, and the first and last operator of its lifetime
 
@@ -18,6 +19,18 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: Trace  # every storage has the bytes of its block, of which `unsplit` were not requested
     reserved: dict[str, int]  # the most in each phase
+
+
+def allocated(trace: Trace) -> tuple[Trace, dict[str, int] | None]:
+    """Return the trace with the block sizes of CUDA's caching allocator in a second step, and reserved bytes by phase.
+
+    A measurement takes the second step, too. The environment configures the allocator, as in a run. On the CPU the
+    trace is returned unchanged, and the reserved bytes are None.
+    """
+    if trace.device != "cuda":
+        return trace, None
+    replayed = replay(trace, read_settings(os.environ))
+    return replayed.trace, replayed.reserved
 
 
 def replay(trace: Trace, settings: Settings) -> Replayed:

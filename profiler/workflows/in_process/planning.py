@@ -74,7 +74,7 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
     case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     with own_random_state():
         chain = _chain(case, fresh)
-        budget_bytes = _budget_bytes(budget, whole_bytes=candidates.none(chain).cost.peak_bytes)
+        budget_bytes = _budget_bytes(budget, whole_bytes=candidates.whole_bytes(chain))
         name, floor = candidates.largest_stage(chain)
         points = POINTS if len(chain.stages) > LONG else None
         for levels in DEPTHS:
@@ -139,15 +139,14 @@ def _fitted(
 
 def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
     """Return what the plan was chosen from."""
-    none = candidates.none(chain)
-    percent = f"{budget_bytes / none.cost.peak_bytes * 100:.0f} % of the peak without checkpointing"
+    percent = f"{budget_bytes / candidates.whole_bytes(chain) * 100:.0f} % of the peak without checkpointing"
     settings = f"{optimizer_text(case)}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
     return Found(
         title=f"{case.model}, {settings}: at most {bytes_text(budget_bytes)}, {percent}",
         chain=chain,
         points=list(frontier),
         ways=candidates.ways(chain, point, budget_bytes),
-        none=none,
+        none=candidates.none(chain),
     )
 
 
