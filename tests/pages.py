@@ -62,6 +62,8 @@ def _commands() -> Iterator[str]:
         yield "\n".join(["\n```", *examples(name, function.__doc__), "```"])
         yield "\n| | |\n|---|---|"
         for one in group.commands[name].params:
+            if getattr(one, "hidden", False):  # a former name
+                continue
             is_option = one.param_type_name == "option"
             words = (*one.opts, *one.secondary_opts) if is_option else (one.name.upper(),)
             yield f"| {', '.join(f'`{word}`' for word in words)} | {_cell(one.help)} |"

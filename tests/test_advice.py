@@ -12,7 +12,7 @@ from profiler.analysis.live_bytes import categories
 from profiler.analysis.row_times import is_apart
 from profiler.analysis.rows import Row, rows
 from profiler.core.record import Record
-from profiler.views.report.sentence import sentence
+from profiler.views.report.sentence import budget, sentence
 from tests import examples, make
 from tests.make import MIB
 
@@ -175,6 +175,17 @@ def test_the_time_is_told_as_surely_as_it_is_known(seconds: tuple[float, ...], w
     records = [make.record("none", seconds=times(1)), make.record("all", peak=50 * MIB, seconds=seconds)]
 
     assert words in said(records)
+
+
+def test_no_budget_is_given_a_change_of_time_that_is_noise():
+    apart = make.record("all", peak=50 * MIB, seconds=(0.1, 0.2, 0.8) * 3)
+    paired = msgspec.structs.replace(apart.readings, plain_step_seconds=(0.1,) * 9)
+    table = rows([make.record("none", seconds=times(1)), msgspec.structs.replace(apart, readings=paired)])
+
+    lowest = budget_frontier(table)[0]
+
+    assert table[1].time.is_noisy
+    assert budget(lowest).endswith(", a time too noisy to tell)")
 
 
 def test_strategies_whose_times_overlap_are_named_as_equals():

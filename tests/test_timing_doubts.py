@@ -125,6 +125,17 @@ def test_seconds_at_another_pace_than_the_baselines_are_told(pace: float, is_tol
     assert not table[0].notes
 
 
+@pytest.mark.parametrize(("pace", "is_told"), [(1.9, False), (4.0, True), (0.2, True)])
+def test_so_few_pairs_that_they_have_no_interval_are_doubted_where_no_noise_explains_the_seconds(
+    pace: float, is_told: bool
+):
+    plain, own = (pace * CALM[0],) * 2, (pace * 0.88 * CALM[0],) * 2
+    table = rows([record("none", seconds=CALM), record("all", seconds=own, plain_step_seconds=plain)])
+
+    assert table[1].time.interval is None
+    assert ("GCP023" in {note.code for note in table[1].notes}) == is_told
+
+
 def test_a_small_drift_is_let_pass():
     assert notes(record(seconds=tuple(0.1 + index * 0.0001 for index in range(40)))) == {}  # 3 %, and certain
 

@@ -8,6 +8,7 @@ from statistics import median
 
 from profiler.analysis import row_times
 from profiler.analysis.device_conditions import Series, clock_held, clocks_apart, in_cycles, other_processes
+from profiler.analysis.time_ratio import NOISY as TOO_WIDE
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core.case import Case
 from profiler.core.record import Note, Readings, Record
@@ -40,12 +41,16 @@ def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequen
 def _beside_pairs(
     seconds: tuple[float, ...], time: TimeRatio | None, baseline: Sequence[Record]
 ) -> tuple[tuple[str, str], ...]:
-    """Return a note if the medians of row and baseline give another ratio than the pairs: they ran at other times."""
+    """Return a note if the medians of row and baseline give another ratio than the pairs: they ran at other times.
+
+    Too few pairs for an interval may be wrong by the factor beyond which an interval tells nothing.
+    """
     plain = _joined(record.readings.step_seconds or () for record in baseline)
-    if not (plain and time and time.num_pairs and time.low and time.high):
+    if not (plain and time and time.num_pairs):
         return ()
+    low, high = time.interval or (time.ratio / TOO_WIDE, time.ratio * TOO_WIDE)
     ratio = median(seconds) / median(plain)
-    if time.low / (1 + DRIFT) <= ratio <= time.high * (1 + DRIFT):
+    if low / (1 + DRIFT) <= ratio <= high * (1 + DRIFT):
         return ()
     text = (
         f"the machine's speed changed between this row and its baseline: by their seconds the step takes "

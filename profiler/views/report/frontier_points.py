@@ -106,8 +106,7 @@ def said(row: Row) -> str:
     """Return a row in words, with its change against `none`."""
     is_baseline = row.case.strategy == "none"
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
-    is_untold = row.time_verdict in ("cannot be told apart", "too noisy to tell") and row.time_ratio_range
-    untold = f", {row.time_verdict}" if is_untold else ""
+    untold = ", cannot be told apart" if row.time_verdict == "cannot be told apart" and row.time_ratio_range else ""
     slower = f" ({ratio_text(row)}{untold})" if row.time_ratio and not is_baseline else ""
     kind = "estimated step" if row.case.is_predicted else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""

@@ -9,7 +9,7 @@ from profiler.analysis.rows import Row
 from profiler.analysis.timing_doubts import NOISY
 from profiler.core.units import bytes_text, change_range_text, few, seconds_text
 from profiler.views.sanitize import short
-from profiler.views.tables.columns import ratio_text
+from profiler.views.tables.columns import NOISE, ratio_text
 from profiler.views.tables.evidence import outcome
 
 LONGEST = 60  # characters of a name within a sentence
@@ -39,10 +39,15 @@ def budget(stair: BudgetPoint) -> str:
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
-    change = [ratio_text(row) + " time"] if row.time_ratio and row.case.strategy != "none" else []
+    change = [_change(row)] if row.time_ratio and row.case.strategy != "none" else []
     why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
     rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
     return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
+
+
+def _change(row: Row) -> str:
+    is_noisy = row.time is not None and row.time.is_noisy
+    return f"a time {NOISE}" if is_noisy else f"{ratio_text(row)} time"
 
 
 def no_budget(stair: BudgetPoint) -> str:

@@ -39,6 +39,7 @@ UNSHOWN = (
     "optimizer_seconds",
     "warmup_seconds",
 )  # readings that no table of rows needs
+NOISE = "too noisy to tell"  # instead of a ratio whose interval is too wide
 OWN_OPTIMIZER = "its own optimizer"
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
@@ -255,15 +256,15 @@ def _time_change(row: Row) -> str:
     if time is None:
         return MISSING
     limits = time.interval
-    if limits is not None and time.is_noisy:
-        return "too noisy to tell"
-    if limits is None or limits[0] == limits[1]:
+    if limits is None or limits[0] == limits[1] or time.is_noisy:
         return ratio_text(row)
     return f"{change_text(time.ratio)} ({change_range_text(limits)})"
 
 
 def ratio_text(row: Row) -> str:
-    """Return the change of the time against `none`, marked if too few steps were measured for an interval."""
+    """Return the change of the time against `none`, if it is not noise, and marked if too few steps were measured."""
+    if row.time is not None and row.time.is_noisy:
+        return NOISE
     is_unsure = row.evidence == "measured" and row.time is not None and row.time.interval is None
     return f"{change_text(row.time_ratio)}{' (unsure)' if is_unsure else ''}"
 
