@@ -144,4 +144,6 @@ def test_a_run_without_a_record_is_named(results: Path, capsys: pytest.CaptureFi
 
     assert answer(["compare", "old", "new"]) == 4
 
-    assert "'new' has no records yet" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'new' has no records yet" in said
+    assert "hint: let it run to its end" in said

@@ -23,7 +23,10 @@ from tests.counted_calls import num_calls
 
 FEW, MANY = 50, 200
 BASE = make.record("none")
-DEVICES = st.sampled_from(["cuda:0", "cuda:1", "fake:cuda", "fake:h100", "fake:t4", "rehearse:h100", "rehearse:t4"])
+SIZED = "rehearse:h100:memory=1073741824"
+DEVICES = st.sampled_from(
+    ["cuda:0", "cuda:1", "fake:cuda", "fake:h100", "fake:t4", "rehearse:h100", "rehearse:t4", SIZED]
+)
 
 
 def on(device: str) -> Record:

@@ -97,6 +97,19 @@ def test_an_impossible_number_is_damage(tmp_path, readings, text):
     assert damaged(tmp_path, **readings) == [("trials.jsonl:2", text, True)]
 
 
+def test_a_record_of_no_ranks_contradicts_itself(tmp_path):
+    texts = ["it has 0 of 1 ranks", "the peak is not the highest of its ranks, 0 B"]
+
+    assert damaged(tmp_path, ranks=()) == [("trials.jsonl:2", text, True) for text in texts]
+
+
+def test_a_rehearsed_record_has_no_times(tmp_path):
+    rehearsed = msgspec.structs.replace(GOOD[1], case=msgspec.structs.replace(GOOD[1].case, device="rehearse:h100"))
+    text = "a device that computes nothing gave times or gradients"
+
+    assert ("trials.jsonl:1", text, True) in found(examples.run(tmp_path / "run", [rehearsed]).folder)
+
+
 @pytest.mark.parametrize("command", ["show", "compare", "export", "plot", "report", "show --json"])
 def test_a_peak_that_cannot_be_is_warned_of_where_a_run_is_read(command, here, capsys):
     assert damaged(here, peak_bytes=1)

@@ -1,0 +1,136 @@
+"""Every reason why checkpointing saved little, in the words that users read: from traces made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.analysis.small_savings import reason
+from profiler.core.trace_data import WORKSPACES
+from tests.traced import BLOCKS, by_hand
+
+FIRST, SECOND = BLOCKS
+PLAIN = [("forward", FIRST), ("forward", SECOND), ("backward", SECOND), ("backward", FIRST)]
+ALL = [  # each block in a checkpoint of its own
+    ("forward", FIRST),
+    ("forward", SECOND),
+    ("recompute", SECOND),
+    ("backward", SECOND),
+    ("recompute", FIRST),
+    ("backward", FIRST),
+]
+WHOLE = [  # one checkpoint of both
+    ("forward", FIRST),
+    ("forward", SECOND),
+    ("recompute", FIRST),
+    ("recompute", SECOND),
+    ("backward", SECOND),
+    ("backward", FIRST),
+]
+SAVED = [(2048, 1, 4, FIRST, "forward", "saved"), (2048, 2, 3, SECOND, "forward", "saved")]
+BASELINE = by_hand(PLAIN, SAVED)
+RECOMPUTED = (512, 3, 4, SECOND, "recompute", "recomputed")
+
+
+@pytest.mark.parametrize(
+    ("operators", "allocations", "kind", "text"),
+    [
+        (
+            PLAIN,
+            SAVED,
+            "unreached",
+            "nothing is recomputed in the whole step: the checkpoints never reached the layers, "
+            "and 4.00 KiB is saved as without them",
+        ),
+        (
+            ALL,
+            [RECOMPUTED, (3584, 0, 6, "", "before", WORKSPACES)],
+            "workspace",
+            "3.50 KiB of the peak's 4.00 KiB is workspace, which libraries take for their kernels: "
+            "neither checkpointing nor a smaller batch lowers it",
+        ),
+        (
+            [*ALL, ("optimizer", "")],
+            [RECOMPUTED, (2048, 0, 7, FIRST, "before", "parameters"), (3072, 7, 7, "", "optimizer", "temporaries")],
+            "optimizer",
+            "the peak is in the optimizer's step, which checkpointing does not touch: 2.00 KiB is static, "
+            "and the step itself takes 3.00 KiB",
+        ),
+        (
+            ALL,
+            [RECOMPUTED, (3072, 4, 6, SECOND, "backward", "gradients"), (1024, 5, 6, FIRST, "recompute", "recomputed")],
+            "gradients",
+            "the peak is late in the backward and consists of gradients: it holds 3.00 KiB of them, "
+            "and 1.00 KiB of activations",
+        ),
+        (
+            WHOLE,
+            [
+                (2048, 3, 6, FIRST, "recompute", "recomputed"),
+                (2048, 4, 5, SECOND, "recompute", "recomputed"),
+            ],
+            "whole",
+            "one checkpoint holds all 2 blocks: its recompute brings back 4.00 KiB at once, "
+            "of 4.00 KiB saved without it",
+        ),
+        (
+            ALL,
+            [RECOMPUTED, (3072, 0, 6, FIRST, "before", "parameters"), (512, 0, 6, "", "before", WORKSPACES)],
+            "static",
+            "3.00 KiB of the peak's 4.00 KiB is static (parameters, gradients, optimizer state, inputs) "
+            "and 512 B a workspace, which checkpointing does not touch",
+        ),
+        (
+            ALL,
+            [RECOMPUTED, (3072, 1, 6, "head", "forward", "saved"), (1024, 1, 6, "", "forward", "saved")],
+            "outside",
+            "what is outside of these blocks (head 3.00 KiB, outside of all modules 1.00 KiB) holds 4.00 KiB "
+            "of the peak's 4.50 KiB",
+        ),
+        (
+            ALL,
+            [RECOMPUTED, (3584, 4, 4, SECOND, "backward", "temporaries")],
+            "block",
+            "one block dominates: 'blocks.1' alone needs 4.00 KiB of the peak's 4.00 KiB in its backward",
+        ),
+        (
+            [("forward", FIRST), ("forward", SECOND), ("backward", SECOND), ("recompute", FIRST), ("backward", FIRST)],
+            [(4096, 2, 3, SECOND, "forward", "saved"), (512, 4, 5, FIRST, "recompute", "recomputed")],
+            "plain",
+            "1 of 2 blocks are not recomputed, and hold 4.00 KiB of the peak's 4.00 KiB",
+        ),
+        (
+            ALL,
+            [RECOMPUTED, (2048, 1, 6, FIRST, "forward", "saved"), (2048, 2, 4, SECOND, "forward", "saved")],
+            "inputs",
+            "there are too many checkpoints: the inputs that they keep hold 4.00 KiB of the peak's 4.50 KiB",
+        ),
+    ],
+)
+def test_the_reason_is_told_with_the_bytes_that_it_rests_on(operators, allocations, kind, text):
+    found = reason(by_hand(operators, allocations), baseline=BASELINE, blocks=BLOCKS)
+
+    assert found is not None
+    assert (found.kind, found.text) == (kind, text)
+
+
+def test_a_run_of_blocks_that_is_recomputed_at_once_is_named_by_its_ends():
+    blocks = (*BLOCKS, "blocks.2")
+    trace = by_hand(
+        [*WHOLE[:2], ("forward", "blocks.2"), ("backward", "blocks.2"), *WHOLE[2:]],
+        [(2048, 5, 8, FIRST, "recompute", "recomputed"), (2048, 6, 7, SECOND, "recompute", "recomputed")],
+    )
+
+    found = reason(trace, baseline=BASELINE, blocks=blocks)
+
+    assert found is not None
+    assert found.text == (
+        "one segment dominates: 'blocks.0' to 'blocks.1', 2 of 3 blocks, are recomputed at once and hold 4.00 KiB "
+        "of the peak's 4.00 KiB"
+    )
+
+
+@pytest.mark.parametrize(("nbytes", "is_little"), [(3687, True), (3686, False)])
+def test_a_tenth_of_the_peak_is_not_little(nbytes, is_little):
+    trace = by_hand(ALL, [(nbytes, 3, 4, SECOND, "recompute", "recomputed")])
+
+    assert (reason(trace, baseline=BASELINE, blocks=BLOCKS) is not None) == is_little
