@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from math import hypot
 
+import msgspec
 import pytest
 
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
+from profiler.planning.candidates import cost_limit, whole_bytes
 from profiler.planning.chain import Chain, SaveOption, Stage, option_names, read, with_sure_options
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
@@ -172,6 +174,25 @@ def test_no_plan_goes_below_the_floor():
     chain = Chain(input_bytes=1, stages=(stage(),), floor_bytes=500)
 
     assert simulate(chain, parse("1", 1)).peak_bytes == 500
+
+
+def test_the_step_without_checkpointing_fits_by_its_trace_whatever_its_costs():
+    chain = Chain(input_bytes=1, stages=(stage(), stage()))
+    whole = simulate(chain, parse("1-2", 2)).peak_bytes
+    traced = msgspec.structs.replace(chain, traced_peak_bytes=whole - 2)
+
+    assert (whole_bytes(chain), whole_bytes(traced)) == (whole, whole - 2)
+    assert cost_limit(chain, whole - 2) == whole - 2
+    assert [cost_limit(traced, whole + more) for more in (-3, -2, 1)] == [whole - 3, whole, whole + 1]
+
+
+@pytest.mark.parametrize("part", ["static_bytes", "floor_bytes"])
+def test_a_traced_peak_below_what_is_always_held_is_refused(tmp_path, part):
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps({"input_bytes": 1, "stages": [STAGE], part: 5, "traced_peak_bytes": 4}))
+
+    with pytest.raises(UserError, match="traced_peak_bytes are 4, and 5 are held whatever is recomputed"):
+        read(path)
 
 
 @pytest.mark.parametrize(

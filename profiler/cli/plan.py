@@ -268,11 +268,16 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
     from profiler.planning.candidates import largest_stage
     from profiler.views.tables import plans
 
-    name, floor = largest_stage(planned.chain)
-    own = planned.own
+    chain, own = planned.chain, planned.own
+    name, floor = largest_stage(chain)
+    facts = {
+        "traced_peak_bytes": chain.traced_peak_bytes or None,
+        "floor_bytes": floor,
+        "largest_stage": name,
+        "own_peak_bytes": own.peak_bytes if own else None,
+    }
     document = plans.document(
         model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
-        points=points, lines=plan_text.shown(planned),
-        facts={"floor_bytes": floor, "largest_stage": name, "own_peak_bytes": own.peak_bytes if own else None},
+        points=points, lines=plan_text.shown(planned), facts=facts,
     )  # fmt: skip
     say_bytes(document)

@@ -138,6 +138,12 @@ def whole_bytes(chain: Chain) -> int:
     return chain.traced_peak_bytes or none(chain).cost.peak_bytes
 
 
+def cost_limit(chain: Chain, budget_bytes: int) -> int:
+    """Return the most bytes that a plan's costs may add up to: those of `none`, if its traced step fits the budget."""
+    none_fits = 0 < chain.traced_peak_bytes <= budget_bytes
+    return max(budget_bytes, none(chain).cost.peak_bytes) if none_fits else budget_bytes
+
+
 def largest_stage(chain: Chain) -> tuple[str, int]:
     """Return the name of the stage that needs most memory by itself, and the step's peak then.
 

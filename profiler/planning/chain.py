@@ -156,7 +156,13 @@ def read(path: Path) -> Chain:
 
 
 def _check(chain: Chain, path: Path) -> None:
-    """Raise UserError for what the types do not exclude: duplicate names, own_saved_bytes above saved_bytes."""
+    """Raise UserError for what the types do not exclude: duplicate names, a part that is larger than its whole."""
+    least = max(chain.static_bytes, chain.floor_bytes)
+    if 0 < chain.traced_peak_bytes < least:
+        raise UserError(
+            f"{path}: traced_peak_bytes are {chain.traced_peak_bytes}, and {least} are held whatever is recomputed",
+            hint="leave traced_peak_bytes out, or write the stages anew with `gcprof stages`",
+        )
     _unique((stage.name for stage in chain.stages), path, "stages", "give each stage a name of its own")
     blocks = (block.name for stage in chain.stages for block in stage.blocks)
     _unique(blocks, path, "blocks", "a block belongs to one stage")

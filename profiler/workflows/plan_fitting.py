@@ -58,7 +58,7 @@ def fit_plan(  # noqa: PLR0913
     None if not even the smallest plan fits, which is tried in any case.
     """
     steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), need)
-    most, reserve, smallest = budget_bytes, 0, frontier.peak_bytes[0]
+    most, reserve, smallest = candidates.cost_limit(chain, budget_bytes), 0, frontier.peak_bytes[0]
     for tries_left in reversed(range(TRIES)):
         point = best(frontier, most - reserve) if tries_left else None
         point = point or frontier.point(0)  # also if its costs, which may be too high, do not fit

@@ -179,7 +179,7 @@ class _Planning:
     def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
         """Return the plan that fits by its costs or its step; None below the lower bound, where there are no times."""
         if self.model is None:
-            point = best(points, budget)
+            point = best(points, candidates.cost_limit(self.chain, budget))
             return FittedPlan(point=point, needed_bytes=None) if point else None
         if candidates.largest_stage(self.chain)[1] > budget:
             return None
