@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from types import SimpleNamespace
 
@@ -181,6 +182,11 @@ def test_differences_are_relative_to_the_largest_value(reference, other, expecte
 def test_a_gradient_on_one_side_only_is_as_different_as_can_be():
     assert tensor_values.difference(None, torch.zeros(2)) == 2.0
     assert tensor_values.difference(None, None) == 0.0
+
+
+def test_the_largest_value_is_one_of_those_that_are_finite():
+    assert tensor_values.largest(torch.tensor([0.5, -0.75, math.inf, math.nan])) == 0.75
+    assert tensor_values.largest(torch.tensor([math.inf])) == tensor_values.largest(torch.zeros(0)) == 0.0
 
 
 def test_negative_zero_is_not_bit_equal_to_zero():
