@@ -52,6 +52,31 @@ def test_rules_go_round_pinned_stages():
     assert render(candidates.all_stages(chain)) == "1 [2] [3] 4 [5] [6] [7]"
 
 
+def test_what_no_plan_checkpoints_is_kept_before_the_stages_after_it():
+    chain = equal_stages(4)
+    first, second, third, last = (replace(stage, name=name) for stage, name in zip(chain.stages, "abcd", strict=True))
+    pinned = [replace(stage, pinned=True, saved_bytes=nbytes) for stage, nbytes in ((second, 7), (last, 5))]
+    chain = replace(chain, stages=(first, pinned[0], third, pinned[1]))
+
+    kept = [candidates.kept_before(chain, stage.name) for stage in chain.stages]
+
+    assert kept == [0, 0, 7, 7]
+
+
+def test_plans_that_are_equal_are_one_way_with_all_names():
+    chain = equal_stages(4)
+    points = frontier(chain, levels=1)
+
+    ways = candidates.ways(chain, points.point(0), simulate(chain, candidates.none(chain).plan).peak_bytes)
+
+    assert len({render(way.plan) for way in ways}) == len(ways)
+    assert ways[0].label == candidates.PLAN
+    for way in ways:
+        assert way.name == " = ".join([way.label, *way.same])
+        assert way.is_catalogue == (way.label != candidates.PLAN or way.same != ())
+        assert way.cost == simulate(chain, way.plan)
+
+
 @pytest.mark.parametrize("kind", candidates.RULES)
 def test_the_best_of_a_rule_fits(kind):
     chain = read(FOLDER / "hetero12.stages.json")
