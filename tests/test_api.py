@@ -304,6 +304,7 @@ def test_with_the_whole_peak_nothing_is_recomputed():
     assert profiler.plan(deep(), "1TiB").segments == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["blocks", "skips"])
 def test_a_percentage_is_of_the_peak_that_is_predicted_and_max_keeps_all(name):
     """By its costs a step takes less, where CUDA's allocator leaves parts of blocks unused; or more, with skips."""
