@@ -70,6 +70,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     found = {save: _selective(trial, fake, save, build, in_calls=in_calls) for save in offers}
     selective = {save: of for save, of in found.items() if of is not None}
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
+    traced_peak_bytes = max(live(allocated(trace)[0]))
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
 
     def chain(seconds: Sequence[Seconds]) -> Chain:
@@ -87,7 +88,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             input_bytes=0,  # the batch is live before the step
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
-            traced_peak_bytes=max(live(allocated(trace)[0])),
+            traced_peak_bytes=traced_peak_bytes,
             workspace_bytes=taken_workspace(trace, workspace_bytes(fake)),
             stages=tuple(_apart(made, stage_spans)),
             doubts={

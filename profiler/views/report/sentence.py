@@ -46,8 +46,8 @@ def budget(stair: BudgetPoint) -> str:
 
 
 def _change(row: Row) -> str:
-    is_noisy = row.time is not None and row.time.is_noisy
-    return f"a time {NOISE}" if is_noisy else f"{ratio_text(row)} time"
+    ratio = ratio_text(row)
+    return f"a time {NOISE}" if ratio == NOISE else f"{ratio} time"
 
 
 def no_budget(stair: BudgetPoint) -> str:
