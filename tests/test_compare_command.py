@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from profiler.cli import answer
 from profiler.runs import find, store
-from tests import examples
+from tests import compared_runs, examples
 from tests.commands import modules_after
 from tests.make import MIB
 
@@ -80,7 +82,7 @@ def test_the_gate_ends_with_5_and_names_what_tripped(results: Path, capsys: pyte
 
     out, err = capsys.readouterr()
     assert "against A" in out
-    assert "gate: time:>5%: mnist-cnn:channels=32, segments:k=2, 64, fp32 in B: +" in err
+    assert "gate: time:>5%: mnist-cnn:channels=32, segments:k=2, 64, fp32 in B against A: +" in err
     assert "peak" not in err
 
 
@@ -90,10 +92,128 @@ def test_the_gate_is_open_where_nothing_is_worse(results: Path, capsys: pytest.C
     assert "gate: nothing is over the limits" in capsys.readouterr().err
 
 
+def run_of(folder: Path, **peaks: int) -> None:
+    """A run of a row on each device, `cpu=100`: its peak in MiB."""
+    rows = [compared_runs.record(device=name.replace("_", ":"), peak=peak * MIB) for name, peak in peaks.items()]
+    examples.run(folder, rows)
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        ({"cpu": 300, "fake_h100": 100}, 0),
+        ({"cpu": 300, "fake_h100": 190}, 5),  # +90 % on the second device, and still less than on the first
+        ({"cpu": 570, "fake_h100": 100}, 5),
+        ({"cpu": 300}, 5),  # the second device is gone
+        ({"fake_t4": 100}, 5),  # both are
+        ({"fake_h100": 100, "cpu": 300, "fake_t4": 900}, 0),  # one that the baseline has not
+    ],
+)
+def test_each_device_is_judged_by_its_own_baseline(after: dict[str, int], code: int, here: Path, capsys):
+    run_of(here / "before", cpu=300, fake_h100=100)
+    run_of(here / "after", **after)
+
+    assert answer(["compare", "before", "after", "--fail-on", "peak:>2%"]) == code
+    assert ("not judged" in capsys.readouterr().err) == ("fake_t4" in after)
+
+
+def test_what_a_baseline_of_one_device_is_compared_with_is_judged_whatever_its_device(here: Path):
+    run_of(here / "before", fake_t4=100)
+    run_of(here / "other", fake_h100=190)
+    run_of(here / "both", fake_t4=100, fake_h100=190)
+
+    assert answer(["compare", "before", "other", "--fail-on", "peak:>2%"]) == 5
+    assert answer(["compare", "before", "both", "--fail-on", "peak:>2%"]) == 0
+
+
+UNEQUAL = {"gradients_equal": False, "largest_difference": 0.5, "noise_floor": 0.01}
+
+
+def edited(folder: Path, part: str, fields: dict[str, Any], strategy: str = "segments:k=2") -> None:
+    """Change fields of a part of the record of one strategy, as an editor would."""
+    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        if line["case"]["strategy"] == strategy:
+            line[part].update(fields)
+    (folder / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("part", "fields"),
+    [
+        ("readings", {"peak_bytes": 0, "saved_bytes": None, "static_bytes": None}),
+        ("readings", {"peak_bytes": -(2**30)}),
+        ("readings", {"step_seconds": [0.0, 0.0]}),
+        ("readings", {"step_seconds": [-0.1, 0.1]}),
+        ("equality", UNEQUAL),
+        ("equality", {"missing": ["0.weight"]}),
+    ],
+)
+def test_a_record_that_says_ok_and_is_not_is_invalid_wherever_it_is_read(
+    part: str, fields: dict[str, Any], results: Path, capsys
+):
+    """0 bytes and 0 seconds were less than the baseline's, and half of a gradient was "within noise"."""
+    examples.run(results / "edited", examples.sweep((2, 4)))
+    edited(results / "edited", part, fields)
+
+    assert answer(["compare", "old", "edited", "--fail-on", "peak:>2%,time:>5%"]) == 5
+    assert "segments:k=2, 64, fp32 in B against A: invalid" in capsys.readouterr().err
+    assert answer(["show", "edited", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["exit_code"], document["records"][1]["outcome"]) == (1, "invalid")
+    assert answer(["show", "edited"]) == 0
+    assert "within noise" not in capsys.readouterr().out
+    assert answer(["validate", "edited"]) == 4
+
+
+def test_gradients_within_four_times_the_noise_stay_ok(results: Path):
+    examples.run(results / "edited", examples.sweep((2, 4)))
+    edited(results / "edited", "equality", UNEQUAL | {"largest_difference": 0.0004, "noise_floor": 0.0001})
+
+    assert answer(["compare", "old", "edited", "--fail-on", "peak:>2%"]) == 0
+    assert answer(["validate", "edited"]) == 0
+
+
+def test_a_gate_tells_what_it_passes_over(results: Path, capsys: pytest.CaptureFixture[str]):
+    """A baseline's row without a peak, a row that the baseline has not, and gradients that nobody compared."""
+    run = examples.sweep((2, 4))
+    bare = [
+        *run[:2],
+        msgspec.structs.replace(run[2], readings=msgspec.structs.replace(run[2].readings, peak_bytes=None)),
+    ]
+    off = [
+        msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, verify="off"), equality=None)
+        for record in [*run, examples.point("sqrt", segments=17, seconds=0.14)]
+    ]
+    examples.run(results / "bare", bare)
+    examples.run(results / "off", off)
+
+    assert answer(["compare", "bare", "off", "--fail-on", "peak:>2%"]) == 0
+
+    out, err = capsys.readouterr()
+    notes = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert [line.partition(":")[2].partition(":")[0].strip() for line in notes] == [
+        "no peak in A, so not judged",
+        "not in A, so not judged",
+        "gradients not compared in B",
+    ]
+    assert ["k=4" in notes[0], "sqrt" in notes[1], "1 more" in notes[2]] == [True] * 3
+    assert re.search(r"^verify +auto +off$", out, re.MULTILINE)
+
+
+def test_a_baseline_of_impossible_numbers_judges_nothing(results: Path):
+    for strategy in ("none", "segments:k=2", "segments:k=4"):
+        edited(results / "old", "readings", {"step_seconds": [0.0]}, strategy)
+
+    assert answer(["compare", "old", "new", "--fail-on", "time:>5%"]) == 4
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["--fail-on", "peak"],
+        ["--fail-on", "peaks:>2%"],
+        ["--fail-on", ""],
         ["--align", "colour"],
         ["--allow-different", "colour"],
         ["--format", "xml"],

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from profiler.analysis import gates
-from profiler.analysis.comparison import Comparison, Match, compare_runs
+from profiler.analysis.comparison import Comparison, Match, compare_runs, read_sides
 from profiler.analysis.pairing import ALIGN
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
@@ -224,7 +224,7 @@ def test_a_cpu_needs_no_room_for_cuda():
 
 
 def judged(text: str, first: list[Record], second: list[Record]) -> gates.Judgement:
-    return gates.judge(against(first, second), gates.parse(text))
+    return gates.judge(read_sides([("one", first), ("two", second)], align=ALIGN), gates.parse(text), align=ALIGN)
 
 
 def test_a_gate_trips_over_its_limit_and_not_below():

@@ -15,7 +15,7 @@ from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 
 from profiler.analysis.rows import verdict
-from profiler.core import catalogue
+from profiler.core import catalogue, gradient_verdict
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
 from profiler.measuring.meters import equality, step_results, tensor_values
@@ -213,7 +213,7 @@ def test_compiled_code_is_equal_but_for_rounding_as_measured_on_this_model():
 
     assert record.outcome == "ok", record.detail
     assert not record.equality.gradients_equal
-    assert 0 < record.equality.largest_difference <= equality.NOISE_MARGIN * record.equality.rounding_floor
+    assert 0 < record.equality.largest_difference <= gradient_verdict.NOISE_MARGIN * record.equality.rounding_floor
     assert record.equality.against == "none"
 
 

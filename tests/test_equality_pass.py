@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from profiler.core import gradient_verdict
 from profiler.core.case import Choice
 from profiler.core.record import Equality
 from profiler.measuring import equality_pass
@@ -117,7 +118,7 @@ def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equa
     found = equality.verify(step(wrong), step(right), {})
 
     assert (found.noise_floor, found.worst_parameter) == (0.0, "b")
-    assert "worst in b" in (equality.judge(found, strict=False) or "")
+    assert "worst in b" in (gradient_verdict.judge(found, strict=False) or "")
 
 
 def test_a_loss_that_differs_most_is_named():
@@ -397,12 +398,12 @@ def test_the_root_of_the_last_bit_is_still_rounding():
     ],
 )
 def test_why_gradients_do_not_count(fields, strict, reason):
-    assert equality.judge(msgspec.structs.replace(EQUAL, **fields), strict=strict) == reason
+    assert gradient_verdict.judge(msgspec.structs.replace(EQUAL, **fields), strict=strict) == reason
 
 
 def test_nothing_to_compare_with_is_a_fault_only_where_one_is_strict():
-    assert equality.judge(None, strict=False) is None
-    assert equality.judge(None, strict=True) == "not verified: there is nothing to compare with"
+    assert gradient_verdict.judge(None, strict=False) is None
+    assert gradient_verdict.judge(None, strict=True) == "not verified: there is nothing to compare with"
 
 
 # --- several ranks

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint_sequential
 from profiler.core import catalogue, gpu_specs
 from profiler.core.case import FAKE, OPERATORS, Calibration, Choice, Trial
 from profiler.core.gpu_kinds import is_hollow
+from profiler.core.gradient_verdict import NOISE_MARGIN
 from profiler.engines.local import Local
-from profiler.measuring.meters.equality import NOISE_MARGIN
 from profiler.training import models, strategies
 from profiler.training.assemble import assemble
 from tests import make

@@ -19,13 +19,14 @@ from profiler.analysis.flat_row import flat_row
 from profiler.analysis.memory_fit import samples_per_second
 from profiler.analysis.rows import rows
 from profiler.analysis.sanity import impossible
+from profiler.core import gradient_verdict
 from profiler.core.case import FAKE, OPERATORS, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Conditions, Equality, RankBytes, Readings
 from profiler.core.units import MIB
 from profiler.engines.local import Local
 from profiler.measuring import ranks as launcher
-from profiler.measuring.meters import equality, time
+from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
@@ -235,7 +236,7 @@ def test_a_rounding_that_the_last_bit_of_the_weights_explains_is_no_fault():
     found = Equality(loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True)
 
     def judged(**fields):
-        return equality.judge(msgspec.structs.replace(found, **fields), strict=False)
+        return gradient_verdict.judge(msgspec.structs.replace(found, **fields), strict=False)
 
     assert judged(ranks_difference=3e-7, rounding_floor=1e-7) is None
     assert "gradients differ by 5.0e-07" in judged(ranks_difference=5e-7, rounding_floor=1e-7)

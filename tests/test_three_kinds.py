@@ -229,7 +229,7 @@ def test_a_gate_between_kinds_trips_and_names_both(tmp_path: Path, capsys):
     code = answer(["compare", str(tmp_path / "rehearsed"), str(tmp_path / "measured"), "--fail-on", "peak:>2%"])
 
     assert code == 5
-    assert "in B (measured, against rehearsed): +4.2 %" in capsys.readouterr().err
+    assert "in B against A (measured, against rehearsed): +4.2 %" in capsys.readouterr().err
 
 
 def test_rehearsals_with_other_sizes_are_told_apart():

@@ -39,7 +39,7 @@ def circumstances(sides: Sequence[Side]) -> tuple[Difference, ...]:
     readers |= {
         name: partial(_of_environment, name=name) for name in Environment.__struct_fields__ if name not in UNTOLD
     }
-    settings = (name for name in (*MEANING, "warmup", "samples") if name not in ("model", "strategy"))
+    settings = (name for name in (*MEANING, "verify", "warmup", "samples") if name not in ("model", "strategy"))
     readers |= {name: partial(value, name=name) for name in settings}
     differences = [
         Difference(what=WORDS.get(name, name.replace("_", " ")), values=tuple(_values(side, read) for side in sides))

@@ -62,17 +62,24 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare_runs(
     runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
 ) -> Comparison:
-    """Compare runs, by name, with the first. Rows are not aligned by what is allowed to differ.
-
-    Raises UserError (exit code 4) if they cannot be compared, or differ in what is not allowed to differ.
-    """
+    """Compare runs, by name, with the first. Raises UserError as `read_sides` and `compare_sides` do."""
     align = [name for name in align if name not in allowed]
+    return compare_sides(read_sides(runs, align=align), align=align, allowed=allowed)
+
+
+def read_sides(runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:
+    """Return the sides of runs. Raises UserError (exit code 4) if there are fewer than two, or a run has no records."""
     empty = next((name for name, records in runs if not records), None)
     if empty is not None:
         raise UserError(f"'{empty}' has no records yet", hint="let it run to its end, or leave it out", exit_code=4)
     compared = sides(runs, align=align)
     if len(compared) < 2:
         raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)
+    return compared
+
+
+def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str] = ()) -> Comparison:
+    """Compare sides with the first. Raises UserError (exit code 4) if they differ in what is not allowed to differ."""
     refuse_mixed(compared, align=align, allowed=allowed)
     differences = circumstances(compared)
     keys = dict.fromkeys(key for side in compared for key in side.points)

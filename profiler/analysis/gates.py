@@ -1,20 +1,24 @@
-"""Checks a comparison against limits such as `peak:>2%,time:>5%`, and finds the rows that exceed them."""
+"""Checks compared runs against limits such as `peak:>2%,time:>5%`, and finds the rows that exceed them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis.comparison import Cell, Comparison
+from profiler.analysis.comparability import refuse_mixed
 from profiler.analysis.cross_run_ratio import Contrast
+from profiler.analysis.pairing import Key, SampledRow, Side
+from profiler.analysis.ranking import QUANTITIES
 from profiler.core.errors import UserError
-from profiler.core.units import parse_percent
+from profiler.core.units import few, parse_percent
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
 OVER = ("worse", "slower", "off")  # verdicts that confirm that a quantity is more than the baseline's
-READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # fields of Cell, by quantity
+READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of SampledRow, by quantity
+MOST_NAMED = 3  # rows
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,8 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     """A row of a side, checked against a rule."""
 
     rule: Rule
-    label: str
+    label: str  # of the side; the run's name if it has no rows on the baseline's device
+    against: str  # the label of the baseline's side
     key: dict[str, str]
     contrast: Contrast | None = None
     reason: str | None = None  # why there is no contrast
@@ -57,6 +62,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
     tripped: tuple[RuleResult, ...]
     unsure: tuple[RuleResult, ...]
+    remarks: tuple[str, ...] = ()  # what no rule could judge, and rows whose gradients nobody compared
 
 
 def parse(text: str) -> tuple[Rule, ...]:
@@ -74,13 +80,29 @@ def parse(text: str) -> tuple[Rule, ...]:
     return tuple(rules.values())
 
 
-def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
-    """Check every row that the baseline has, on every other side, against every rule.
+class _Pair(NamedTuple):
+    """A side of the baseline run, and the side that is judged against it: None if the run has none on its device."""
+
+    baseline: Side
+    side: Side | None
+    label: str  # as in RuleResult
+
+
+def judge(
+    sides: Sequence[Side], rules: Sequence[Rule], *, align: Sequence[str], allowed: Sequence[str] = ()
+) -> Judgement:
+    """Check every row that the baseline run has, in every other run on the same device, against every rule.
 
     A time trips a rule if it is surely worse and its ratio of medians is over the limit; a row that is missing or no
-    longer ok trips every rule. Raises UserError (exit code 4) if the baseline has nothing that a rule could judge.
+    longer ok trips every rule. Where the baseline run has one device and another run does not have it, all of that
+    run's are judged; where there is one run, its other devices. Raises UserError (exit code 4) if sides that are judged
+    cannot be compared, or the baseline has nothing that a rule could judge.
     """
-    results = [(rule, list(_results(rule, comparison))) for rule in rules]
+    pairs = list(_pairs(sides))
+    for pair in pairs:
+        if pair.side:
+            refuse_mixed((pair.baseline, pair.side), align=align, allowed=allowed)
+    results = [(rule, [result for pair in pairs for result in _results(rule, pair, align)]) for rule in rules]
     empty = next((rule for rule, held in results if not held), None)
     if empty:
         raise UserError(
@@ -90,27 +112,70 @@ def judge(comparison: Comparison, rules: Sequence[Rule]) -> Judgement:
     return Judgement(
         tripped=tuple(result for result in over if result.is_sure),
         unsure=tuple(result for result in over if not result.is_sure),
+        remarks=tuple(_remarks(sides, pairs, rules)),
     )
 
 
-def _results(rule: Rule, comparison: Comparison) -> Iterator[RuleResult]:
-    """Yield the result of every cell whose baseline has the quantity."""
-    for match in comparison.matches:
-        baseline, *cells = match.cells
-        if baseline is not None and getattr(baseline, READINGS[rule.quantity]) is not None:
-            for side, cell in zip(comparison.sides[1:], cells, strict=True):
-                contrast = getattr(cell, rule.quantity) if cell else None
-                kinds = (cell.evidence, baseline.evidence) if cell and cell.evidence != baseline.evidence else None
-                yield RuleResult(
-                    rule=rule, label=side.label, key=match.key, contrast=contrast, reason=_reason(rule, cell),
-                    evidence=kinds,
-                )  # fmt: skip
+def _pairs(sides: Sequence[Side]) -> Iterator[_Pair]:
+    """Yield what is judged against what: the sides of each other run, by device, against those of the first."""
+    runs = [[side for side in sides if side.number == number] for number in range(sides[-1].number + 1)]
+    baselines, *others = runs if len(runs) > 1 else (runs[0][:1], runs[0][1:])
+    for run in others:
+        for baseline in baselines:
+            same = [side for side in run if side.device == baseline.device]
+            judged = same or (run if len(baselines) == 1 else ())
+            yield from (_Pair(baseline, side, side.label) for side in judged)
+            if not judged:
+                yield _Pair(baseline, None, run[0].run)
 
 
-def _reason(rule: Rule, cell: Cell | None) -> str | None:
-    """Return why a cell cannot be compared; None if it can."""
-    if cell is None:
+def _results(rule: Rule, pair: _Pair, align: Sequence[str]) -> Iterator[RuleResult]:
+    """Yield the result of every row whose baseline has the quantity."""
+    for key, before in pair.baseline.points.items():
+        if getattr(before, READINGS[rule.quantity]) is not None:
+            after = pair.side.points.get(key) if pair.side else None
+            yield RuleResult(
+                rule=rule,
+                label=pair.label,
+                against=pair.baseline.label,
+                key=dict(zip(align, key, strict=True)),
+                contrast=QUANTITIES[rule.quantity](before, after) if after else None,
+                reason=_reason(rule, after),
+                evidence=_kinds(before, after),
+            )
+
+
+def _kinds(before: SampledRow, after: SampledRow | None) -> tuple[str, str] | None:
+    """Return the evidence of a row and of its baseline if they are of two kinds."""
+    is_of_two = after is not None and after.row.evidence != before.row.evidence
+    return (after.row.evidence, before.row.evidence) if after and is_of_two else None
+
+
+def _reason(rule: Rule, point: SampledRow | None) -> str | None:
+    """Return why a row cannot be compared; None if it can."""
+    if point is None:
         return "not in this run"
-    if cell.outcome != "ok":
-        return cell.outcome.replace("_", " ")
-    return None if getattr(cell, rule.quantity) else f"has no {rule.quantity}"
+    if point.row.outcome != "ok":
+        return point.row.outcome.replace("_", " ")
+    return f"has no {rule.quantity}" if getattr(point, READINGS[rule.quantity]) is None else None
+
+
+def _remarks(sides: Sequence[Side], pairs: Sequence[_Pair], rules: Sequence[Rule]) -> Iterator[str]:
+    """Yield what a gate passes over: sides and rows without a baseline, and rows whose gradients nobody compared."""
+    named = {pair.baseline.label for pair in pairs} | {pair.label for pair in pairs}
+    for side in sides:
+        if side.label not in named:
+            yield f"{side.label} on {side.device}: not judged, since the baseline has no rows on it"
+    for pair in pairs:
+        before, after = pair.baseline.points, pair.side.points if pair.side else {}
+        for rule in rules:
+            bare = [key for key, point in before.items() if getattr(point, READINGS[rule.quantity]) is None]
+            yield from _told(bare, f"no {rule.quantity} in {pair.baseline.label}, so not judged")
+        yield from _told([key for key in after if key not in before], f"not in {pair.baseline.label}, so not judged")
+        unchecked = [key for key, point in after.items() if point.row.gradients == "not checked"]
+        yield from _told(unchecked, f"gradients not compared in {pair.label}")
+
+
+def _told(keys: Sequence[Key], what: str) -> Iterator[str]:
+    if keys:
+        yield f"{what}: {few([', '.join(key) for key in keys], MOST_NAMED)}"

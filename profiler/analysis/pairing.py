@@ -76,6 +76,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of one run on one device."""
 
     label: str  # A, B, ...
+    number: int  # of the run, from 0: the baseline's
     run: str
     device: str
     points: dict[Key, SampledRow]
@@ -104,13 +105,12 @@ def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str])
     Raises UserError (exit code 4) if two rows of a side would be one.
     """
     compared: list[Side] = []
-    for name, records in runs:
+    for number, (name, records) in enumerate(runs):
         last = latest(records)
         for device in dict.fromkeys(record.case.device for record in last):
             own = [record for record in last if record.case.device == device]
-            compared.append(
-                Side(label=_label(len(compared)), run=name, device=device, points=_points(own, name, align))
-            )
+            label, points = _label(len(compared)), _points(own, name, align)
+            compared.append(Side(label=label, number=number, run=name, device=device, points=points))
     return tuple(compared)
 
 

@@ -1,4 +1,4 @@
-"""Finds numbers in a record that no measurement can give."""
+"""Finds numbers in a record that no measurement can give, and outcomes that its numbers contradict."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from profiler.analysis.rows import static
+from profiler.core.gradient_verdict import why_invalid
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.strict_files import LARGEST
 from profiler.core.units import bytes_text
@@ -18,24 +19,40 @@ COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # no 
 def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
     """Yield each impossible number, in words; `passes` are those of its trial, None if they are not known."""
     readings = record.readings
-    for of, part in {"": readings, **{name: getattr(record, name) for name in COUNTED}}.items():
-        for name, value in _out_of_range(msgspec.to_builtins(part), of):
-            yield f"{name} is {value}"
-    yield from impossible_peak(readings)
+    parts = {"": readings, **{name: getattr(record, name) for name in COUNTED}}
+    outside = [pair for of, part in parts.items() for pair in _out_of_range(msgspec.to_builtins(part), of)]
+    yield from dict.fromkeys([*(f"{name} is {value}" for name, value in outside), *impossible_reading(readings)])
     yield from _ranks(record)
-    if readings.step_seconds and not all(readings.step_seconds):
-        yield "a step of 0 seconds is among the samples"
     kind = evidence(record.case, record.environment)
     if kind == "rehearsed" and (readings.step_seconds or record.equality):
         yield "a device that computes nothing gave times or gradients"
     is_timed = passes is not None and "time" in passes and kind == "measured"
     if is_timed and record.outcome == "ok" and not readings.step_seconds:
         yield "the outcome is ok, but the step has no time samples"
+    if record.outcome == "ok" and (reason := _invalid_gradients(record)):
+        yield f"the outcome is ok, but {reason}"
 
 
-def impossible_peak(readings: Readings) -> Iterator[str]:
-    """Yield a sentence if the peak is below the static or the saved bytes, which are part of it."""
+def unsound(record: Record) -> str | None:
+    """Return why a stored record that says ok is not, by its own numbers; None if it is, or says something else.
+
+    Of the numbers only those are looked at that runs are compared by: `impossible` takes a tenth of a millisecond.
+    """
+    if record.outcome != "ok":
+        return None
+    return next(impossible_reading(record.readings), None) or _invalid_gradients(record)
+
+
+def _invalid_gradients(record: Record) -> str | None:
+    return why_invalid(record.case, record.equality) if record.equality else None
+
+
+def impossible_reading(readings: Readings) -> Iterator[str]:
+    """Yield a sentence for a peak or a step that takes nothing, and for a peak below the static or the saved bytes."""
     peak, floors = readings.peak_bytes, {"static": static(readings), "saved": readings.saved_bytes}
+    for name, least in {"peak_bytes": peak, "step_seconds": min(readings.step_seconds or (), default=None)}.items():
+        if least is not None and least <= 0:
+            yield f"{name} is {least}"
     for name, floor in floors.items():
         if peak is not None and floor is not None and peak < floor:
             yield f"the peak of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"

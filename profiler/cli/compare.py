@@ -42,7 +42,7 @@ def compare(
     Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
     """
     from profiler.analysis import gates
-    from profiler.analysis.comparison import compare_runs
+    from profiler.analysis.comparison import compare_sides, read_sides
     from profiler.analysis.pairing import ALLOWED, MEANING
 
     one_of(format, FORMATS, flag="--format")
@@ -51,8 +51,10 @@ def compare(
     rules = gates.parse(fail_on) if fail_on is not None else ()
     names = _listed(align, MEANING, flag="--align")
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
-    comparison = compare_runs(_load(_ordered(runs, baseline)), align=names, allowed=allowed)
-    judgement = gates.judge(comparison, rules) if rules else None
+    names = [name for name in names if name not in allowed]
+    sides = read_sides(_load(_ordered(runs, baseline)), align=names)
+    comparison = compare_sides(sides, align=names, allowed=allowed)
+    judgement = gates.judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
     _print(comparison, judgement, code=code, format=format, columns=columns)
     if judgement:
@@ -114,6 +116,8 @@ def _print(compared: Comparison, judgement: Judgement | None, *, code: int, form
 def _tell(judgement: Judgement) -> None:
     for result in judgement.tripped:
         aside(f"gate: {_named(result)}")
+    for remark in judgement.remarks:
+        aside(f"note: {remark}")
     for result in judgement.unsure:
         aside(f"unsure: {_named(result)}: too noisy to tell; more --rounds and --samples would")
     if not judgement.tripped:
@@ -128,4 +132,5 @@ def _named(result: RuleResult) -> str:
         interval = (contrast.low, contrast.high) if contrast.low is not None and contrast.high is not None else None
         finding = change_text(contrast.ratio) + (f" ({change_range_text(interval)})" if interval else "")
     kinds = " ({}, against {})".format(*result.evidence) if result.evidence else ""
-    return f"{result.rule}: {', '.join(result.key.values())} in {result.label}{kinds}: {finding}"
+    where = f"{result.label} against {result.against}"
+    return f"{result.rule}: {', '.join(result.key.values())} in {where}{kinds}: {finding}"

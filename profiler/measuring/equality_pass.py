@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
+from profiler.core import gradient_verdict
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality
 from profiler.core.units import few
@@ -48,7 +49,7 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if result and not comparison.tells:
         bench.note("GCP014", VANISHED if comparison.trains else UNTRAINED)
     if result and not result.random_state_equal:
-        drawn = equality.unkept(result)
+        drawn = gradient_verdict.unkept(result)
         source = f" from {', '.join(drawn)}, which checkpoints do not restore" if drawn else ""
         bench.note("GCP005", f"the step draws different random numbers than without checkpointing{source}")
     if result and result.moved:
@@ -58,14 +59,11 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
             "because a recompute adds to it"
         )
         bench.note("GCP049", text)
-    noise = equality.not_reproducible(result, case.precision) if result else None
+    noise = gradient_verdict.not_reproducible(result, case.precision) if result else None
     if noise and case == case.baseline:
         bench.note("GCP044", noise)
-        return result, None
-    if noise and result and not result.missing:
-        return result, noise
     rewritten = comparison.rewritten(result) if result else ()
-    return result, equality.judge(result, strict=case.verify == "strict", rewritten=rewritten)
+    return result, gradient_verdict.why_invalid(case, result, rewritten=rewritten)
 
 
 class _Comparison:
@@ -114,7 +112,7 @@ class _Comparison:
             return self._run(ready.pop()) if ready else self._gradients(case)
 
         result = self._against(case.baseline, step, digests, applied)
-        if applied.reference is None or equality.judge(result, strict=False) is None:
+        if applied.reference is None or gradient_verdict.judge(result, strict=False) is None:
             return result
         if result.random_state_equal and not equality.is_rounding(result):
             return result
@@ -211,11 +209,11 @@ def _buffers(result: Equality, others: Sequence[str], is_repairable: bool) -> st
         rounding = [f"rounding ({difference:.1e})"] if difference is not None else []
         return f"buffers are equal except for {' and '.join([*rounding, *counts])}"
     apart = f"differ by {result.buffers_difference:.1e}" if result.buffers_difference else "differ"
-    names = few(result.differing_buffers, equality.MOST_NAMED)
+    names = few(result.differing_buffers, gradient_verdict.MOST_NAMED)
     told = f"buffers {apart}" + (f" ({names})" if names else "")
     if not is_repairable or (others and len(others) == len(result.differing_buffers)):
         return f"{told}: the recompute updates them a second time"
-    rest = f"; the recompute updates {few(others, equality.MOST_NAMED)} a second time" if others else ""
+    rest = f"; the recompute updates {few(others, gradient_verdict.MOST_NAMED)} a second time" if others else ""
     return f"{told}: BatchNorm updates its statistics when it is recomputed; --repair-batchnorm mends it{rest}"
 
 

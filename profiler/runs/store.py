@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.analysis.sanity import impossible_peak
+from profiler.analysis.sanity import impossible_reading, unsound
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
@@ -138,7 +138,8 @@ def replace(path: Path, text: bytes) -> None:
 def load(folder: Path, *, without: Collection[str] = ()) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) if it is none or cannot be read.
 
-    Readings named in `without` are checked, but not kept.
+    Readings named in `without` are checked, but not kept. Verdicts are those of the numbers that are stored: a record
+    that says ok and is not is invalid.
     """
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
@@ -149,8 +150,10 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
         if reading.is_torn(line):
             warnings.append("the last line of trials.jsonl is torn and was ignored")
         else:
-            records.append(shared.read(line.removesuffix(b"\n"), where))
-            impossible += [f"{os.path.basename(where)}: {text}" for text in impossible_peak(records[-1].readings)]
+            record = shared.read(line.removesuffix(b"\n"), where)
+            impossible += [f"{os.path.basename(where)}: {text}" for text in impossible_reading(record.readings)]
+            reason = unsound(record)
+            records.append(msgspec.structs.replace(record, outcome="invalid", detail=reason) if reason else record)
     if impossible:
         more = f", and {len(impossible) - 1} more" if len(impossible) > 1 else ""
         warnings.append(f"numbers that cannot be: {impossible[0]}{more}; `gcprof validate` shows all that is wrong")

@@ -98,7 +98,7 @@ def test_fault_22_what_is_no_result_is_a_failed_trial_and_its_bytes_are_in_the_l
         ({"phases": {"forward": PhaseBytes(allocated=-5)}}, "phases.forward.allocated is -5"),
         ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
         ({"saved_bytes": 101 * make.MIB}, "the peak of 100 MiB is below the saved 101 MiB"),
-        ({"step_seconds": (0.1, 0.0)}, "a step of 0 seconds is among the samples"),
+        ({"step_seconds": (0.1, 0.0)}, "step_seconds is 0.0"),
         ({"step_seconds": ()}, "the outcome is ok, but the step has no time samples"),
     ],
 )

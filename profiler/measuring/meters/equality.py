@@ -8,18 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import torch
 
-from profiler.core.record import Equality, is_reproducible
-from profiler.core.units import few
+from profiler.core.gradient_verdict import judge
+from profiler.core.record import Equality
 from profiler.measuring.meters.step_results import Gradients, GradientStep, Results, Second, collect, collect_two
 from profiler.measuring.meters.tensor_values import difference, equal_bits, largest
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import plain_state
 
-NOISE_MARGIN = 4.0  # a difference up to this many noise floors is noise: the floor is itself one sample of it
 ROUNDING = 2.0**-12  # relative, the square root of fp32's last bit: kernels that differ by more do different work
 LEAST_SCALE = 2.0**-8  # of the model's largest gradient; fp32 rounds a 0 to up to 2**-19 of it, < 0.001 of this
 AGREE = 1e-5  # relative: buffers that differ less are equal but for rounding
-MOST_NAMED = 3  # of parameters, attributes and buffers
 
 
 def noise_floor(step: GradientStep, group: Group = ALONE, *, earlier: Mapping[str, str] | None = None) -> Equality:
@@ -175,49 +173,6 @@ def _differences(reference: Results | Second, other: Results | Second, *, is_equ
             for name, tensor in reference.gradients.items()
         }
     return {**gradients, "(loss)": difference(reference.loss, other.loss)}
-
-
-def judge(equality: Equality | None, *, strict: bool, rewritten: Sequence[str] = ()) -> str | None:
-    """Return why these gradients do not count as the baseline's; None if they do.
-
-    Without a comparison, there is a reason only if `strict`. `rewritten` are buffers that a recompute has written into
-    again and that the forward may read.
-    """
-    if equality is None:
-        return "not verified: there is nothing to compare with" if strict else None
-    if equality.missing:
-        names = ", ".join(equality.missing[:3]) + (", ..." if len(equality.missing) > 3 else "")
-        return f"{len(equality.missing)} of {equality.num_gradients} parameters have no gradient: {names}"
-    largest, floor = equality.largest_difference or 0.0, equality.noise_floor or 0.0
-    allowed = NOISE_MARGIN * max(floor, equality.rounding_floor or 0.0)
-    across = equality.ranks_difference or 0.0
-    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
-    if across > (0.0 if strict else allowed):
-        return f"gradients differ by {across:.1e}{where} from the mean of those of one process with all ranks' batches"
-    if (equality.gradients_equal and equality.loss_equal) or (not strict and allowed and largest <= allowed):
-        return None
-    where += " of the second step, while those of the first agree" if equality.worst_step == 2 else ""
-    cause = f": the recompute draws different numbers from {', '.join(drawn)}" if (drawn := unkept(equality)) else ""
-    changed = few((*equality.moved, *rewritten), MOST_NAMED)
-    cause = cause or (f": the recompute changes {changed} again" if changed else "")
-    return f"gradients differ by {largest:.1e}{where}; two runs without checkpointing differ by {floor:.1e}{cause}"
-
-
-def unkept(equality: Equality) -> list[str]:
-    """Return the random sources that a recompute drew from again: checkpoints restore only torch's own."""
-    return [name for name in equality.random_sources if name != "torch"]
-
-
-def not_reproducible(equality: Equality, precision: str) -> str | None:
-    """Return why no gradients can be verified; None if the step without checkpointing is reproducible."""
-    if is_reproducible(equality, precision):
-        return None
-    where = f", worst in {equality.worst_parameter}" if equality.worst_parameter else ""
-    return (
-        f"two runs without checkpointing differ by {equality.noise_floor:.1e}{where}: nothing can be verified. The "
-        "step draws numbers that gcprof cannot seed (os.urandom, the time), keeps state from call to call, or has "
-        "kernels that are not deterministic"
-    )
 
 
 def is_rounding(equality: Equality) -> bool:
