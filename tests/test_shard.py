@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_merging_all_parts_gives_what_one_run_would_have_given(count, outcome, t
     assert not merged.manifest.shard
     assert rows(merged.records) == rows(whole.records)
     assert len(merged.records) == len(whole.records)
-    assert progress.status(merged.manifest.plan, merged.records) == "complete"
+    assert merged.status == "complete"
 
 
 def test_a_part_measured_what_one_run_would_not_have(tmp_path):
@@ -176,14 +177,47 @@ def test_a_later_round_stays_where_the_first_was_ended_from_outside(tmp_path):
     assert (merged.num_needless, len(merged.records)) == (0, len(plan))
 
 
-def test_parts_without_one_of_them_are_in_order_and_owe_it(tmp_path):
-    plan = sweep()
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("models", [1, 3])
+def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(lost, models, tmp_path, capsys):
+    """Whichever is lost: with one model each part is a round, and those of the first ones end where a sweep may."""
+    plan = sweep(models=models)
+    parts = in_parts(tmp_path, plan, 3)
+    rest = str(parts.pop(lost))
 
-    merged = merge(in_parts(tmp_path, plan, 3)[::2])
+    assert answer(["merge", *map(str, parts), "-o", str(tmp_path / "most")]) == 0
 
-    places = [plan.index(trial) for trial in merged.manifest.plan]
+    assert "partial" in capsys.readouterr().err
+    most = store.load(tmp_path / "most")
+    places = [plan.index(trial) for trial in most.manifest.plan]
     assert places == sorted(places)
-    assert len(places) < len(plan)
+    assert (len(places) < len(plan), most.status) == (True, "partial")
+    assert answer(["show", str(tmp_path / "most"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "partial"
+    assert answer(["merge", str(tmp_path / "most"), rest, "-o", str(tmp_path / "all")]) == 0
+    assert "partial" not in capsys.readouterr().err
+    assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
+
+
+def test_parts_of_two_sweeps_are_no_whole(tmp_path, capsys):
+    """The first half of one and the second of another, of as many trials."""
+    other = tuple(msgspec.structs.replace(trial, case=msgspec.structs.replace(trial.case, seed=1)) for trial in sweep())
+    first, second = in_parts(tmp_path / "one", sweep(), 2)[0], in_parts(tmp_path / "other", other, 2)[1]
+
+    assert answer(["merge", str(first), str(second), "-o", str(tmp_path / "both")]) == 0
+
+    assert "partial" in capsys.readouterr().err
+    assert store.load(tmp_path / "both").status == "partial"
+
+
+def test_a_run_and_shards_of_what_it_planned_are_whole(tmp_path):
+    plan = sweep()
+    carried_out(tmp_path / "whole", plan, Fake())
+    part = in_parts(tmp_path, plan, 3)[1]
+
+    write(merge([tmp_path / "whole", part]), tmp_path / "both")
+
+    assert store.load(tmp_path / "both").status == "complete"
 
 
 def test_a_part_goes_on_with_what_it_owes(tmp_path):

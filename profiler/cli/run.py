@@ -221,15 +221,15 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
             say_bytes(document(None, [], status="complete", exit_code=ran.exit_code))
         return ran.exit_code
     run = ran.run
-    status = progress.status(run.manifest.plan, run.records)
-    if status == "complete" and all(progress.is_refusal(record) for record in run.records):
+    is_over = progress.status(run.manifest.plan, run.records) == "complete"
+    if is_over and all(progress.is_refusal(record) for record in run.records):
         return _print_refused(run, ran.exit_code, json=json)
     if not json:
         say(terminal.table(rows.rows(run.records), paper=paper()))
     derived = derive(run)
     code = derived.exit_code or ran.exit_code
     if json:
-        say_bytes(document(run.folder.name, run.records, status=status, exit_code=code))
+        say_bytes(document(run.folder.name, run.records, status=run.status, exit_code=code))
     for line in derived.lines:
         aside(line)
     if holders:
@@ -245,7 +245,7 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
     from profiler.views.export.json import document
 
     if json:
-        say_bytes(document(run.folder.name, run.records, status="complete", exit_code=code))
+        say_bytes(document(run.folder.name, run.records, status=run.status, exit_code=code))
     cases = {*progress.rows_of(run.manifest.plan, run.records)} - {record.case for record in run.records}
     rest = f"; {count_text(len(cases), 'other row')} not run" if cases else ""
     is_refused = all(record.outcome == "skipped" for record in run.records)

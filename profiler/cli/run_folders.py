@@ -125,7 +125,7 @@ def merge(
     """Merge several runs into one: all planned trials, every record once. The order of the runs makes no difference.
 
     If two records of one trial differ, the one that began later is kept, with a note. Runs of other versions, or of
-    another device by the same name, are refused.
+    another device by the same name, are refused. Without all shards of one sweep, what they make is partial.
 
     Example: gcprof merge shard-1 shard-2 -o results/whole
     """
@@ -147,6 +147,8 @@ def merge(
     if whole.num_needless:
         needless = count_text(whole.num_needless, "record")
         aside(f"note: left out {needless} of later rounds, of cases whose first round is not ok: one run measures none")
+    if whole.manifest.shard:
+        aside("note: these are not all shards of one sweep, so the merged run is partial")
     repeated = f", {count_text(whole.num_same, 'record')} in more than one" if whole.num_same else ""
     kinds = counted(Counter(evidence(record.case, record.environment) for record in whole.records))
     records = f"{count_text(len(whole.records), 'record')} of {count_text(len(runs), 'run')}"

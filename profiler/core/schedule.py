@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
 from profiler.core.errors import UserError
@@ -112,6 +113,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     index: Whole  # from 1
     count: Whole  # number of shards
     places: tuple[Whole, ...] = ()  # places of its trials in the whole schedule, from 0
+    sweep: str | UnsetType = UNSET  # digest of the whole schedule
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
@@ -129,7 +131,14 @@ def parse_shard(text: str) -> Shard:
 def cut(trials: Sequence[Trial], shard: Shard) -> tuple[tuple[Trial, ...], Shard]:
     """Return the trials of one shard, in order, and the shard with their places; none if there are too few pairings."""
     places = deal(trials, shard.count)[shard.index - 1]
-    return tuple(trials[place] for place in places), msgspec.structs.replace(shard, places=tuple(places))
+    placed = msgspec.structs.replace(shard, places=tuple(places), sweep=digest(trials))
+    return tuple(trials[place] for place in places), placed
+
+
+def digest(trials: Iterable[Trial]) -> str:
+    """Return a digest of a whole schedule: which cases in which rounds, in order."""
+    text = "".join(f"{trial.case.id} {trial.round}\n" for trial in trials)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def deal(trials: Sequence[Trial], count: int) -> list[list[int]]:
@@ -153,7 +162,18 @@ def pairing(trial: Trial) -> Pairing:
     return trial.case.baseline.twin, trial.round
 
 
-def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> list[Trial]:
-    """Return the trials of all shards of one sweep in the order of the whole schedule."""
-    placed = [placed_trial for shard, trials in shards for placed_trial in zip(shard.places, trials, strict=False)]
-    return [trial for _, trial in sorted(placed, key=lambda placed_trial: placed_trial[0])]
+def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> tuple[Trial, ...] | None:
+    """Return the trials of shards in the order of the whole schedule; None if they are not of one sweep."""
+    if len({shard.sweep for shard, _ in shards}) > 1:
+        return None
+    placed = {place: trial for shard, trials in shards for place, trial in zip(shard.places, trials, strict=False)}
+    return tuple(placed[place] for place in sorted(placed))
+
+
+def left_of(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> Shard | UnsetType:
+    """Return the shard that these are together; UNSET if they are one whole sweep, or none are given."""
+    joined = joined_shards(shards)
+    if not shards or (joined is not None and shards[0][0].sweep == digest(joined)):
+        return UNSET
+    places = sorted({place for shard, _ in shards for place in shard.places}) if joined is not None else ()
+    return msgspec.structs.replace(shards[0][0], places=tuple(places))

@@ -126,6 +126,7 @@ class Array:
         manifest, before = store.read_manifest(self._run), self._folders()
         places, first = _places(manifest), int(before[-1].name) + 1 if before else 1
         dealt = [part for part in schedule.deal(trials, count) if part]
+        sweep = manifest.shard.sweep if manifest.shard else schedule.digest(manifest.plan)
         folders = []
         for number, part in enumerate(dealt, start=first):
             plan = tuple(msgspec.structs.replace(trials[index], data_directory=None) for index in part)
@@ -133,7 +134,7 @@ class Array:
             store.create(
                 self._run / "shards" / str(number), plan=plan, command=manifest.command, sources=manifest.sources,
                 environment=manifest.environment,
-                shard=Shard(index=number, count=first - 1 + len(dealt), places=mine),
+                shard=Shard(index=number, count=first - 1 + len(dealt), places=mine, sweep=sweep),
             )  # fmt: skip
             folders.append(self._run / "shards" / str(number))
         return folders
@@ -176,7 +177,7 @@ def write_agreed(folder: Path, records: Iterable[Record]) -> None:
 
 def _places(manifest: Manifest) -> dict[Key, int]:
     """Return the index of each trial in the whole sweep, of which the run itself may be a shard."""
-    places = manifest.shard.places if manifest.shard else range(len(manifest.plan))
+    places = (manifest.shard.places if manifest.shard else ()) or range(len(manifest.plan))
     return {(trial.case, trial.round): place for trial, place in zip(manifest.plan, places, strict=True)}
 
 

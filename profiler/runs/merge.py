@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UnsetType
 
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
@@ -16,6 +16,7 @@ from profiler.core import schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
+from profiler.core.schedule import Shard
 from profiler.runs import reading, store
 from profiler.runs.reading import Kind, lifted
 from profiler.runs.store import Manifest, Run
@@ -121,15 +122,26 @@ def _named(environment: Environment, names: Sequence[str], *, where: str = "") -
 def _plan(runs: Sequence[Run]) -> dict[Key, Trial]:
     """Return every trial once, in the order of the sweep if all runs are its shards, else run by run."""
     parts = [(run.manifest.shard, run.manifest.plan) for run in runs if run.manifest.shard]
-    trials = (
-        schedule.joined_shards(parts)
-        if len(parts) == len(runs)
-        else [trial for run in runs for trial in run.manifest.plan]
-    )
+    joined = schedule.joined_shards(parts) if len(parts) == len(runs) else None
     plan: dict[Key, Trial] = {}
-    for trial in trials:
+    for trial in joined or (trial for run in runs for trial in run.manifest.plan):
         plan.setdefault((trial.case, trial.round), trial)
     return plan
+
+
+def _left_of_sweep(runs: Sequence[Run]) -> Shard | UnsetType:
+    """Return what shard of a sweep the runs are together; UNSET if no trial of it is elsewhere.
+
+    Shards whose trials are all planned by runs that are no shards miss nothing.
+    """
+    planned = {(trial.case, trial.round) for run in runs if not run.manifest.shard for trial in run.manifest.plan}
+    parts = [
+        (run.manifest.shard, run.manifest.plan)
+        for run in runs
+        if run.manifest.shard and not planned.issuperset((trial.case, trial.round) for trial in run.manifest.plan)
+    ]
+    left = schedule.left_of(parts)
+    return msgspec.structs.replace(left, places=()) if left and len(parts) < len(runs) else left
 
 
 def _is_needless(key: Key, latest_of: Mapping[Key, Offer]) -> bool:
@@ -166,13 +178,14 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
     names = " ".join(sorted(run.folder.name for run in runs))
     first = runs[0].manifest
     sources = {name: digest for run in runs for name, digest in run.manifest.sources.items()}
-    return msgspec.structs.replace(first, command=f"gcprof merge {names}", plan=plan, sources=sources, shard=UNSET)
+    command, shard = f"gcprof merge {names}", _left_of_sweep(runs)
+    return msgspec.structs.replace(first, command=command, plan=plan, sources=sources, shard=shard)
 
 
 def _completed(manifest: Manifest, first: Run) -> bytes:
     """Return the manifest's text, with unknown fields that a later version wrote into that of the first run."""
     before = msgspec.json.decode(_lifted(reading.whole(first.folder / "manifest.json"), "manifest"))
-    before.pop("shard", None)  # the merged run is more than that shard
+    before.pop("shard", None)  # that of the first run alone
     return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from profiler.analysis import progress
 from profiler.analysis.sanity import impossible_reading, unsound
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial, encode
@@ -48,6 +49,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """`complete`, or `partial` if trials are owed, or trials of its sweep are in other shards."""
+        return "partial" if self.manifest.shard else progress.status(self.manifest.plan, self.records)
 
 
 def new_folder(root: Path, models: Sequence[str]) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.analysis import progress
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
 from profiler.core.units import count_text
@@ -27,12 +26,13 @@ class Run:
         self.manifest = stored.manifest
         self.records: tuple[Record, ...] = stored.records
         self.warnings = stored.warnings
+        self._status = stored.status
         self._rows: tuple[Row, ...] | None = None
 
     @property
     def status(self) -> str:
-        """`complete`, or `partial` where trials are owed."""
-        return progress.status(self.manifest.plan, self.records)
+        """`complete`, or `partial` where trials are owed, or trials of its sweep are in other shards."""
+        return self._status
 
     def rows(self) -> tuple[Row, ...]:
         """One row for each case, its rounds pooled, against the same case without checkpointing."""

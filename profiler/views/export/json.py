@@ -24,7 +24,7 @@ def render(run: Run) -> bytes:
     return document(
         run.folder.name,
         run.records,
-        status=progress.status(run.manifest.plan, run.records),
+        status=run.status,
         exit_code=progress.exit_code(run.records),
     )
 

@@ -115,7 +115,7 @@ def overview(run: Run, name: str) -> RunOverview:
     planned, table = progress.rows_of(run.manifest.plan, run.records), rows(run.records, largest=0)
     return RunOverview(
         name=name,
-        status=progress.status(run.manifest.plan, run.records),
+        status=run.status,
         created=run.manifest.created,
         models=tuple(dict.fromkeys(str(case.model) for case in planned)),
         devices=tuple(dict.fromkeys(case.device for case in planned)),
