@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,8 @@ FITS = MODEL + "def test_it_fits(model, peak_memory):\n    assert peak_memory(mo
 
 def run(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
     """pytest with the plugin on a file of tests."""
-    by_name = [] if find_spec("pytest_gcprof") else ["-p", PLUGIN]  # where it is installed, pytest finds it
-    return run_pytest(folder, text, *by_name, "-p", "no:xdist", *words)
+    own = ("-p", "no:gcprof", "-p", PLUGIN)  # not the copy that an installation has made
+    return run_pytest(folder, text, *own, *(() if "-n" in words else ("-p", "no:xdist")), *words)
 
 
 def run_pytest(folder: Path, text: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -130,12 +129,19 @@ def test_a_budget_that_is_no_size_is_refused_before_any_test(word, tmp_path):
     assert "passed" not in done.stdout
 
 
-@pytest.mark.nightly
-def test_a_budget_that_no_test_heeds_is_said(tmp_path):
-    done = run(tmp_path, "def test_nothing(): ...", "--gcprof-budget", "1GiB")
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["one process", "xdist"])
+def test_a_budget_that_no_test_heeds_is_said_and_no_success(words, tmp_path):
+    done = run(tmp_path, "def test_nothing(): ...", "--gcprof-budget", "1GiB", *words)
 
-    assert done.returncode == 0
+    assert done.returncode == 4, done.stderr
     assert "--gcprof-budget had no effect: no test asked for the fixture peak_memory" in done.stdout
+
+
+@pytest.mark.slow
+def test_where_no_test_is_to_run_a_budget_changes_nothing(tmp_path):
+    assert run(tmp_path, "def test_nothing(): ...", "--gcprof-budget", "1GiB", "--collect-only").returncode == 0
+    assert run(tmp_path, "", "--gcprof-budget", "1GiB").returncode == 5  # pytest's own, of no tests
 
 
 @pytest.mark.slow

@@ -49,21 +49,38 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return peak
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """End with pytest's 4, of a usage error, if a budget judged no test: a gate must not pass by measuring nothing."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    is_run = exitstatus == pytest.ExitCode.OK and not session.config.option.collectonly
+    if is_run and reporter and _is_idle(session.config, _peaks(reporter)):  # of xdist only the parent has a reporter
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """List the peaks by test; say so if a budget had no effect."""
+    lines = _peaks(terminalreporter)
+    if lines:
+        terminalreporter.section("peak memory by gcprof")
+        terminalreporter.write_line("\n".join(lines))
+    elif _is_idle(config, lines):
+        terminalreporter.write_line(f"gcprof: {FLAG} had no effect: no test asked for the fixture peak_memory")
+
+
+def _peaks(terminalreporter: Any) -> list[str]:
+    """Return a line for each peak, by test."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    lines = [
+    return [
         f"{report.nodeid}: {text}"
         for report in reports
         if getattr(report, "when", None) == "call"
         for name, text in report.user_properties
         if name == PROPERTY
     ]
-    if lines:
-        terminalreporter.section("peak memory by gcprof")
-        terminalreporter.write_line("\n".join(lines))
-    elif config.getoption(FLAG) is not None:
-        terminalreporter.write_line(f"gcprof: {FLAG} had no effect: no test asked for the fixture peak_memory")
+
+
+def _is_idle(config: pytest.Config, peaks: list[str]) -> bool:
+    return config.getoption(FLAG) is not None and not peaks
 
 
 def _budget(config: pytest.Config) -> int | None:
