@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = ACTION["runs"]["steps"]
 RUNS = [step for step in STEPS if "run" in step]
-SCRIPT = ROOT / ".github" / "predict.sh"
 INPUTS = ("MODEL", "STRATEGIES", "DEVICE", "BATCH_SIZE", "PRECISION", "OPTIMIZER", "MAX_MEMORY", "BASELINE", "FAIL_ON")
 EVIL = 'mlp"; touch hacked; $(touch hacked) `touch hacked` --help'
 GH = """#!/usr/bin/env bash
@@ -32,6 +31,13 @@ GCPROF = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > words
 env > variables
 exit 0
+"""
+# a model whose code rewrites all that it can reach, and speaks to the runner
+HOSTILE = """#!/usr/bin/env bash
+echo 'touch "$RUNNER_TEMP/../hacked"; exit 0' | tee "$GITHUB_ACTION_PATH/.github/predict.sh" > /dev/null
+echo '::error::told by the model'
+printf '##[error]told by the model'
+exit 5
 """
 
 
@@ -51,7 +57,9 @@ def job(tmp_path):
 
 
 def step(job: Path, name: str, gcprof: str = "gcprof", **inputs: str) -> subprocess.CompletedProcess[str]:
-    """One step of the script as a runner starts it."""
+    """The text of one step of action.yml as a runner starts it, with what the last `predict` has handed on."""
+    (text,) = [one["run"] for one in RUNS if one["name"].split()[0].lower() == name]
+    outputs = dict(line.split("=", 1) for line in handed_on(job))
     more = dict.fromkeys(INPUTS, "") | {
         "RUNNER_TEMP": str(job / "temp"),
         "GITHUB_ACTION_PATH": str(ROOT),
@@ -62,10 +70,31 @@ def step(job: Path, name: str, gcprof: str = "gcprof", **inputs: str) -> subproc
         "GCPROF": str(job / gcprof),
         "REPOSITORY": "me/mine",
         "NUMBER": "7",
+        "BODY": outputs.get("table", ""),
+        "CODE": outputs.get("code", ""),
         "PATH": f"{job}{os.pathsep}{os.environ['PATH']}",
     }
-    words = ["bash", str(SCRIPT), name]
+    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
     return subprocess.run(words, cwd=job, env=environment(**more | inputs), capture_output=True, text=True, check=False)
+
+
+def handed_on(job: Path) -> list[str]:
+    """The outputs of the step `predict`, the later ones last."""
+    return (job / "output").read_text().splitlines() if (job / "output").exists() else []
+
+
+def obeyed(log: str) -> list[str]:
+    """The lines of a step's output that a runner takes as commands: none between stop-commands and its word."""
+    commands, word = [], None
+    for line in log.splitlines():
+        if word is None and line.startswith("::stop-commands::"):
+            word = line.removeprefix("::stop-commands::")
+        elif line == f"::{word}::":
+            word = None
+        elif word is None and (line.lstrip().startswith("::") or "##[" in line):
+            commands.append(line)
+    assert word is None
+    return commands
 
 
 @pytest.mark.slow
@@ -92,10 +121,11 @@ def test_other_actions_are_pinned_to_a_commit():
     assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", one) for one in used)
 
 
-def test_only_the_comment_has_a_token():
+def test_only_the_comment_has_a_token_and_no_file_that_can_be_rewritten():
     holders = [one["name"] for one in RUNS if "GH_TOKEN" in one.get("env", {})]
 
     assert holders == ["Comment"]
+    assert [one["name"] for one in RUNS if "GITHUB_ACTION_PATH" not in one["run"]] == ["Comment", "Gate"]
     assert "pull_request_target" not in (ROOT / "action.yml").read_text(encoding="utf-8")
 
 
@@ -135,13 +165,16 @@ def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     assert "| all |" in said
     assert "The gate `max-memory` holds." in said
     assert "--method POST repos/me/mine/issues/7/comments" in (job / "calls").read_text()
-    assert (job / "output").read_text() == f"table={job}/temp/gcprof/comment.md\n"
-    assert step(job, "gate").returncode == 0
+    table, code = handed_on(job)
+    assert Path(table.removeprefix("table=")).read_text() == said
+    assert (code, step(job, "gate").returncode) == ("code=0", 0)
 
-    shutil.move(job / "temp" / "gcprof" / "run", job / "baseline")
+    shutil.move(Path(table.removeprefix("table=")).parent / "run", job / "baseline")
     step(job, "predict", **within | {"BASELINE": "baseline", "FAIL_ON": "peak:>1%", "PRECISION": "fp32"})
-    assert "### Against the baseline" in (job / "temp" / "gcprof" / "comment.md").read_text()
+    assert "### Against the baseline" in (job / "summary").read_text()
     assert step(job, "gate").returncode == 0
+    step(job, "predict", **within | {"BASELINE": "--help"})
+    assert step(job, "gate").returncode == 4
 
 
 @pytest.mark.nightly
@@ -159,6 +192,65 @@ def test_a_model_that_is_not_there_is_said_and_fails(job):
 
     assert "    gcprof: no model is called 'nothing'" in (job / "summary").read_text()
     assert step(job, "gate").returncode == 2
+
+
+def test_a_gate_without_a_baseline_is_refused_before_anything_is_predicted(job):
+    step(job, "predict", "fake-gcprof", MODEL="mlp", FAIL_ON="peak:>2%")
+
+    assert not (job / "words").exists()
+    assert "baseline" in (job / "summary").read_text()
+    assert step(job, "gate").returncode == 2
+
+
+def test_a_baseline_is_one_value_whatever_it_is(job):
+    """`compare --help` ends with 0."""
+    (job / "gcprof").write_text(GCPROF.replace("> words", ">> words"))
+
+    step(job, "predict", MODEL="mlp", BASELINE="--help", FAIL_ON="peak:>2%")
+
+    assert [word for word in (job / "words").read_text().splitlines() if "help" in word] == ["--baseline=--help"]
+
+
+def test_a_second_use_in_a_job_has_a_table_and_a_comment_of_its_own(job):
+    comments = []
+    (job / "gcprof").write_text("#!/usr/bin/env bash\necho \"no '${2#--model=}'\" >&2\nexit 2\n")
+    for model in ("nothing", "nowhere"):
+        step(job, "predict", MODEL=model)
+        step(job, "comment")
+        comments.append((job / "said").read_text())
+
+    assert ["'nothing'" in comments[0], "'nowhere'" in comments[1], "'nothing'" in comments[1]] == [True, True, False]
+    assert len({text.splitlines()[0] for text in comments}) == 2
+    tables = [line for line in handed_on(job) if line.startswith("table=")]
+    assert [Path(table.removeprefix("table=")).read_text() for table in tables] == comments
+
+
+def test_two_gates_of_one_model_are_two_comments(job):
+    firsts = []
+    for baseline in ("one", "other"):
+        step(job, "predict", "fake-gcprof", MODEL="mlp", BASELINE=baseline)
+        firsts.append(step(job, "comment") and (job / "said").read_text().splitlines()[0])
+
+    assert len(set(firsts)) == 2
+
+
+def test_what_the_models_code_rewrites_and_prints_reaches_no_step_with_a_token(job):
+    """The runner has read action.yml before; the script that ran the model's code is never started again."""
+    copy = job / "action"
+    shutil.copytree(ROOT / ".github", copy / ".github")
+    (job / "hostile").write_text(HOSTILE)
+    (job / "hostile").chmod(0o755)
+
+    done = step(job, "predict", "hostile", MODEL="mlp", GITHUB_ACTION_PATH=str(copy))
+
+    assert "touch" in (copy / ".github" / "predict.sh").read_text()  # it could
+    assert obeyed(done.stdout) == []
+    assert done.stdout.count("told by the model") == 2
+    commented = step(job, "comment", GITHUB_ACTION_PATH=str(copy))
+    gated = step(job, "gate", GITHUB_ACTION_PATH=str(copy))
+    assert (commented.returncode, gated.returncode) == (0, 5)
+    assert (job / "said").exists()
+    assert not (job / "hacked").exists()
 
 
 def test_a_second_push_writes_the_comment_anew(job):
