@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build, cache
+from profiler.rehearsal import build, cache, smoke
+from tests.faults.trials import gone
 from tests.hollow import BUILD
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -153,6 +154,40 @@ def test_a_compiler_that_says_nothing_is_told_by_its_exit_code_and_who_chose_it(
     assert said[2] == f"CC chose '{mine}'; without it cc, gcc or clang is taken"
 
 
+def test_libraries_that_cannot_be_loaded_are_not_kept(hollow, tmp_path):
+    """Those with a sanitizer need its own library to be there before any other."""
+    said = caught(tmp_path, CC="gcc -fsanitize=address")
+
+    assert (said[0], folders(tmp_path)) == ("3", [])
+    assert "ASan" in said[1]
+    assert said[2].startswith("CC chose 'gcc -fsanitize=address'")
+
+
+def test_a_cache_from_which_nothing_may_be_loaded_is_named(hollow, tmp_path):
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", str(tmp_path)]).returncode:
+        pytest.skip("only root mounts a file system (gpu)")
+    try:
+        said = caught(tmp_path)
+        kept = folders(tmp_path)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+    assert (said[0], kept) == ("3", [])
+    assert said[2] == cache.ELSEWHERE
+
+
+@pytest.mark.slow
+def test_a_compiler_that_never_ends_is_ended_with_all_that_it_started(hollow, tmp_path):
+    program(tmp_path, "gcc", f"sleep 600 & echo $! > {tmp_path}/started; wait")
+    limit = "from profiler.rehearsal import build; build.LIMIT_SECONDS = 0.5\n"
+
+    said = caught(tmp_path, limit + CAUGHT, CC=str(tmp_path / "gcc"))
+
+    assert (said[0], folders(tmp_path)) == ("3", [])
+    assert "0.5 s" in said[1]
+    assert gone({int((tmp_path / "started").read_text())})
+
+
 def test_a_build_says_that_it_begins(hollow, tmp_path):
     _, error = started(tmp_path, CC=str(program(tmp_path, "mine", "exit 1"))).communicate(timeout=PATIENCE_SECONDS)
 
@@ -263,6 +298,22 @@ def test_a_broken_folder_is_not_taken_for_whole(damage, kept):
     damage(folder)
 
     assert not cache.is_whole(folder)
+
+
+def test_a_folder_without_libraries_is_not_whole_whatever_its_digests_say(tmp_path):
+    (tmp_path / cache.DIGESTS).write_text("{}")
+
+    assert not cache.is_whole(tmp_path)
+
+
+def test_a_verdict_without_figures_proves_nothing(tmp_path, monkeypatch):
+    (tmp_path / smoke.VERDICT).write_text('{"torch": "2.15.0", "checks": []}')
+    verdict = smoke.Verdict(torch="2.15.0", checks=(smoke.Check("start", 512, 1024),))
+    monkeypatch.setattr(build, "libraries", lambda: tmp_path)
+    monkeypatch.setattr(smoke, "run", lambda folder: verdict)
+
+    with pytest.raises(UserError, match="1,024"):
+        smoke.proven_libraries()
 
 
 @pytest.mark.nightly

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -24,11 +26,17 @@ SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
+NOT_EXECUTABLE = "failed to map segment"  # of dlopen, where a file system is mounted noexec
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a tool's errors if a disk, quota or size limit is full
+LIMIT_SECONDS = 300  # for one call of a tool; all of a build take half a minute
 NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
 ASK_ARCHS = """
 import torch
 print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_getArchFlags().split()}), sep=",")
+"""
+LOAD = """
+import json, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1])
+from profiler.rehearsal import device; device.load(Path(sys.argv[2]))
 """
 
 
@@ -154,6 +162,7 @@ class _Build:
     def run(self) -> None:
         nvml = "libnvidia-ml.so.1"  # first, since a compiler that does not work fails here at once
         self._compile("-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{self._out}/{nvml}")
+        self._load()
         needed = self._needed()
         runtime = next((name for name in needed if name.startswith("libcudart.so.")), None)
         if runtime is None:
@@ -169,6 +178,11 @@ class _Build:
             if soname:
                 self._library(library, soname)
         self._driver(runtime)
+        self._load()
+
+    def _load(self) -> None:
+        """Load what is built so far in a process of its own: not every library can be loaded, nor from every folder."""
+        self._run(sys.executable, "-P", "-c", LOAD, json.dumps(sys.path), str(self._out))
 
     def _headers(self) -> list[str]:
         """Return the compiler's flags for the headers: the wheels' own, then triton's copy, which alone has crt/.
@@ -244,17 +258,36 @@ class _Build:
         """
         words = list(given)
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(self._work), **more}
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        try:
+            done = _run_limited(words, environment)
+        except subprocess.TimeoutExpired:
+            raise self._failed(words, f"took more than {LIMIT_SECONDS} s") from None
         if not done.returncode:
             return done.stdout
         for number in FULL:
             if os.strerror(number) in done.stderr or (number == errno.EFBIG and "File size limit" in done.stderr):
                 raise OSError(number, os.strerror(number))
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no message"]
-        message = next((line for line in lines if "error" in line), lines[-1])
-        is_asked = words[0] == self._compiler[0] and os.environ.get("CC", "").strip()
-        raise UserError(
+        raise self._failed(words, next((line for line in lines if "error" in line), lines[-1]))
+
+    def _failed(self, words: list[str], message: str) -> UserError:
+        is_asked = os.environ.get("CC", "").strip() and (words[0] == self._compiler[0] or LOAD in words)
+        hint = f"CC chose '{os.environ['CC']}'; without it cc, gcc or clang is taken" if is_asked else None
+        return UserError(
             f"the hollow device cannot be built: {Path(words[0]).name}: {message}",
-            hint=f"CC chose '{os.environ['CC']}'; without it cc, gcc or clang is taken" if is_asked else None,
+            hint=cache.ELSEWHERE if NOT_EXECUTABLE in message else hint,
             exit_code=3,
         )
+
+
+def _run_limited(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a tool; kill it and what it started if it raises. Raises subprocess.TimeoutExpired after LIMIT_SECONDS."""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, process_group=0
+    ) as tool:
+        try:
+            out, err = tool.communicate(timeout=LIMIT_SECONDS)
+        except BaseException:
+            os.killpg(tool.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(words, tool.returncode, out, err)

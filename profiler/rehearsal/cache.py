@@ -40,7 +40,7 @@ def is_whole(kept: Path) -> bool:
     """Whether a folder has its libraries as they were built: none truncated, changed, missing or added."""
     try:
         digests = msgspec.json.decode((kept / DIGESTS).read_bytes(), type=dict[str, str])
-        return digests == _digests(kept)
+        return bool(digests) and digests == _digests(kept)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, msgspec.DecodeError, ValueError):
         return False
 

@@ -129,11 +129,12 @@ def _named(unsupported: tuple[str, ...]) -> str:
 
 
 def _read(folder: Path) -> Verdict | None:
-    """Return the verdict that is kept in a folder; None if there is none that can be read."""
+    """Return the verdict that is kept in a folder; None if there is none that can be read, or it is of no figures."""
     try:
-        return msgspec.json.decode((folder / VERDICT).read_bytes(), type=Verdict)
+        verdict = msgspec.json.decode((folder / VERDICT).read_bytes(), type=Verdict)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
+    return verdict if verdict.checks else None
 
 
 def _keep(folder: Path, verdict: Verdict) -> Verdict:
