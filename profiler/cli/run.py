@@ -260,16 +260,20 @@ def _print_refused(run: Run, code: int, *, json: bool) -> int:
 def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
     """Print each GPU or memory with the cheapest strategy that fits it, below the table; return the exit code.
 
-    It is GATE if no strategy of a case fits a memory that was asked for.
+    It is GATE if no strategy of a case fits a memory that was asked for, or nothing of a case was predicted.
     """
     from profiler.analysis import memory_fit, rows
     from profiler.views.tables import max_batch
     from profiler.workflows.planner import GATE
 
-    fits = memory_fit.fits(rows.rows(run.records), holders)
+    table = rows.rows(run.records)
+    fits = memory_fit.fits(table, holders)
     say(max_batch.fit_table(fits, paper=paper()))
     asked = {holder.name for holder in holders if isinstance(holder, memory_fit.Memory)}
-    return GATE if any(held.device in asked and held.strategy is None for held in fits) else 0
+    unknown = {row.case.baseline for row in table if row.case.is_predicted} - {held.case for held in fits}
+    for case in unknown if asked else ():
+        aside(f"{case.model}, batch {case.batch_size}: nothing was predicted, so nothing says that it fits")
+    return GATE if (asked and unknown) or any(held.device in asked and held.strategy is None for held in fits) else 0
 
 
 def _say_next(ran: Ran, run: Run) -> None:
