@@ -147,8 +147,9 @@ def _results(rule: Rule, pair: _Pair, align: Sequence[str]) -> Iterator[RuleResu
 
 def _kinds(before: SampledRow, after: SampledRow | None) -> tuple[str, str] | None:
     """Return the evidence of a row and of its baseline if they are of two kinds."""
-    is_of_two = after is not None and after.row.evidence != before.row.evidence
-    return (after.row.evidence, before.row.evidence) if after and is_of_two else None
+    if after is None or after.row.evidence == before.row.evidence:
+        return None
+    return after.row.evidence, before.row.evidence
 
 
 def _reason(rule: Rule, point: SampledRow | None) -> str | None:
