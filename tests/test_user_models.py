@@ -294,7 +294,7 @@ def make(batch_size=2):
 TOP = "import argparse\nimport sys\n\nimport torch\nfrom torch import nn\n\n"
 SEEN = """
 def seen():
-    return nn.Linear(1, 1), {"loaded": said, "called": list(sys.argv)}
+    return nn.Linear(1, 1), (torch.ones(1), [said, list(sys.argv)]), nn.MSELoss()
 """
 WITH_DEFAULTS = 'parser = argparse.ArgumentParser()\nparser.add_argument("--width", default=3)\n'
 EXITS = {
@@ -315,7 +315,7 @@ def test_a_file_and_its_function_see_a_command_line_of_the_files_path_alone(tmp_
     workload = user.build(f"{tmp_path}/leaving.py:seen")
 
     path = str(tmp_path / "leaving.py")
-    assert (workload.batch["loaded"], workload.batch["called"]) == ([path], [path])
+    assert workload.batch[1] == [[path], [path]]
     assert sys.argv == ["-c", "--of-ours"]
 
 

@@ -30,7 +30,7 @@ from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
-from profiler.training.known_values import in_batch
+from profiler.training.known_values import in_batch, in_factory, is_real
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, num_parameters, train_step
 
@@ -246,13 +246,19 @@ def _moving(case: Case, workload: Workload) -> Callable[[torch.Tensor], torch.Te
     """
     compiles = bool(compiled_modules(workload.module)) or case.strategy.name == COMPILES
     is_followed = case.is_rehearsed and not compiles
-    return lambda tensor: in_batch(tensor, tensor.to(case.torch_device), is_followed=is_followed)
+    is_to_gpu = case.is_predicted and case.twin.device != "cpu"  # where a prediction's tensors stand for its own
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone() if is_to_gpu and is_real(tensor) else tensor.to(case.torch_device)
+        return in_batch(tensor, copy, is_followed=is_followed)
+
+    return moved
 
 
 def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workload:
     random_sources.seed_globals(seed)
     if not case.is_rehearsed:
-        with torch.device(case.torch_device):
+        with in_factory(case.torch_device):
             return build()
     workload, refusal = made_on_device(build, case.torch_device)
     pass_tests()

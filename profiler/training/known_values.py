@@ -1,21 +1,35 @@
-"""Tracks the values of small tensors that have none themselves: fake ones, and those of a rehearsed device.
+"""Tracks the values of tensors that have none themselves: fake ones, and those of a rehearsed device.
 
 A model's factory makes a batch with an attention mask, and the step tests whether it masks anything. Small tensors that
 the code makes without data of its own (`ones_like`, slices, comparisons, drawn tokens) are therefore also computed on
-the CPU. Only tests (`mask.all()`, `equal`) are answered from these values; sizes are not, since a GPU draws other
-numbers.
+the CPU. In a step, only tests (`mask.all()`, `equal`) are answered from these values.
+
+While the factory runs, whatever it computes outside of modules is computed on the CPU too, whatever its size, and all
+that is read there is answered: it prepares its data as it likes. What modules make for themselves stays limited, so
+that weights take no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from types import CodeType
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+from profiler.core.user_code import frames
 
 aten = torch.ops.aten
 MOST_WHOLE = 2**22  # elements of an integer or boolean tensor, such as a batch of tokens
@@ -32,7 +46,51 @@ FRESH = {  # operators whose results do not depend on the values of their argume
 }
 UNFILLED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 COMPARISONS = {aten.equal.default, aten.allclose.default}
-IS_TRUE = aten._local_scalar_dense.default
+AS_ANOTHER = {aten.lift_fresh.default, aten.detach.default}  # make a tensor of Python data, a parameter of a tensor
+SCALAR = aten._local_scalar_dense.default
+HOST = torch.device("cpu")
+_IN_FACTORY: ContextVar[bool] = ContextVar("_IN_FACTORY", default=False)
+
+
+@contextmanager
+def in_factory(device: str) -> Iterator[None]:
+    """Make tensors on the device by default; keep the values of all that is computed within, outside of modules.
+
+    It need not know of the device: DataLoaders load in this process, since others have neither fake tensors nor CUDA,
+    and shuffle on the CPU; NumPy gets its arrays from there.
+    """
+    load, numpy = DataLoader.__iter__, torch.Tensor.numpy
+
+    def loaded(loader: Any) -> Any:
+        loader.__dict__.update(num_workers=0, timeout=0, persistent_workers=False, pin_memory=False)
+        with HOST:
+            return load(loader)
+
+    def as_array(tensor: torch.Tensor, **options: Any) -> Any:
+        value = value_of(tensor)
+        if value is None:
+            return numpy(tensor.cpu(), **options)
+        with no_dispatch():
+            return numpy(value, **options)
+
+    patches = (mock.patch.object(DataLoader, "__iter__", loaded), mock.patch.object(torch.Tensor, "numpy", as_array))
+    token = _IN_FACTORY.set(True)
+    try:
+        with torch.device(device), Generators(), patches[0], patches[1]:
+            yield
+    finally:
+        _IN_FACTORY.reset(token)
+
+
+class Generators(TorchFunctionMode):
+    """Function mode in which what draws from a generator is made on its device, whatever the default device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        generator = kwargs.get("generator")
+        if generator is None or kwargs.get("device") is not None or any(True for _ in _tensors(args, kwargs)):
+            return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "device": generator.device})
 
 
 class Draws:
@@ -55,7 +113,7 @@ class Draws:
 
 
 class Following(TorchDispatchMode):
-    """Dispatch mode that tracks the values of new tensors, and answers tests of known values."""
+    """Dispatch mode that tracks the values of new tensors, and answers what is read of known values."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,9 +123,21 @@ class Following(TorchDispatchMode):
         kwargs = kwargs or {}
         if (answer := tested(func, args)) is not None:
             return answer
-        out = func(*args, **kwargs)
+        if (out := self._by_values(func, args, kwargs)) is None:
+            out = func(*args, **kwargs)
         follow(func, args, kwargs, out, self._draws)
         return out
+
+    def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the results of a factory's operator whose sizes depend on values, or that copies them to the host."""
+        if not _IN_FACTORY.get() or not isinstance(func, torch._ops.OpOverload):
+            return None
+        device = next((tensor.device for tensor in _tensors(args, kwargs)), HOST)
+        to_host = func is aten._to_copy.default and torch.device(kwargs.get("device") or device) == HOST
+        if device == HOST or not (to_host or torch.Tag.dynamic_output_shape in func.tags):
+            return None
+        values = computed(func, args, kwargs, self._draws)
+        return values if to_host else placed(values, lambda value: value.to(device))
 
 
 class Constants(TorchFunctionMode):
@@ -77,7 +147,7 @@ class Constants(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         is_made = func in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(args[0], torch.Tensor)
-        if is_made and out.device.type != "cpu" and _is_small(out):
+        if is_made and out.device.type != "cpu" and _is_kept(out):
             out.known_value = func(*args, **{**kwargs, "device": "cpu"}).detach()
         return out
 
@@ -119,23 +189,40 @@ def in_batch(made: torch.Tensor, moved: torch.Tensor, *, is_followed: bool) -> t
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor, on the CPU; None if unknown. A small real CPU tensor is its own value."""
+    """Return the values of a tensor, on the CPU; None if unknown. A real CPU tensor that is kept is its own value."""
     value: torch.Tensor | None = tensor.__dict__.get("known_value")
     if value is not None:
         return None if value.numel() and not value.untyped_storage().nbytes() else value
-    is_real = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
-    return tensor if is_real and _is_small(tensor) else None
+    return tensor if is_real(tensor) and _is_kept(tensor) else None
 
 
-def tested(func: Any, args: Any) -> bool | None:
-    """Return the result of an operator that tests known values; None for other operators and unknown values."""
-    if func is not IS_TRUE and func not in COMPARISONS:
+def is_real(tensor: torch.Tensor) -> bool:
+    """Whether it is a plain tensor on the CPU, as NumPy's data become."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
+
+
+def read(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor if a factory may read them all; else None."""
+    return value_of(tensor) if _IN_FACTORY.get() else None
+
+
+def is_hosts(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a factory's operator works on real CPU tensors alone, and so can simply run."""
+    given = list(_tensors(args, kwargs)) if _IN_FACTORY.get() and func not in AS_ANOTHER else []
+    return bool(given) and all(type(tensor) is torch.Tensor and is_real(tensor) for tensor in given)
+
+
+def tested(func: Any, args: Any) -> bool | int | float | None:
+    """Return the result of an operator that tests known values, in a factory of any that reads one; else None."""
+    if func is not SCALAR and func not in COMPARISONS:
         return None
     values = [value_of(tensor) for tensor in _tensors(args, {})]
-    if any(value is None for value in values) or (func is IS_TRUE and args[0].dtype != torch.bool):
+    is_test = func is not SCALAR or args[0].dtype == torch.bool
+    if any(value is None for value in values) or not (is_test or _IN_FACTORY.get()):
         return None
     with no_dispatch():
-        return bool(func(*values))
+        answer: bool | int | float = func(*values)
+        return answer
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> None:
@@ -143,13 +230,14 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> 
 
     Without `draws`, random numbers are unknown, since a recompute would draw other ones than the forward.
     """
-    if not isinstance(func, torch._ops.OpOverload) or func._overloadpacket in UNFILLED:
+    is_unfilled = getattr(func, "_overloadpacket", None) in UNFILLED
+    if not isinstance(func, torch._ops.OpOverload) or (is_unfilled and not _is_filled_next()):
         return
-    is_known = func._overloadpacket in FRESH or all(value_of(tensor) is not None for tensor in _tensors(args, kwargs))
-    results = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)] if is_known else []
-    values = _values(func, args, kwargs, draws) if results and all(map(_is_small, results)) else []
-    if values and [value.shape for value in values] == [result.shape for result in results]:
-        for result, value in zip(results, values, strict=True):
+    results = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    values = computed(func, args, kwargs, draws) if results and all(map(_is_kept, results)) else None
+    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    if leaves and [value.shape for value in leaves] == [result.shape for result in results]:
+        for result, value in zip(results, leaves, strict=True):
             result.known_value = value  # type: ignore[attr-defined]
     elif func._schema.is_mutable:
         for argument, given in zip(func._schema.arguments, args, strict=False):
@@ -157,19 +245,32 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, draws: Draws | None) -> 
                 _forget(given)
 
 
-def _values(func: Any, args: Any, kwargs: Any, draws: Draws | None) -> list[torch.Tensor]:
-    """Compute the results on the CPU, invisible to modes that watch the step; [] if they are unknown."""
+def computed(func: Any, args: Any, kwargs: Any, draws: Draws | None) -> Any:
+    """Compute the results on the CPU, invisible to modes that watch the step; None if they are unknown."""
     if draws is None and torch.Tag.nondeterministic_seeded in func.tags:
-        return []
+        return None
+    is_known = func._overloadpacket in FRESH or all(value_of(tensor) is not None for tensor in _tensors(args, kwargs))
+    if not is_known:
+        return None
     with no_dispatch(), torch.no_grad():
         args, kwargs = pytree.tree_map_only(torch.Tensor, _own_value, (args, kwargs))
         if "device" in kwargs:
-            kwargs["device"] = torch.device("cpu")
+            kwargs["device"] = HOST
         try:
-            out = draws.run(func, args, kwargs) if draws else func(*args, **kwargs)
+            return draws.run(func, args, kwargs) if draws else func(*args, **kwargs)
         except (RuntimeError, IndexError):  # the CPU's operator refuses these values
-            return []
-    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+            return None
+
+
+def placed(values: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return computed results as tensors of another kind, which know their values."""
+
+    def known(value: torch.Tensor) -> torch.Tensor:
+        out = place(value)
+        out.known_value = value  # type: ignore[attr-defined]
+        return out
+
+    return pytree.tree_map_only(torch.Tensor, known, values)
 
 
 def _own_value(tensor: torch.Tensor) -> torch.Tensor:
@@ -193,10 +294,38 @@ def _forget(tensor: torch.Tensor) -> None:
             value.untyped_storage().resize_(0)
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
+def _is_kept(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's value is kept: if it is small, or a factory's own data."""
     if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_quantized:
         return False
-    return tensor.numel() <= (MOST_FRACTIONS if tensor.is_floating_point() else MOST_WHOLE)
+    return tensor.numel() <= (MOST_FRACTIONS if tensor.is_floating_point() else MOST_WHOLE) or _is_data()
+
+
+def _is_data() -> bool:
+    """Whether a factory is at work, but none of its modules."""
+    codes = (nn.Module._call_impl.__code__,)
+    return _IN_FACTORY.get() and not any(
+        frame.f_code in codes or _is_constructor(frame.f_code) for frame in frames(sys._getframe(1))
+    )
+
+
+def _is_filled_next() -> bool:
+    """Whether what a factory leaves empty will be filled; modules leave that to initializers, which may not run."""
+    return _IN_FACTORY.get() and not any(_is_constructor(frame.f_code) for frame in frames(sys._getframe(1)))
+
+
+@cache
+def _is_constructor(code: CodeType) -> bool:
+    """Whether code constructs a module."""
+    return code.co_name == "__init__" and any(
+        getattr(inspect.unwrap(kind.__init__), "__code__", None) is code for kind in _kinds(nn.Module)
+    )
+
+
+def _kinds(kind: type[nn.Module]) -> Iterator[type[nn.Module]]:
+    yield kind
+    for special in kind.__subclasses__():
+        yield from _kinds(special)
 
 
 def _as_known(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Exited, Invalid, Unsupported, UserError
 from profiler.core.user_code import frames, is_theirs, users_line
-from profiler.training.known_values import Constants, Following, value_of
+from profiler.training.known_values import Constants, Following, in_factory, value_of
 from profiler.training.workload import Workload
 
 ZEROS = "the step reads values, which are zeros or leftovers here"
@@ -108,7 +108,7 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
     """
     reads = ValueReads()
     try:
-        with torch.device(device), Constants(), reads, Following():
+        with in_factory(device), Constants(), reads, Following():
             built = build()
         if not reads.places:
             return built, None
@@ -117,13 +117,13 @@ def made_on_device(build: Callable[[], T], device: str) -> tuple[T, str | None]:
         raise
     except Exception as error:  # noqa: BLE001  the user's factory may raise anything, also because values are missing
         why = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-    with torch.device("cpu"):
+    with in_factory("cpu"):
         return build(), why
 
 
 def made_without_storages(build: Callable[[], Workload], device: str) -> Workload:
     """Call a factory on the meta device, and fill its batch with zeros on the device; views stay views."""
-    with torch.device("meta"), Constants(), Following():
+    with in_factory("meta"), Constants(), Following():
         workload = build()
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorConverter,
     FakeTensorMode,
@@ -27,7 +28,7 @@ from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.fake_modules import as_fake
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 from profiler.predicting.trace.unfused import uncompiled
-from profiler.training.known_values import Draws, follow, tested
+from profiler.training.known_values import Draws, computed, follow, is_hosts, placed, tested
 from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
@@ -183,7 +184,15 @@ class FakeTensors(CachingFakeMode):
             return args[0].fake_device
         if (answer := tested(func, args)) is not None:
             return answer
-        out = self._outcome(func, types, args, kwargs)
+        if is_hosts(func, args, kwargs or {}):
+            with no_dispatch():
+                return func(*args, **(kwargs or {}))
+        try:
+            out = self._outcome(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            out = placed(computed(func, args, kwargs or {}, self._draws), self._of_values)
+            if out is None:
+                raise
         follow(func, args, kwargs or {}, out, self._draws)
         return out
 
@@ -239,6 +248,9 @@ class FakeTensors(CachingFakeMode):
 
     def _known(self, real: torch.Tensor) -> torch.Tensor:
         return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
+
+    def _of_values(self, real: torch.Tensor) -> torch.Tensor:
+        return self.fake_tensor_converter.from_real_tensor(self, real)
 
     def _as_stored(self, out: Any, func: Any, args: Any) -> Any:
         """Return the result in a storage as large as the operator allocates."""

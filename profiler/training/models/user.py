@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
 
 from profiler.core import function_source
 from profiler.core.errors import Invalid
@@ -33,8 +34,8 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
     attribute or key `loss`, or the first of a tuple. With a loss, a batch of two is inputs and targets, and the loss is
     called as loss(output, targets); any other batch goes to the module whole, and the loss is called as
     loss(output, batch), or as loss(output) where it takes one argument. An optimizer is a function of the parameters,
-    or an optimizer. Raises TypeError for anything else, Exited where the file calls sys.exit, and the step Invalid
-    where there is no loss.
+    or an optimizer. Raises TypeError for anything else and for a batch that the module does not take, Exited where the
+    file calls sys.exit, and the step Invalid where there is no loss.
     """
     if batch_size is not None:
         options["batch_size"] = batch_size
@@ -77,6 +78,8 @@ def as_workload(returned: Any) -> Workload:
     parts = _parts(returned)
     _register_dataclasses(parts["batch"])
     loss, optimizer = parts.get("loss"), parts.get("optimizer")
+    is_pair = loss is not None and _is_pair(parts["batch"])
+    refuse_other_arguments(parts["module"], parts["batch"][0] if is_pair else parts["batch"], has_loss=loss is not None)
     return Workload(
         module=parts["module"],
         batch=parts["batch"],
@@ -84,6 +87,32 @@ def as_workload(returned: Any) -> Workload:
         optimizer=optimizer,
         data="the user's own",
     )
+
+
+def refuse_other_arguments(module: nn.Module, batch: Any, *, has_loss: bool = False) -> None:
+    """Raise TypeError if the batch is a whole dataset, or if the module's forward cannot be called with it."""
+    if isinstance(batch, (DataLoader, Dataset)):
+        one = "next(iter(loader))" if isinstance(batch, DataLoader) else "next(iter(DataLoader(dataset, batch_size=8)))"
+        raise TypeError(f"the batch is a {type(batch).__name__}, not tensors: return one batch, {one}")
+    if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:  # may call it with anything
+        return
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        call(signature.bind, batch)  # type: ignore[arg-type]  # called as a module is
+    except TypeError as error:
+        keys = f" with the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+        hint = f"it takes {', '.join(signature.parameters) or 'nothing'}"
+        if _is_pair(batch) and not has_loss:
+            hint += "; a batch (inputs, targets) needs a loss, a function of (output, targets)"
+        name = type(module).__name__
+        raise TypeError(f"the forward of {name} does not take the batch{keys}: {error}; {hint}") from None
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
 
 
 def _register_dataclasses(batch: Any) -> None:
@@ -155,7 +184,7 @@ def _loss_by(loss: Callable[..., Any], batch: Any) -> Callable[[nn.Module, Any],
     def checked(*arguments: Any) -> torch.Tensor:
         return _scalar(loss(*arguments), "the loss must be a scalar, got", "return its mean or sum")
 
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+    if _is_pair(batch):
         return lambda module, pair: checked(call(module, pair[0]), pair[1])
     if _num_arguments(loss) == 1:
         return lambda module, whole: checked(call(module, whole))

@@ -6,7 +6,6 @@ A model is a factory, a word as on the command line, or a live module with a bat
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,7 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import optimizers, random_sources
 from profiler.training.assemble import Build
-from profiler.training.models.user import as_workload, call
+from profiler.training.models.user import as_workload, refuse_other_arguments
 from profiler.training.workload import Workload
 
 Model = Callable[[], Any] | nn.Module | str
@@ -110,24 +109,15 @@ def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
         if batch is None:
             raise UserError("a module needs a batch", hint="batch=, as the module takes it, or (inputs, targets)")
         if loss is None:
-            _refuse_other_arguments(model, batch)
+            try:
+                refuse_other_arguments(model, batch)
+            except TypeError as error:
+                raise UserError(str(error), hint="loss=, a function of (output, targets)") from None
         return _copies(model, dict(batch) if isinstance(batch, Mapping) else batch, loss)
     for name, value in (("batch", batch), ("loss", loss)):
         if value is not None:
             raise UserError(f"{name} has no effect: the model brings its own", hint="leave it out, or give a module")
     return None if isinstance(model, str) else model
-
-
-def _refuse_other_arguments(module: nn.Module, batch: Any) -> None:
-    """Raise UserError if the forward cannot be called with the batch, as with (inputs, targets)."""
-    try:
-        call(inspect.signature(module.forward).bind, batch)  # type: ignore[arg-type]  # called as a module is
-    except ValueError:  # written in C, without a signature
-        return
-    except TypeError as error:
-        message = f"the forward of {type(module).__name__} does not take the batch: {error}"
-        hint = "loss=, a function of (output, targets), makes a batch of two inputs and targets"
-        raise UserError(message, hint=hint) from None
 
 
 def name_of(model: Model) -> str:

@@ -1,0 +1,105 @@
+"""A factory computes on its own data whatever it likes, also where a model is traced or rehearsed."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+
+from profiler.core.case import Choice, Trial
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import predict
+from profiler.runs import store
+from tests import make
+from tests.program import gcprof
+from tests.user_models import from_data
+
+FACTORIES = ("lazy", "assigned", "emptied", "saved")
+GIB = 2**30
+FEW = 64  # bytes: as in test_known_values
+
+
+def trial(name: str, device: str, **options: object) -> Trial:
+    model = Choice.of(f"{from_data.__file__}:{name}", options)
+    return Trial(case=make.case(model=model, batch_size=None, device=device, verify="off"), passes=("memory",))
+
+
+@pytest.fixture
+def factory(tmp_path, request):
+    """The factory's name and options; the file that it reads is there."""
+    name = request.param
+    if name in from_data.BATCHES:
+        return "make", {"source": name}
+    stored = {"x": torch.ones(from_data.ROWS, from_data.WIDTH), "y": torch.arange(from_data.ROWS) % from_data.KINDS}
+    torch.save(stored, tmp_path / "d.pt")
+    return name, {"path": str(tmp_path / "d.pt")} if name == "saved" else {}
+
+
+def sizes(record):
+    return record.readings.peak_bytes, record.readings.saved_bytes, record.readings.static_bytes
+
+
+@pytest.mark.parametrize("factory", [*from_data.BATCHES, *FACTORIES], indirect=True)
+def test_a_batch_from_data_takes_what_a_drawn_one_does(factory):
+    name, options = factory
+
+    record = predict(trial(name, "fake:h100", **options))
+
+    assert sizes(record) == sizes(predict(trial("make", "fake:h100")))
+
+
+@pytest.mark.parametrize("factory", ["shuffled", "workers", "arrays", "lazy", "assigned"], indirect=True)
+def test_a_batch_from_data_takes_on_a_cpu_what_is_measured(factory):
+    name, options = factory
+
+    record = predict(trial(name, "fake:cpu", **options))
+
+    measured = measure(trial(name, "cpu", **options)).readings.peak_bytes
+    assert abs(record.readings.peak_bytes - measured) <= FEW
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+@pytest.mark.parametrize("source", ["shuffled", "workers", "seeded", "split", "arrays"])
+def test_a_batch_from_data_is_measured_on_a_gpu_as_a_drawn_one(source):
+    record = measure(trial("make", "cuda", source=source))
+
+    assert sizes(record) == sizes(measure(trial("make", "cuda")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", ["make:source=workers", "make:source=statistics", "wide"])
+def test_a_factory_that_computes_on_its_data_is_rehearsed_on_the_device(factory, tmp_path):
+    words = ("rehearse", f"{from_data.__file__}:{factory}", "--device", "h100", "--memory", "200GiB")
+    done = gcprof(*words, "--strategies", "none", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "results").glob("*/manifest.json")
+    (record,) = store.load(run.parent).records
+    assert [note.code for note in record.notes] == ["GCP039"]
+    assert sizes(record) == sizes(predict(trial(factory, "fake:h100")))
+
+
+def test_a_large_model_beside_a_loader_takes_no_memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    record = predict(trial("wide", "fake:h100"))
+
+    assert record.readings.static_bytes["parameters"] > 48 * GIB
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "noun"),
+    [
+        ("whole_loader", "next\\(iter\\(loader\\)\\)"),
+        ("whole_dataset", "DataLoader"),
+        ("without_loss", "needs a loss"),
+        ("other_keys", "it takes input"),
+        ("too_many", "it takes input"),
+    ],
+)
+def test_a_batch_that_the_module_does_not_take_is_told_by_the_factory(name, noun):
+    with pytest.raises(TypeError, match=noun):
+        predict(trial(name, "fake:cpu"))

@@ -1,0 +1,143 @@
+"""One small network, and batches that are taken from data as training scripts take them."""
+
+from __future__ import annotations
+
+import numpy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler, random_split
+
+ROWS, BATCH, WIDTH, KINDS = 256, 32, 64, 10
+
+
+def network(kinds=KINDS, linear=nn.Linear):
+    blocks = [nn.Sequential(linear(*[WIDTH][: linear is nn.Linear], WIDTH), nn.ReLU()) for _ in range(4)]
+    return nn.Sequential(*blocks, nn.Linear(WIDTH, kinds))
+
+
+def rows():
+    return TensorDataset(torch.randn(ROWS, WIDTH), torch.arange(ROWS) % KINDS)
+
+
+class Arrays(Dataset):
+    def __init__(self):
+        self.x = numpy.random.randn(ROWS, WIDTH).astype("float32")
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        return torch.from_numpy(self.x[row]), row % KINDS
+
+
+def padded(lists):
+    """Pads token lists to the longest, and keeps the first token of each as a row of WIDTH."""
+    tokens = torch.zeros(len(lists), max(len(tokens) for tokens in lists), dtype=torch.long)
+    for row, given in enumerate(lists):
+        tokens[row, : len(given)] = torch.tensor(given)
+    return nn.functional.one_hot(tokens[:, 0], WIDTH).float(), tokens[:, 0] % KINDS
+
+
+def statistics():
+    x = torch.randn(ROWS, WIDTH) * 3 + 7
+    mean = x.mean().item()
+    assert 6 < mean < 8
+    assert len(set(torch.randint(0, KINDS, (ROWS,)).tolist())) == KINDS
+    assert numpy.bincount((torch.arange(ROWS) % KINDS).numpy()).sum() == ROWS
+    return ((x - mean)[:BATCH].clone(), torch.arange(BATCH) % KINDS)
+
+
+def in_place():
+    array = numpy.ones((ROWS, WIDTH), "float32")
+    x = torch.from_numpy(array)
+    x *= 3
+    assert array.sum() == 3 * ROWS * WIDTH
+    return x[:BATCH], torch.arange(BATCH) % KINDS
+
+
+def chosen():
+    x, y = rows().tensors
+    return x[y < KINDS // 2][:BATCH].clone(), y[torch.nonzero(y >= 0).squeeze(1)][:BATCH].clone()
+
+
+BATCHES = {
+    "drawn": lambda: (torch.randn(BATCH, WIDTH), torch.randint(0, KINDS, (BATCH,))),
+    "shuffled": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True))),
+    "workers": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, num_workers=2, pin_memory=True))),
+    "seeded": lambda: next(iter(DataLoader(rows(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(1)))),
+    "split": lambda: next(iter(DataLoader(random_split(rows(), [0.8, 0.2])[0], BATCH, shuffle=True))),
+    "weighted": lambda: next(
+        iter(DataLoader(rows(), BATCH, sampler=WeightedRandomSampler(1.0 / torch.arange(1, ROWS + 1), ROWS)))
+    ),
+    "arrays": lambda: next(iter(DataLoader(Arrays(), BATCH, shuffle=True))),
+    "padded": lambda: next(iter(DataLoader([[row] * (row + 1) for row in range(BATCH)], BATCH, collate_fn=padded))),
+    "statistics": statistics,
+    "in_place": in_place,
+    "chosen": chosen,
+}
+
+
+def make(source="drawn"):
+    return network(), tuple(BATCHES[source]()), nn.CrossEntropyLoss()
+
+
+def lazy():
+    """The blocks have their sizes from a first forward."""
+    x, y = BATCHES["shuffled"]()
+    module = network(linear=nn.LazyLinear)
+    module(x)
+    return module, (x, y), nn.CrossEntropyLoss()
+
+
+def assigned():
+    """The weights come from a file, in place of those on the device meta."""
+    with torch.device("meta"):
+        module = network()
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    weights = {name: torch.from_numpy(numpy.ones(shape, "float32")) for name, shape in shapes.items()}
+    module.load_state_dict(weights, assign=True)
+    return module, BATCHES["shuffled"](), nn.CrossEntropyLoss()
+
+
+def emptied():
+    """The weights are made on the device meta, and then left empty on the CPU."""
+    with torch.device("meta"):
+        module = network()
+    return module.to_empty(device="cpu"), BATCHES["shuffled"](), nn.CrossEntropyLoss()
+
+
+def wide():
+    """48 GiB of weights, and a batch from a DataLoader."""
+    rows = TensorDataset(torch.randn(ROWS, 2**14), torch.arange(ROWS) % KINDS)
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(2**14, 2**14), nn.ReLU()) for _ in range(48)))
+    return module, next(iter(DataLoader(rows, BATCH, shuffle=True))), nn.CrossEntropyLoss()
+
+
+def saved(path="from_data.pt"):
+    """The batch is read from a file."""
+    stored = torch.load(path)
+    rows = TensorDataset(stored["x"], stored["y"])
+    return network(int(stored["y"].max()) + 1), next(iter(DataLoader(rows, BATCH, shuffle=True))), nn.CrossEntropyLoss()
+
+
+# what is returned by mistake
+
+
+def whole_loader():
+    return network(), DataLoader(rows(), BATCH), nn.CrossEntropyLoss()
+
+
+def whole_dataset():
+    return network(), rows(), nn.CrossEntropyLoss()
+
+
+def without_loss():
+    return network(), BATCHES["drawn"]()
+
+
+def other_keys():
+    return network(), {"input_ids": torch.randn(BATCH, WIDTH)}, lambda output: output.mean()
+
+
+def too_many():
+    return network(), [torch.randn(BATCH, WIDTH)] * 3, nn.CrossEntropyLoss()
