@@ -106,3 +106,33 @@ def test_a_file_without_a_model_says_what_to_do(
     assert answer(["run", "train.py"]) == 2
 
     assert capsys.readouterr().err.splitlines()[1] == f"hint: {said}"
+
+
+SCRIPT = """
+class GPT(Module):
+    pass
+
+def main():
+    open("ran", "w")
+
+def evaluate(model):
+    return 1.0
+
+def train():
+    return 0
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.mark.parametrize("word", ["GPT", "gpt", "mian", "trian", "evalute"])
+def test_no_hint_leads_to_a_function_that_is_no_factory(word: str, here: Path, capsys: pytest.CaptureFixture[str]):
+    (here / "train.py").write_text(SCRIPT)
+
+    assert answer(["run", f"train.py:{word}"]) == 2
+
+    hint = capsys.readouterr().err.splitlines()[1]
+    assert "(module, batch" in hint or "(GPT(...), batch" in hint
+    assert not any(name in hint for name in ("main", "evaluate", "train"))
+    assert not (here / "ran").exists()

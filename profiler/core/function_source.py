@@ -14,6 +14,8 @@ from profiler.core.errors import UserError, nearest_or_all
 
 MOST_HOPS = 4  # aliases followed from a name to its function
 KEYS = {"module", "batch"}  # required in a dict that a factory returns
+NO_FACTORY = "it has none: write one that returns (module, batch[, loss])"
+SCRIPT = "main"  # the usual name of a function that does all the work, which a hint must not lead to
 PARTS = range(2, 5)  # lengths of a tuple (module, batch[, loss[, optimizer]])
 
 
@@ -27,7 +29,13 @@ def read(target: str, hops: int = MOST_HOPS) -> ast.FunctionDef:
         return functions[attribute]
     if hops and (elsewhere := _bound_to(attribute, tree, path)):
         return read(elsewhere, hops - 1)
-    raise UserError(f"'{path}' has no function '{attribute}'", hint=nearest_or_all(attribute, functions))
+    if any(isinstance(node, ast.ClassDef) and node.name == attribute for node in tree.body):
+        hint = f"write a function that returns ({attribute}(...), batch[, loss])"
+        raise UserError(f"'{attribute}' in '{path}' is a class", hint=hint)
+    makers = _factories(tree)
+    raise UserError(
+        f"'{path}' has no function '{attribute}'", hint=nearest_or_all(attribute, makers) if makers else NO_FACTORY
+    )
 
 
 def place(target: str) -> Path:
@@ -38,7 +46,7 @@ def place(target: str) -> Path:
 def which_factory(path: str) -> str:
     """Return a hint that lists the functions of a file that make a model, as users would type them."""
     made = ", ".join(f"{path}:{name}" for name in _factories(_tree(path)[1]))
-    return f"name it: {made}" if made else "it has none: write one that returns (module, batch[, loss])"
+    return f"name it: {made}" if made else NO_FACTORY
 
 
 def classes(module: str) -> list[str]:
@@ -123,11 +131,16 @@ def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
 
 
 def _factories(tree: ast.Module) -> list[str]:
-    """Return the public functions that visibly return a model and a batch; if there are none, those that might."""
+    """Return the public functions that visibly return a model and a batch; if there are none, those that might.
+
+    Those that the file runs as a script are not among them: to call one to see what it returns may take hours.
+    """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    callable_ = [function for function in functions if _needs_nothing(function)]
+    callable_ = [function for function in functions if _needs_nothing(function) and function.name != SCRIPT]
     seen = [function.name for function in callable_ if any(map(_is_model, _returned(function)))]
-    return seen or [function.name for function in callable_ if any(_returned(function))]
+    guards = [node for node in tree.body if isinstance(node, ast.If | ast.Expr)]
+    run = {node.id for guard in guards for node in ast.walk(guard) if isinstance(node, ast.Name)}
+    return seen or [function.name for function in callable_ if any(_returned(function)) and function.name not in run]
 
 
 def _needs_nothing(function: ast.FunctionDef) -> bool:
