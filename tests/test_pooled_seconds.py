@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -10,8 +11,10 @@ from msgspec.structs import replace
 from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Plan
 from profiler.planning.simulator import simulate, slower_by
+from profiler.predicting.staging import stage_seconds
 from profiler.predicting.staging.pooled_seconds import (
     EVERY,
+    MOST_DOUBT,
     PLAIN,
     TOGETHER,
     WHOLE,
@@ -22,6 +25,7 @@ from profiler.predicting.staging.pooled_seconds import (
     pooled,
     runs,
 )
+from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS
 
 OUTSIDE = 0.5
 
@@ -295,3 +299,36 @@ def test_what_timing_each_stage_takes_is_not_in_the_step():
 
     assert sum(stage.forward + stage.backward for stage in found) == pytest.approx(5.5)
     assert found[0].early_stop == pytest.approx((8.5 - 5.5) / 2)
+
+
+def test_after_one_round_what_checkpoints_add_is_known_to_be_doubtful():
+    works = [work("a"), work("b", 300), AROUND]
+    taken = {PLAIN: [plain(1, 3, 0)], EVERY: [step((1, 0.9, 2), (3, 2.7, 6), (0, 0, 0))]}
+
+    once, often = (pooled({way: samples * rounds for way, samples in taken.items()}, works) for rounds in (1, 3))
+
+    assert [seconds.forward for seconds in once] == pytest.approx([seconds.forward for seconds in often])
+    assert once[0].error == pytest.approx(MOST_DOUBT * once[0].early_stop)
+    assert often[0].error < once[0].error
+
+
+@pytest.mark.parametrize(("limit", "rounds"), [(1.0, 1), (50.0, 2), (1e6, LEAST_ROUNDS)])
+def test_a_limit_ends_the_rounds_and_what_was_timed_is_kept(limit, rounds, monkeypatch):
+    clock = iter(range(10**6))
+    one = plain(1.0)
+
+    class Steps:
+        def uncounted_ways(self, ways):
+            return []
+
+        def sample(self, way):
+            for _ in range(9):
+                next(clock)
+            return one
+
+    monkeypatch.setattr(stage_seconds, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    samples = {PLAIN: [], EVERY: []}
+
+    stage_seconds._sample(Steps(), samples, limit, lambda step: None)
+
+    assert samples == {PLAIN: [one] * rounds, EVERY: [one] * rounds}

@@ -437,6 +437,25 @@ def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: Non
 
 
 @pytest.mark.parametrize(
+    "words",
+    ["rehearse mlp", "predict mlp", "explain mlp", "timeline mlp", "stages mlp", "blocks mlp",
+     "plan mlp --budget max", "max-batch mlp --memory 1GiB"],
+)  # fmt: skip
+def test_every_limit_has_an_option(words: str, no_server: None, capsys: pytest.CaptureFixture[str]):
+    assert answer([*words.split(), "--stage-limit", "0"]) == 2
+
+    assert "--stage-limit" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["explain mlp", "plan mlp --budget 60%"])
+def test_work_that_meets_its_limit_names_the_option(words: str, here: Path, capsys: pytest.CaptureFixture[str]):
+    assert answer([*words.split(), "--stage-limit", "0.001"]) == 3
+
+    assert "hint: --stage-limit 0.002" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "code"),
     [
         ("--model mpl", 2),

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from profiler.runs.store import Run
     from profiler.workflows.run import Ran, RunRequest
 
-LONGEST = 1_000_000  # seconds of a stage: eleven days
 TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every line of a dry run
 
 
@@ -116,7 +115,6 @@ def run(
     shard: Annotated[
         str | None, typer.Option(help="Only this shard of the sweep: 2/8. `gcprof merge` merges the shards.")
     ] = None,
-    stage_limit: Annotated[float, typer.Option(help="Seconds that a stage of a trial may take.")] = 600.0,
     exclusive: Annotated[
         str, typer.Option(help="If others use the device: warn, or error (exit code 3; --resume continues).")
     ] = "warn",
@@ -143,10 +141,8 @@ def run(
         blocks=blocks, repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
         max_samples=max_samples, max_seconds=max_seconds, **switches or {},
     )  # fmt: skip
-    if not 0 < stage_limit <= LONGEST:
-        raise UserError(f"--stage-limit cannot be {stage_limit:g}", hint=f"seconds, more than 0, up to {LONGEST:,}")
     request = RunRequest(
-        words=words, config=config, output=output, resume=resume, anew=new_run, stage_seconds=stage_limit,
+        words=words, config=config, output=output, resume=resume, anew=new_run,
         exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
         placement=Placement(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard),
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ WORKER = "profiler.engines.worker"  # the modules of the functions that run in a
 TRACING = "profiler.engines.tracing"  # those that only trace,
 DEVICES = "profiler.engines.device_survey"  # and those that report devices
 HERE = ("local", "trainer")  # their devices are those of this machine
+STAGE_SECONDS: ContextVar[float] = ContextVar("STAGE_SECONDS", default=600.0)  # `--stage-limit` of this command
 FAR = ("ray",)  # they run trials on other machines: they get the plan in advance, and have kinds of GPU
 
 
@@ -46,15 +48,16 @@ class EngineChoice(Choice):
 def connect(
     text: str = "local",
     *,
-    stage_seconds: float = 600.0,
+    stage_seconds: float | None = None,
     logs: Path | None = None,
     plan: Sequence[Trial] = (),
     measures: bool = True,
 ) -> Engine:
     """Return the engine of that name, with its options, as a context manager.
 
-    `plan` is what it will be asked to run, as far as known. If nothing of it is measured, or `measures` is false, an
-    engine on this machine starts sooner. Raises UserError if there is no such engine, or if it cannot run the plan.
+    A stage of its work may take `stage_seconds`; None: STAGE_SECONDS. `plan` is what it will be asked to run, as far as
+    known. If nothing of it is measured, or `measures` is false, an engine on this machine starts sooner. Raises
+    UserError if there is no such engine, or if it cannot run the plan.
     """
     make, options = catalogue.load(EngineChoice(catalogue.resolve(EngineChoice(text), TABLE, what="engine")), TABLE)
     name = EngineChoice(text).name
@@ -69,7 +72,7 @@ def connect(
     measures = measures and not (plan and all(trial.case.is_predicted for trial in plan))
     here = {"rehearses": rehearses, "measures": measures}
     more: dict[str, Any] = {"plan": tuple(plan)} if name in FAR else here if name in HERE else {}
-    engine: Engine = make(stage_seconds=stage_seconds, logs=logs, **more, **options)
+    engine: Engine = make(stage_seconds=stage_seconds or STAGE_SECONDS.get(), logs=logs, **more, **options)
     return engine
 
 

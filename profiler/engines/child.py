@@ -43,6 +43,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         """Return the end in words: the exit code or signal, the stage, and the likely cause."""
         if self.refused:
             return f"no process could be started for it: {self.refused}"
+        if self.timed_out:
+            return f"{self.stage} took longer than {self.limit:g} s (--stage-limit)"
         if self.status is None:
             return f"lost in {self.stage}: the server process died"
         if self.status >= 0:

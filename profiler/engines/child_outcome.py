@@ -49,7 +49,7 @@ def _believed(trial: Trial, sent: list[Any], child: Child, requested_at: float) 
 
 def _outcome(ended: Ended, child: Child) -> tuple[Outcome, str]:
     if ended.timed_out:
-        return "timed_out", f"{ended.stage} took longer than {ended.limit:g} s"
+        return "timed_out", ended.describe()
     if not child.flooded and (ended.status is None or ended.status < 0):
         return "crashed", ended.describe()  # which also explains damaged messages
     if child.damage:

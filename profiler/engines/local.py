@@ -130,7 +130,9 @@ class Local:
         self._drop_dead_server(ended, rehearses=self._rehearses)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
-            raise UserError(f"{failing}: {ended.describe()}", hint=child.last_words(), exit_code=3)
+            why = ended.describe().replace("start took", "it took")
+            hint = f"--stage-limit {2 * ended.limit:g} gives it more time" if ended.timed_out else child.last_words()
+            raise UserError(f"{failing}: {why}", hint=hint, exit_code=3)
         return answer
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:

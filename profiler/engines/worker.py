@@ -75,12 +75,14 @@ def follow_rehearsed(request: str, channel: int) -> None:
 
 
 def stage(request: str, channel: int) -> None:
-    """Send each step that is timed, then the chain of stages of the trial in `request`, or why there is none."""
+    """Send each step that is timed, with a limit of its own, then the trial's chain of stages, or why there is none."""
     trial: Trial = decode(request, Trial)
     late_compiler.install()
-    answer(
-        channel, "chain", lambda: stages(trial, on_step=lambda step: tell(channel, {"stage": "start", "step": step}))
-    )
+
+    def on_step(step: str) -> None:
+        tell(channel, {"stage": f"timing {step.partition(',')[0]}", "step": step})
+
+    answer(channel, "chain", lambda: stages(trial, on_step=on_step))
 
 
 def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:

@@ -53,7 +53,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         return _nothing_left(before, screen)
     with ExitStack() as stack:
         with screen.doing(STARTING):
-            engine = engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=meant)
+            engine = engines.connect(request.placement.engine, plan=meant)
             stack.enter_context(engine)
             is_moved = request.anew and words and (words.device or words.gpus)
             devices = request.placement.survey(engine, () if is_moved else before.manifest.plan)

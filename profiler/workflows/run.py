@@ -73,7 +73,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     words: Request
     config: Path | None = None  # a sweep file, which the words override
     output: Path | None = None
-    stage_seconds: float = 600.0
     resume: str | None = None  # the run to resume
     anew: bool = False  # measure that run's plan in a folder of its own
     exclusive: bool = False  # stop if others use the device
@@ -131,7 +130,7 @@ def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:
     refuse_idle(trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
     request.placement.parsed_shard()
-    return engines.connect(request.placement.engine, stage_seconds=request.stage_seconds, plan=trials)
+    return engines.connect(request.placement.engine, plan=trials)
 
 
 def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard | None = None) -> CheckedRequest:

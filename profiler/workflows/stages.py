@@ -19,7 +19,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
-from profiler.engines import TRACING, WORKER, Engine, read_answer
+from profiler.engines import STAGE_SECONDS, TRACING, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.model_choice import optimizer_text
@@ -192,7 +192,10 @@ def stages(
     since a rehearsal has no times.
     """
     case = case.foreseen if case.is_rehearsed else case
-    trial = Trial(case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget)
+    trial = Trial(
+        case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget,
+        limit_seconds=STAGE_SECONDS.get(),
+    )  # fmt: skip
     failing = f"the stages of '{case.model}' ended without a result"
     answer = engine.ask(f"{WORKER}:stage", encode(trial).decode(), failing=failing)
     chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))

@@ -156,7 +156,7 @@ def _extra(
         return _Extra(parts, [0.0 for _ in parts])
     differences = [sample.total - other.total for sample, other in zip(taken, without, strict=False)]
     factor, doubt = _factor([difference / inside for difference in differences])
-    is_whole = len(taken) == len(without)
+    is_whole = len(taken) == len(without) > 1
     doubt = min(MOST_DOUBT, (doubt + _stolen([*taken, *without]) / inside) / factor) if is_whole else MOST_DOUBT
     parts = [part * factor for part in parts]
     return _Extra(parts, [part * min(MOST_DOUBT, doubt + noise[place]) for place, part in enumerate(parts)], doubt)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from time import thread_time
 from typing import Any
 
@@ -51,6 +52,7 @@ def seconds(
     saves: Sequence[str],
     fits: Callable[[str], bool] = lambda way: True,
     *,
+    limit_seconds: float = inf,
     on_step: Callable[[str], None] = lambda step: None,
     in_calls: bool = False,
 ) -> PooledSeconds:
@@ -60,17 +62,18 @@ def seconds(
     All are steps of one model in one process, so that drift and the machine's load affect all alike. The steps, and so
     the costs, include the overhead of checkpoints and of PyTorch's selective contexts. A save option that is slower
     than a checkpoint in the first rounds is no longer timed, and its relative error is set to MOST_DOUBT. `fits` tells
-    which ways fit in memory; EVERY is always tried. `on_step` is called before each step with its number and the time
-    left. If a forward skips blocks at random, no run is put in one checkpoint.
+    which ways fit in memory; EVERY is always tried. No round but the first begins if it would end after
+    `limit_seconds`; one round alone leaves what checkpoints add doubtful. `on_step` is called before each step with its
+    number and the time left. If a forward skips blocks at random, no run is put in one checkpoint.
     """
     ways = [WHOLE, PLAIN, EVERY, *([TOGETHER] if runs(works) else []), *saves]
     try:
-        return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, on_step)
+        return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, limit_seconds, on_step)
     except Unsupported:
         if TOGETHER not in ways:
             raise
     ways.remove(TOGETHER)
-    return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, on_step)
+    return _timed(_SwitchedStep(case, works, ways, in_calls=in_calls), works, ways, fits, limit_seconds, on_step)
 
 
 def _timed(
@@ -78,23 +81,32 @@ def _timed(
     works: Sequence[StageWork],
     ways: Sequence[str],
     fits: Callable[[str], bool],
+    limit_seconds: float,
     on_step: Callable[[str], None],
 ) -> PooledSeconds:
     step.keep_memory()
     ways = [way for way in ways if way == EVERY or fits(way)]
     samples: dict[str, list[StepSample]] = {way: [] for way in ways}
     with _settled():
-        _sample(step, samples, on_step)
+        _sample(step, samples, limit_seconds, on_step)
     return pooled(samples, works)
 
 
-def _sample(step: _SwitchedStep, samples: dict[str, list[StepSample]], on_step: Callable[[str], None]) -> None:
+def _sample(
+    step: _SwitchedStep,
+    samples: dict[str, list[StepSample]],
+    limit_seconds: float,
+    on_step: Callable[[str], None],
+) -> None:
     for way in step.uncounted_ways(samples):
         if step.sample(way) is None:
             del samples[way]
     began, done = time.monotonic(), 0
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and time.monotonic() - began > MOST_SECONDS:
+        so_far = time.monotonic() - began
+        if number >= LEAST_ROUNDS and so_far > MOST_SECONDS:
+            break
+        if number and so_far * (number + 1) / number > limit_seconds:
             break
         ways = [way for way in samples if not _is_slow(way, samples)]
         for place, way in enumerate(ways[:: -1 if number % 2 else 1]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import inf
 
 import msgspec
 from msgspec import UNSET
@@ -169,6 +170,7 @@ def _seconds(
         works,
         list(selective),
         lambda way: way == EVERY or peaks[way] <= room,
+        limit_seconds=inf if trial.limit_seconds is None else trial.limit_seconds,
         on_step=on_step,
         in_calls=in_calls,
     )
