@@ -329,6 +329,6 @@ def test_a_limit_ends_the_rounds_and_what_was_timed_is_kept(limit, rounds, monke
     monkeypatch.setattr(stage_seconds, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     samples = {PLAIN: [], EVERY: []}
 
-    stage_seconds._sample(Steps(), samples, limit, lambda step: None)
+    stage_seconds._sample(Steps(), samples, lambda step: None, limit)
 
     assert samples == {PLAIN: [one] * rounds, EVERY: [one] * rounds}

@@ -88,15 +88,15 @@ def _timed(
     ways = [way for way in ways if way == EVERY or fits(way)]
     samples: dict[str, list[StepSample]] = {way: [] for way in ways}
     with _settled():
-        _sample(step, samples, limit_seconds, on_step)
+        _sample(step, samples, on_step, limit_seconds)
     return pooled(samples, works)
 
 
 def _sample(
     step: _SwitchedStep,
     samples: dict[str, list[StepSample]],
-    limit_seconds: float,
     on_step: Callable[[str], None],
+    limit_seconds: float = inf,
 ) -> None:
     for way in step.uncounted_ways(samples):
         if step.sample(way) is None:

@@ -62,7 +62,7 @@ def _fake_parameter(kind: type[nn.Parameter], data: Any = None, requires_grad: b
     """Stand-in for nn.Parameter.__new__: a real tensor, such as one that was loaded, becomes a fake parameter."""
     if type(data) is torch.Tensor and data.device.type == "cpu":
         data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device="cpu")
-    return NEW_PARAMETER(kind, data, requires_grad)  # type: ignore[no-any-return]
+    return NEW_PARAMETER(kind, data, requires_grad)
 
 
 def _materialized(lazy: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
