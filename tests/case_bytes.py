@@ -36,6 +36,13 @@ def watched() -> dict[str, Facts]:
     return {"none": {"saved_bytes": batch * width * FLOAT + FLOAT}}
 
 
+def trained_apart() -> dict[str, Facts]:
+    """The gradients that the first layer gets within the forward; tanh's result, which square takes too; the loss."""
+    batch, width = 64, 32
+    saved = (width * width + width + batch * width + 1) * FLOAT
+    return {"none": {"saved_bytes": saved}, "all": {"saved_bytes": saved + RANDOM_STATE}}
+
+
 def packed() -> dict[str, Facts]:
     """Halves of what is saved: the inputs of layers and squares, and the weights but the first, which is not needed."""
     batch, width, layers = 64, 128, 3

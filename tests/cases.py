@@ -28,6 +28,7 @@ from tests.case_bytes import (
     packed,
     sent,
     towers,
+    trained_apart,
     watched,
 )
 from tests.case_truths import (
@@ -120,6 +121,8 @@ CASES = (
     ),
     Case(LOST, "modes.py:named:name=large,factory=bc", ("none",), named),
     Case(FREED, "grad_cam.py:make", ("none",), watched),
+    Case(FREED, "inner_backward.py:make", BOTH, trained_apart),
+    Case(FREED, "inner_backward.py:make", BOTH, trained_apart, predicted),
     Case(REMEDIED, "large_vocabulary.py:make", ("none",), in_chunks, remedied),
     Case(REMEDIED, "frozen_tower.py:make", ("none",), towers),
     Case(CAUSES, "causes.py:cached", BOTH, partial(fails, "cached", "0.cache.keys, 1.cache.keys")),

@@ -48,6 +48,14 @@ def test_a_model_offers_its_parts_and_the_parts_of_these():
     }
 
 
+def test_no_peak_is_claimed_where_the_forward_runs_a_backward():
+    case = make.case(model=Choice(f"{FILE.parent}/forces.py:potential"), device="fake:cpu", batch_size=None)
+
+    found = choices(case)
+
+    assert [choice.all_bytes for choice in (found.own, *found.others)] == [None, None]
+
+
 def test_a_floor_is_of_its_blocks_alone():
     choices = followed().choices
     assert choices is not None

@@ -38,6 +38,19 @@ def test_it_is_predicted_as_it_is_measured(keeps):
     assert predict(Trial(case=case)).readings.saved_bytes == SAVED
 
 
+def test_a_backward_within_the_forward_is_part_of_the_forward():
+    batch, width = 2048, 32
+    hidden, weights = batch * width * FLOAT, (width * width + width) * FLOAT
+    model = Choice.of(f"{FILE.parent}/inner_backward.py:make", {"width": width})
+
+    readings = measured(model, "none", batch_size=batch, passes=("memory",)).readings
+
+    assert readings.saved_bytes == weights + hidden + FLOAT
+    within, after = (readings.phases[phase].allocated for phase in ("forward", "backward"))
+    assert after - within == weights  # one backward is as the other, but the first layer's gradients are there
+    assert readings.peak_gradient_bytes == weights
+
+
 def test_only_what_was_there_at_the_mark_counts_as_freed():
     events = [(1, 100), None, (1, -100), (1, 50), (2, 30), (2, -30), None, (1, -50), (3, 7), None]
 

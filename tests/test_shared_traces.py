@@ -17,8 +17,11 @@ from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.traced_case import trace_case
 from profiler.training.models import transformer
 from tests import make
+from tests.conftest import measured
 from tests.plans import Saving, plan_of
+from tests.user_models import forces
 
+FORCES = Path(forces.__file__)
 MODELS = (
     "mnist-cnn:channels=4,layers=6",
     "mlp",
@@ -86,6 +89,19 @@ def test_so_it_is_however_one_trains(fields):
 
     for trial in plan("mnist-cnn:channels=4,layers=6", STRATEGIES[:7], device="fake:t4", **fields):
         assert bare(predict(trial, shared=shared)) == bare(predict(trial)), trial.case.strategy
+
+
+def test_where_the_forward_runs_a_backward_each_row_is_traced():
+    shared, model = SharedTraces(), Choice(f"{FORCES}:potential")
+    cases = [make.case(name, model=model, batch_size=None, device="fake:cpu") for name in ("none", "all")]
+
+    predicted = [predict(Trial(case=case), shared=shared).readings.peak_bytes for case in cases]
+
+    watched = [
+        measured(model, name, batch_size=None, passes=("memory",)).readings.peak_bytes for name in ("none", "all")
+    ]
+    assert predicted[1] == pytest.approx(watched[1], rel=0.01)
+    assert predicted[1] > 5 * predicted[0]  # every layer keeps its random state
 
 
 @pytest.mark.slow

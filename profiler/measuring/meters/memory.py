@@ -93,11 +93,12 @@ def _unmarked(*, follow: bool = False) -> None:
 class _Marks:
     """Labels each span of a watch with its phase and the bytes of this step's gradients that exist when it begins.
 
-    A span also ends when a gradient arrives, so that the gradients at the peak are known on every device.
+    A span also ends when a gradient arrives, so that the gradients at the peak are known on every device. But a forward
+    whose own code runs a backward is one span, to its end: which gradients its peak has is not known.
     """
 
     def __init__(self, workload: Workload) -> None:
-        self.labels: list[tuple[str, int]] = []
+        self.labels: list[tuple[str, int | None]] = []
         self._mark: Mark = _unmarked
         self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which parameters may share
         self._persistent: set[int] = set()
@@ -120,7 +121,10 @@ class _Marks:
         if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
             return
         self._gradients[id(parameter)] = bytes_by_storage([parameter.grad])
-        self._label("backward")
+        if self.labels[-1][0] == "forward":
+            self.labels[-1] = "forward", None
+        else:
+            self._label("backward")
 
     def _label(self, phase: str) -> None:
         held = {storage: nbytes for own in self._gradients.values() for storage, nbytes in own.items()}
@@ -128,7 +132,7 @@ class _Marks:
         self._mark(follow=phase == "forward")
 
 
-def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
+def _phase(phase: str, spans: list[tuple[tuple[str, int | None], Span]]) -> PhaseBytes:
     own = [span for (name, _), span in spans if name == phase]
     return PhaseBytes(
         allocated=max(span.peak_bytes for span in own),
@@ -137,7 +141,7 @@ def _phase(phase: str, spans: list[tuple[tuple[str, int], Span]]) -> PhaseBytes:
     )
 
 
-def _timeline(spans: list[tuple[tuple[str, int], Span]]) -> Timeline:
+def _timeline(spans: list[tuple[tuple[str, int | None], Span]]) -> Timeline:
     """Return a timeline of every event if the device reports each, else of each span's start, peak and end."""
     held: list[int] = []
     phases: list[tuple[str, int]] = []

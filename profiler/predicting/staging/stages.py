@@ -24,6 +24,7 @@ from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, spans
+from profiler.predicting.trace.compose import refuse_backward_in_forward
 from profiler.predicting.trace.matmul_workspaces import taken_workspace
 from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
@@ -64,7 +65,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     )
     refuse_none(built.workload.blocks)
     _refuse_compiled_around(built.workload)
-    _refuse_backward_in_forward(trace)
+    refuse_backward_in_forward(trace)
     linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
     offers = [] if assumed.is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
@@ -113,12 +114,6 @@ def _refuse_compiled_around(workload: Workload) -> None:
             "the model compiles a module around its blocks, in which they have no costs of their own, and a checkpoint "
             "of one breaks the compiled code; compile each block instead (block.compile()), or plan without compiling"
         )
-
-
-def _refuse_backward_in_forward(trace: Trace) -> None:
-    begin = next(before for phase, before in trace.marks if phase == "backward")
-    if any(save.unpacked is not None and save.unpacked < begin for save in trace.saves):
-        raise Unsupported("the forward runs a backward of its own (torch.autograd.grad), which plans do not know")
 
 
 def _rates(trial: Trial) -> Rates | None:

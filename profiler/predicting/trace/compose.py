@@ -22,9 +22,13 @@ def compose(trace: Trace, blocks: Sequence[str], segments: Iterable[Sequence[int
     """Return the trace of the step with `segments` checkpointed, each one or more consecutive indices of `blocks`.
 
     `trace` is that of the step without checkpointing, traced with its saves. The result has no saves, and cannot be
-    composed again. Raises Unsupported if the blocks of a segment do not directly follow each other in the step.
+    composed again. Raises Unsupported if the blocks of a segment do not directly follow each other in the step, or if
+    the forward runs a backward, in which a segment would be recomputed.
     """
     assert trace.calls, "follow the step with its saves"
+    segments = tuple(segments)
+    if segments:
+        refuse_backward_in_forward(trace)
     names = [[blocks[index] for index in segment] for segment in segments]
     trace = _keep_inputs(trace, {first for first, *_ in names})
     pieces = sorted((piece for segment in names for piece in _pieces(trace, segment)), key=lambda piece: piece.first)
@@ -45,6 +49,14 @@ def compose(trace: Trace, blocks: Sequence[str], segments: Iterable[Sequence[int
         calls=(),
         building=None,
     )
+
+
+def refuse_backward_in_forward(trace: Trace) -> None:
+    """Raise Unsupported if a forward of the step unpacks what autograd has saved, as only a backward does."""
+    forwards = [(first, last) for phase, first, last in trace.spans() if phase == "forward"]
+    unpacked = [save.unpacked for save in trace.saves if save.unpacked is not None]
+    if any(first <= number < last for number in unpacked for first, last in forwards):
+        raise Unsupported("the forward runs a backward of its own: where checkpoints recompute in it is not known")
 
 
 class _SegmentForward(msgspec.Struct, frozen=True, kw_only=True):
