@@ -22,6 +22,7 @@ NUMBERS = ("num_parameters", "saved_bytes")  # which the page shows of what gcpr
 PASSES = {  # the pass that tells of these; else equality alone
     "saved_bytes": "memory",
     "GCP048": "memory",
+    "GCP051": "flops",
     "GCP054": "flops",
     "GCP055": "flops",
 }

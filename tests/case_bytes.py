@@ -36,6 +36,18 @@ def watched() -> dict[str, Facts]:
     return {"none": {"saved_bytes": batch * width * FLOAT + FLOAT}}
 
 
+def in_a_dict() -> dict[str, Facts]:
+    """Four images of each of six parts; under checkpoints the parts' inputs but the batch, the result, and one part's.
+
+    The head has two images of a 16th and of a 64th: what it takes, and what ReLU gives.
+    """
+    image = 2 * 8 * 64 * 64 * FLOAT
+    head = 2 * (image // 16 + image // 64)
+    kept = 5 * image + image + 3 * image + head
+    told = f"with --blocks 'body.*', `all` keeps and recomputes at most {kept / 2**20:.2f} MiB"
+    return {"none": {"GCP051": f"{told} of {(24 * image + head) / 2**20:.2f} MiB"}}
+
+
 def trained_apart() -> dict[str, Facts]:
     """The gradients that the first layer gets within the forward; tanh's result, which square takes too; the loss."""
     batch, width = 64, 32

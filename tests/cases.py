@@ -20,6 +20,7 @@ from tests.case_bytes import (
     FLOAT,
     better,
     calls,
+    in_a_dict,
     in_chunks,
     kept_means,
     left,
@@ -107,6 +108,7 @@ CASES = (
         for factory in ("training", "evaluating", "partly")
     ),
     Case(FLOORS, "one_layer.py:one", ("all",), better, explained),
+    Case(FLOORS, "body_in_a_dict.py:make", ("none",), in_a_dict),
     Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed),
     Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed, predicted),
     Case(PACKED, "saved_hooks.py:make:hooks=item", ("none",), needs_data, predicted),

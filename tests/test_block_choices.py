@@ -22,6 +22,7 @@ from tests.traced import by_hand
 from tests.user_models.one_layer import one
 
 ROWS, DIM, HIDDEN = 4096, 16, 256
+BOTH = ("none", "all")
 FILE = Path(__file__).parent / "user_models/one_layer.py"
 MODEL = Choice(f"{FILE}:one")
 HIDDEN_BYTES = ROWS * HIDDEN * 4  # one activation between up and down
@@ -111,6 +112,25 @@ def test_blocks_beside_which_most_is_saved_have_a_note(factory, strategy, blocks
     saying = "90 % of what the forward saves is outside of the blocks that strategies checkpoint: `gcprof blocks MODEL`"
     assert notes.get("GCP051", "").startswith(saying) == is_told
     assert ("GCP051" in notes) == is_told
+
+
+@pytest.mark.parametrize("blocks", [None, "body.*"])
+def test_a_run_names_the_blocks_that_hold_what_is_saved(blocks):
+    model = Choice(f"{FILE.parent / 'body_in_a_dict.py'}:make")
+
+    rows = {name: measured(model, name, batch_size=2, blocks=blocks, passes=("flops", "memory")) for name in BOTH}
+
+    notes = [note.text for note in rows["none"].notes if note.code == "GCP051"]
+    saved = [row.readings.saved_bytes for row in rows.values()]
+    assert len(notes) == (blocks is None)
+    assert ("--blocks 'body.*'" in notes[0]) if blocks is None else (saved[1] < 0.3 * saved[0]) == (blocks == "body.*")
+
+
+@pytest.mark.parametrize("file", ["wide_trunk.py:wide", "one_layer.py:one", "unet.py:segmentation"])
+def test_where_no_other_blocks_keep_less_a_run_names_none(file):
+    record = measured(Choice(f"{FILE.parent}/{file}"), "none", batch_size=None, passes=("flops",))
+
+    assert "GCP051" not in {note.code for note in record.notes}
 
 
 def test_the_better_blocks_are_those_with_the_lower_peak_and_the_lower_floor():

@@ -22,7 +22,9 @@ from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
+from profiler.measuring.meters.saved_by_blocks import SavedByBlocks
 from profiler.training.assemble import Assembled
+from profiler.training.compiled_code import compiled_modules
 from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
 from profiler.training.workload import Mark, Step, Workload
 
@@ -48,13 +50,16 @@ def _flops(bench: Bench) -> dict[str, Any]:
     calls: list[int] = []
     built = bench.build(calls=calls)
     reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
+    by_blocks = SavedByBlocks(built.workload) if _has_found_blocks(built) else None
     unknown_masks.clear()
 
     def look(loss: torch.Tensor) -> None:
         kept.update(_look_at_graph(bench, loss, built.workload))
+        if by_blocks and (remark := by_blocks.remark(loss)):
+            bench.note("GCP051", remark)
 
     try:
-        with reads if bench.device.is_hollow else nullcontext():
+        with reads if bench.device.is_hollow else nullcontext(), by_blocks.watched() if by_blocks else nullcontext():
             counted = flops.read(built.workload, look, watching=recomputes.watching())
     except Exception as error:  # the user's model may raise anything; it is re-raised
         if reads.places:
@@ -68,6 +73,13 @@ def _flops(bench: Bench) -> dict[str, Any]:
     _tell_recomputes(bench, recomputes, built.workload)
     _tell_kept(bench, kept, recomputes.functions)
     return readings
+
+
+def _has_found_blocks(built: Assembled) -> bool:
+    """Whether the blocks of a baseline were found, rather than named by the user or the model's calls."""
+    case, workload = built.case, built.workload
+    is_plain = case == case.baseline and not (case.blocks or case.parallel or workload.calls)
+    return is_plain and bool(workload.blocks) and not compiled_modules(workload.module)
 
 
 def _tell_reads(bench: Bench, reads: ValueReads) -> None:

@@ -23,13 +23,26 @@ def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
     wanted = _wanted(workload)
     needless: dict[int, int] = {}
     needed: dict[int, int] = {}
+    saved = saved_bytes(loss, workload)
     for node, is_needed in _needs(loss.grad_fn, wanted).items():
-        (needed if is_needed else needless).update(bytes_by_storage(list(_saved(node))))
-    module = workload.module
-    resident = bytes_by_storage([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
-    nbytes = sum(size for storage, size in needless.items() if storage not in needed and storage not in resident)
-    whole = nbytes + sum(size for storage, size in needed.items() if storage not in resident)
-    return nbytes if nbytes > LEAST * whole else 0
+        (needed if is_needed else needless).update(saved[node])
+    nbytes = sum(size for storage, size in needless.items() if storage not in needed)
+    return nbytes if nbytes > LEAST * (nbytes + sum(needed.values())) else 0
+
+
+def saved_bytes(loss: torch.Tensor, workload: Workload) -> dict[Node, dict[int, int]]:
+    """Return what each node of a loss's graph saves, in bytes by storage, without parameters, buffers and the batch."""
+    resident = bytes_by_storage(resting(workload))
+    saved = {node: bytes_by_storage(list(_saved(node))) for node in _needs(loss.grad_fn, set())}
+    return {
+        node: {storage: nbytes for storage, nbytes in own.items() if storage not in resident}
+        for node, own in saved.items()
+    }
+
+
+def resting(workload: Workload) -> list[torch.Tensor]:
+    """Return the parameters, the buffers and the batch, which are there whatever is saved."""
+    return [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
 
 
 def frozen_modules(workload: Workload) -> list[str]:
