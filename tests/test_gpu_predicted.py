@@ -74,6 +74,8 @@ FUSED = {
     "rms_norm": ("fp32", "bf16", "amp-bf16"),
     "gru_cell": ("fp32", "bf16"),  # under autocast, weights that are cast once are counted in every step: +3 %
     "lstm_cell": ("fp32", "bf16"),
+    "by_positions": ("fp32", "bf16"),
+    "shared_keys": ("fp32",),
     "labels_in_a_closure": ("fp32", "bf16", "amp-bf16"),
 }
 

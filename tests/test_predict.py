@@ -19,6 +19,7 @@ from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
+from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace import matmul_workspaces
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
@@ -27,7 +28,7 @@ from profiler.views.tables.progress import trial_line
 from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 SMALL = "transformer:layers=2,width=16,heads=2,sequence=8,vocabulary=32"
 
 
@@ -286,6 +287,20 @@ def test_beside_a_measurement_the_time_is_estimated_for_the_gpu_that_was_measure
 
     assert estimated("fake:cuda", "none", known).readings.step_seconds == estimated("fake:l4").readings.step_seconds
     assert estimated("fake:cuda").readings.step_seconds is None
+
+
+def test_beside_a_measurement_products_take_the_workspace_of_the_gpu_that_was_measured():
+    known = Calibration(hidden_bytes={}, device_name=gpu_specs.find("h100").name)
+    model = "mlp:width=64,depth=2"
+
+    peaks = [estimated("fake:cuda", "none", given, model).readings.peak_bytes for given in (known, None)]
+    chain = stages(
+        Trial(case=make.case(model=Choice(model), device="fake:cuda"), passes=("memory",), calibration=known)
+    )
+
+    large, small = 32 * MIB, 8320 * 2**10  # :4096:8 from Hopper on, :4096:2:16:8 before (CublasHandlePool.cpp)
+    assert peaks[0] - peaks[1] == large - small
+    assert chain.workspace_bytes == large
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])

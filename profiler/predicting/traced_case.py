@@ -67,11 +67,11 @@ def trace_case(
     `with_growth` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), matmul_workspaces.keeps_workspaces()
-    workspace = workspace_bytes(case)
+    workspace = workspace_bytes(case, calibration)
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
-        with _rank(case) as rank, unfused() as compiled, _fakes(case, routing) as fakes:
+        with _rank(case) as rank, unfused() as compiled, _fakes(case, routing, calibration) as fakes:
             make = partial(assemble, case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
             built, builder = _followed(make, kind, hidden) if kind == "cuda" and not case.parallel else (make(), None)
             if built.applied.changes_kernels:
@@ -162,8 +162,8 @@ def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
 
 
 @contextmanager
-def _fakes(case: Case, routing: str | None) -> Iterator[FakeTensors]:
-    rates = known_rates(case.device)
+def _fakes(case: Case, routing: str | None, calibration: Calibration | None = None) -> Iterator[FakeTensors]:
+    rates = known_rates(case.device, calibration)
     capability = (rates.compute_capability,) if rates else ()
     on_cuda = kind_of(case) == "cuda"
     with (
@@ -206,11 +206,11 @@ def known_rates(device: str, calibration: Calibration | None = None) -> Rates | 
     return gpu_specs.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
 
-def workspace_bytes(case: Case) -> int:
+def workspace_bytes(case: Case, calibration: Calibration | None) -> int:
     """Return the bytes of cuBLAS's workspace; a device without known rates counts as a GPU before Hopper."""
     if kind_of(case) == "cpu":
         return 0
-    rates = known_rates(case.device)
+    rates = known_rates(case.device, calibration)
     return matmul_workspaces.given_workspace(gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE)
 
 

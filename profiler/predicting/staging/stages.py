@@ -91,7 +91,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
             traced_peak_bytes=traced_peak_bytes,
-            workspace_bytes=taken_workspace(trace, workspace_bytes(fake)),
+            workspace_bytes=taken_workspace(trace, workspace_bytes(fake, trial.calibration)),
             stages=tuple(_apart(made, stage_spans)),
             doubts={
                 {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt

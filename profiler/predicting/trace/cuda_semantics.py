@@ -184,7 +184,7 @@ def attention(  # noqa: PLR0917  as torch's
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
     if query.dim() != 4:
         return unfused_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if not _is_fused(query, value):
+    if not _is_fused(query, key, value, attn_mask):
         bias = None if attn_mask is None else numbers_of(attn_mask, query.dtype)
         return attention_in_steps(query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if query.dtype in HALF and attn_mask is None and _CAPABILITY.get() >= AMPERE:
@@ -199,10 +199,19 @@ def attention(  # noqa: PLR0917  as torch's
     return attended
 
 
-def _is_fused(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the device has a fused kernel for this dtype, whose vector loads these head sizes allow."""
+def _is_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether the device has a fused kernel for this dtype, whose vector loads these head sizes and strides allow.
+
+    The last dimension of a mask must have stride 1, so that a bias by positions, (time, source, heads) permuted, has
+    none. Before 2.15 memory-efficient attention takes no groups of heads that share a key.
+    """
     capability = _CAPABILITY.get()
     if query.dtype == torch.bfloat16 and capability < AMPERE:
+        return False
+    is_dense = query.shape[-1] == 1 or all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+    if not is_dense or (mask is not None and mask.stride(-1) != 1):
+        return False
+    if query.shape[-3] != key.shape[-3] and query.dtype not in HALF and torch.__version__ < "2.15":
         return False
     least = 8 if query.dtype in HALF else 4 if capability >= AMPERE else 1
     return query.shape[-1] % least == 0 and value.shape[-1] % least == 0
