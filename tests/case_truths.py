@@ -133,6 +133,10 @@ def needs_data() -> dict[str, Facts]:
     return {"none": {"outcome": "skipped", "detail": "the model's own hook on saved tensors (saved_hooks.py:"}}
 
 
+def unknown_operator() -> dict[str, Facts]:
+    return {"none": {"outcome": "skipped", "detail": "'users.twice.default' does not say what it returns"}}
+
+
 def overlooked(kind: str) -> dict[str, Facts]:
     """A layer's term is multiplied by how often it has run. Its forward is the third under `all`, else the second.
 

@@ -51,6 +51,7 @@ from tests.case_truths import (
     no_gradients,
     overlooked,
     routed,
+    unknown_operator,
 )
 from tests.pages import DOCS
 
@@ -150,6 +151,7 @@ CASES = (
         for there in ("balanced", "worst")
     ),
     Case(ROUTED, "data_dependent.py:positive", ("none",), data_dependent, predicted),
+    Case(ROUTED, "custom_operator.py:make", ("none",), unknown_operator, predicted),
     Case(FAILURES, "breaks.py:make", ("none",), breaking),
     Case(FAILURES, "elsewhere.py:make", ("none",), imported),
     Case(FAILURES, "elsewhere.py:training", ("none",), imported),

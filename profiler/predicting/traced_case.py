@@ -8,7 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 from profiler.core import gpu_kinds, gpu_specs
 from profiler.core.case import FAKE, SETTINGS, Calibration, Case
@@ -174,12 +178,20 @@ def _fakes(case: Case, routing: str | None, calibration: Calibration | None = No
         try:
             yield fakes
         except DATA_DEPENDENT as error:
-            line = innermost_line(error)
-            where = f", at {line}" if line else ""
             raise _DependsOnData(
-                f"what the model does depends on its data ({error}){where}; `gcprof run` measures it, and "
+                f"what the model does depends on its data ({error}){_where(error)}; `gcprof run` measures it, and "
                 "`gcprof rehearse` takes zeros for what it reads"
             ) from error
+        except UnsupportedOperatorException as error:
+            raise Unsupported(
+                f"'{error.func}' does not say what it returns without running{_where(error)}, so it cannot be traced; "
+                "`gcprof run` measures it, and torch.library.register_fake lets it be predicted"
+            ) from error
+
+
+def _where(error: Exception) -> str:
+    line = innermost_line(error)
+    return f", at {line}" if line else ""
 
 
 @contextmanager
