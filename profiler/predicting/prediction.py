@@ -62,7 +62,7 @@ def predict(
         notes=(
             *prediction_notes.of_model(built, case, trace),
             *prediction_notes.of_blocks(built, case, trace),
-            *prediction_notes.stated(trial, None if case.parallel else rates, assumed),
+            *prediction_notes.stated(trial, None if case.parallel else rates, assumed, trace),
         ),
         stage_seconds={"build": time.monotonic() - began},
     )
@@ -93,7 +93,10 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
         with_growth=not trial.case.ranks,
         build=build,
     )
-    notes = (*prediction_notes.of_model(built, trial.case, trace), *prediction_notes.stated(trial, None, assumed))
+    notes = (
+        *prediction_notes.of_model(built, trial.case, trace),
+        *prediction_notes.stated(trial, None, assumed, trace),
+    )
     return Followed(
         trace=msgspec.structs.replace(allocated(trace)[0], saves=(), calls=()),  # not read by callers
         blocks=built.workload.blocks,

@@ -11,6 +11,7 @@ from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import Note
 from profiler.core.trace_data import Allocation, Trace
+from profiler.core.units import bytes_text
 from profiler.measuring.meters import own_recomputes
 from profiler.predicting.trace import roofline
 from profiler.predicting.traced_case import Assumed, kind_of
@@ -18,6 +19,7 @@ from profiler.training.assemble import Assembled
 from profiler.training.blocks import offered_blocks
 from profiler.training.checkpointing import own_checkpoints
 
+ZERO_TANGENT = "aten._efficientzerotensor"
 UNFUSED = (
     "compiled code was traced operator by operator: it saves what torch.compile chooses to; the peak is that "
     "without fused kernels, which usually take less, and no time is estimated"
@@ -32,7 +34,7 @@ ROUTED = {
 }
 
 
-def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
+def stated(trial: Trial, rates: Rates | None, assumed: Assumed, trace: Trace) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
     blind = "not calibrated: the workspaces of convolutions and other kernels are not included"
     texts = {
@@ -40,10 +42,26 @@ def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
         "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
         "GCP017": GUESSED if assumed.num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
+        "GCP059": _stated_lifetimes(trace),
         "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
         "GCP065": UNFUSED if assumed.is_unfused else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
+
+
+def _stated_lifetimes(trace: Trace) -> str | None:
+    """Return what of the step lives otherwise than in a trace, if anything does."""
+    zeros = nbytes(storage for storage in trace.allocations if storage.operator == ZERO_TANGENT)
+    texts = []
+    if held := trace.cycle_bytes:
+        texts.append(
+            f"cycles of references hold {bytes_text(held)} until Python's collector runs, in real steps at other times"
+        )
+    if zeros:
+        texts.append(
+            f"forward-mode derivatives: {bytes_text(zeros)} of zero tangents are counted, which no real step allocates"
+        )
+    return "; ".join(texts) or None
 
 
 def _stated_ranks(case: Case) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -52,12 +51,9 @@ def user_hooks(*, on_cuda: bool) -> Iterator[None]:
         yield
 
 
-def refuse_cycles(num_left: Callable[[], int]) -> None:
-    """Raise Unsupported if hooks ran and the garbage collector frees some of what is left of the step."""
-    if not _PLACES.get() or not (before := num_left()):
-        return
-    gc.collect()
-    if num_left() < before:
+def refuse_cycles(cycle_bytes: int) -> None:
+    """Raise Unsupported if hooks ran and only the garbage collector frees some of the step."""
+    if _PLACES.get() and cycle_bytes:
         raise Unsupported(
             f"what the model's own hook on saved tensors ({_PLACES.get()[0]}) packs is in a reference cycle, so that "
             "Python's collector frees it at an unpredictable time"
