@@ -157,6 +157,21 @@ def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried(tmp_path
     assert plan_file.read(tmp_path / "plan.json").plan == render(found.point.plan)
 
 
+def test_where_the_fastest_needs_too_much_after_all_the_next_that_fits_is_taken(tmp_path):
+    before, between = (best(FRONTIER, BUDGET + spare * MIB) for spare in (0, 50))
+
+    def less(plan: Plan) -> int:
+        return by_costs(plan) - (120 if plan == before.plan else 50) * MIB
+
+    found, _ = fitted(Scripted(less, less), tmp_path)
+
+    assert before.step_seconds > between.step_seconds > best(FRONTIER, BUDGET + 120 * MIB).step_seconds
+    assert found.point == between
+    assert found.needed_bytes == less(between.plan) <= BUDGET
+    assert plan_file.read(tmp_path / "plan.json").plan == render(between.plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
 def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
     before = best(FRONTIER, BUDGET)
 

@@ -20,6 +20,7 @@ from profiler.planning.solver import Frontier, Point, best
 
 COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; the comparison reports wrong gradients
 TRIES = 5  # plans that are tried until one fits
+BOLDER = 3  # faster plans that are tried, where the costs are too high
 MEMORY = ("memory",)
 
 
@@ -158,18 +159,23 @@ class _Steps:
 
 
 def _bolder(steps: _Steps, frontier: Frontier, fitted: FittedPlan, path: Path) -> FittedPlan | None:
-    """Return a faster plan that fits by its own step, if the last needs less than its costs, as with skips."""
+    """Return a faster plan that fits by its own step, if the last needs less than its costs, as with skips.
+
+    A plan that does not fit is followed by the next that is smaller by what its step needs too much.
+    """
     spare = fitted.point.peak_bytes - (fitted.needed_bytes or fitted.point.peak_bytes)
-    point = best(frontier, steps.budget_bytes + spare) if spare > 0 else None
-    if point is None or point.plan == fitted.point.plan:
-        return None
-    bold = path.with_name(f"bold-{path.name}")
-    step = steps.run(point, bold)
-    if not steps.fits(step):
+    limit, bold = steps.budget_bytes + spare, path.with_name(f"bold-{path.name}")
+    for _ in range(BOLDER if spare > 0 else 0):
+        point = best(frontier, limit)
+        if point is None or point.step_seconds >= fitted.point.step_seconds:
+            return None
+        step = steps.run(point, bold)
+        if steps.fits(step):
+            bold.replace(path)
+            return FittedPlan(point=point, needed_bytes=step.needed_bytes, records=step.records)
         bold.unlink()
-        return None
-    bold.replace(path)
-    return FittedPlan(point=point, needed_bytes=step.needed_bytes, records=step.records)
+        limit = point.peak_bytes - max(1, (step.needed_bytes or 0) - steps.budget_bytes)
+    return None
 
 
 def traced_need(
