@@ -170,13 +170,38 @@ def test_running_out_of_memory_is_a_finding_and_a_crash_is_a_failure():
     assert progress.exit_code([*found, make.failed("segments:k=3", "crashed", "signal 11")]) == 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"saved_bytes": 40}, "the forward saves 40 B, as without it"),
+        ({"start_bytes": 70}, "70 B of the peak's 100 B is static"),
+        ({"saved_bytes": 39, "start_bytes": 35}, "keep holds 39 B of the peak's 100 B"),
+        ({}, "holds 70 B of the peak's 100 B"),
+        ({"peak_phase": "optimizer"}, "the optimizer's step"),
+        ({"peak_bytes": 97}, None),  # it fell
+        ({"saved_bytes": None}, None),  # not known
+    ],
+)
+def test_a_peak_that_did_not_fall_has_its_largest_part_named(changed, named):
+    read = {"peak_bytes": 100, "start_bytes": 10, "saved_bytes": 20, "peak_gradient_bytes": 0, "peak_phase": "backward"}
+    records = [
+        make.record("none", readings=Readings(**{**read, "saved_bytes": 40})),
+        make.record("all", readings=Readings(**{**read, **changed})),
+    ]
+
+    none, every = rows(records)
+
+    assert "GCP067" not in {note.code for note in none.notes}
+    assert [named in note.text for note in every.notes if note.code == "GCP067"] == [True] * (named is not None)
+
+
 def test_noisy_times_carry_a_note_that_names_what_helps():
     calm, noisy = rows(
         [make.record(seconds=(0.100, 0.101, 0.102)), make.record("segments:k=2", seconds=(0.1, 0.2, 0.4))]
     )
 
     assert [note.code for note in calm.notes] == []
-    assert [note.code for note in noisy.notes] == ["GCP012"]
+    assert [note.code for note in noisy.notes] == ["GCP012", "GCP067"]  # its peak is that of none
     assert "--rounds" in noisy.notes[0].text
 
 

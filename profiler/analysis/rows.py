@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 from profiler.analysis import row_times, time_ratio, timing_doubts
 from profiler.analysis.prediction_error import TwinPeaks, prediction_error, twin_peaks
 from profiler.analysis.row_times import Timed
+from profiler.analysis.small_savings import reason_of_readings
 from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
@@ -247,6 +248,9 @@ def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
 def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
     """Set the time verdict of a new row, with a note if it is faster than the baseline although it computes more."""
     timed = Timed(row)
+    if baseline is not None and row.outcome == "ok" and row.case != row.baseline:
+        why = reason_of_readings(row.readings, baseline.row.readings)
+        force_setattr(row, "notes", (*row.notes, Note(code="GCP067", text=why)) if why else row.notes)
     if baseline is None or row.time is None:
         return timed
     time_verdict = timed.verdict(baseline)

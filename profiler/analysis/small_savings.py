@@ -7,11 +7,13 @@ from collections.abc import Callable
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.live_bytes import OUTSIDE, Peak, nbytes, recomputes, stage_of
+from profiler.analysis.live_bytes import OUTSIDE, Peak, nbytes, peak_parts, recomputes, stage_of
+from profiler.core.record import Readings
 from profiler.core.trace_data import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
 from profiler.core.units import bytes_text, count_text
 
 LITTLE = 0.1  # fraction of the baseline's peak: smaller savings are explained
+UNCHANGED = 0.98  # fraction of the baseline's peak: a row with more has not lowered it
 SAME = 0.99  # fraction of the baseline's saved bytes: a step that saves so many was not checkpointed
 MOST = 0.75  # fraction of the peak: if so much is static, that is the reason
 NUM_OUTSIDE = 2  # how many modules outside of the blocks are named
@@ -58,6 +60,26 @@ def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason 
         if answer := rule(step):
             return answer
     return _largest(step)
+
+
+def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
+    """Return why a peak is no lower than the baseline's, by what was read of both; None if it is, or not known."""
+    parts, saved, peak = peak_parts(readings), readings.saved_bytes, readings.peak_bytes
+    if parts is None or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
+        return None
+    if peak <= UNCHANGED * baseline.peak_bytes:
+        return None
+    of = f"of the peak's {bytes_text(peak)}"
+    if saved >= SAME * baseline.saved_bytes:
+        return f"the forward saves {bytes_text(saved)}, as without it: `gcprof blocks MODEL` shows where it is"
+    if readings.peak_phase == "optimizer":
+        return f"the peak is in the optimizer's step, which checkpointing does not touch: {bytes_text(peak)}"
+    if parts.static >= max(parts.saved, parts.transient):
+        return f"{bytes_text(parts.static)} {of} is static, which checkpointing does not touch"
+    if parts.saved >= parts.transient:
+        return f"what checkpoints and the rest of the model keep holds {bytes_text(parts.saved)} {of}"
+    what = f"what is recomputed and computed at once in the {readings.peak_phase}"
+    return f"{what} holds {bytes_text(parts.transient)} {of}: `gcprof explain` names it"
 
 
 def _look(trace: Trace, baseline: Trace, blocks: tuple[str, ...]) -> _Step:
