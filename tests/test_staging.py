@@ -21,6 +21,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, plan_file_of
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import frontier
+from profiler.predicting.prediction import predict
 from profiler.predicting.staging import stage_seconds
 from profiler.predicting.staging import stages as stages_module
 from profiler.predicting.staging.pooled_seconds import (
@@ -461,6 +462,14 @@ def test_blocks_that_the_forward_differentiates_are_no_chain():
 
     with pytest.raises(Unsupported, match="the forward runs a backward of its own"):
         stages(Trial(case=forces))
+
+
+def test_costs_are_the_blocks_that_the_allocator_gives():
+    kept = make.case(model=Choice("mlp:width=640,depth=8"), batch_size=900, device="fake:h100")
+
+    chain = stages(Trial(case=kept, passes=("memory",)))
+
+    assert none(chain).cost.peak_bytes == predict(Trial(case=kept)).readings.peak_bytes  # 0.5 % less by requests
 
 
 def test_every_operator_of_forward_and_backward_is_in_one_stage():

@@ -230,12 +230,22 @@ def _judged(rows: list[Row], *, largest: int | None) -> tuple[Row, ...]:
         groups.setdefault(row.baseline, []).append(row)
     for of_group in groups.values():
         baseline = next((Timed(row) for row in of_group if row.case == row.baseline), None)
+        if baseline is not None:
+            for row in of_group:
+                _tell_unlowered(row, baseline.row)
         is_asked = largest is None or len(of_group) <= largest
         asked = of_group if is_asked else _computing_more(of_group, baseline)
         timed = [_judged_beside(row, baseline) for row in asked]
         for row in row_times.unbeaten(timed) if is_asked else ():
             force_setattr(row, "on_frontier", True)  # the rows are not shared yet
     return tuple(rows)
+
+
+def _tell_unlowered(row: Row, baseline: Row) -> None:
+    """Add a note to a new row whose peak is no lower than the baseline's: what holds it."""
+    if row.outcome == "ok" and row.case != row.baseline:
+        why = reason_of_readings(row.readings, baseline.readings)
+        force_setattr(row, "notes", (*row.notes, Note(code="GCP067", text=why)) if why else row.notes)
 
 
 def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
@@ -248,9 +258,6 @@ def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
 def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
     """Set the time verdict of a new row, with a note if it is faster than the baseline although it computes more."""
     timed = Timed(row)
-    if baseline is not None and row.outcome == "ok" and row.case != row.baseline:
-        why = reason_of_readings(row.readings, baseline.row.readings)
-        force_setattr(row, "notes", (*row.notes, Note(code="GCP067", text=why)) if why else row.notes)
     if baseline is None or row.time is None:
         return timed
     time_verdict = timed.verdict(baseline)

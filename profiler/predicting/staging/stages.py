@@ -66,13 +66,14 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     refuse_none(built.workload.blocks)
     _refuse_compiled_around(built.workload)
     refuse_backward_in_forward(trace)
+    trace, _ = allocated(trace)  # blocks: what the allocator gives is up to 1 MiB more than what is asked for
     linked = observe_case(fake, build, in_calls=in_calls).linked
     stage_spans = spans(trace, built.workload.blocks, linked=linked)
     offers = [] if assumed.is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
     found = {save: _selective(trial, fake, save, build, in_calls=in_calls) for save in offers}
     selective = {save: of for save, of in found.items() if of is not None}
     prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
-    traced_peak_bytes = max(live(allocated(trace)[0]))
+    traced_peak_bytes = max(live(trace))
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
 
     def chain(seconds: Sequence[Seconds]) -> Chain:
@@ -216,6 +217,7 @@ def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_c
         if any(words in str(error) for words in UNSAVABLE):
             return None
         raise
+    trace, _ = allocated(trace)
     stage_spans = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
     return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of
