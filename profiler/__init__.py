@@ -9,6 +9,7 @@ measures one; `profiler.predict(build, "segments:k=4", device="h100")` predicts 
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,11 @@ _HOMES = {  # imported on first use: all others are of profiler.api, which impor
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module(_HOMES.get(name, "profiler.api")), name)
+        state = random.getstate()  # rich draws from it when it is imported
+        try:
+            return getattr(importlib.import_module(_HOMES.get(name, "profiler.api")), name)
+        finally:
+            random.setstate(state)
     raise AttributeError(f"module 'profiler' has no attribute '{name}'")
 
 

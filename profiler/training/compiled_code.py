@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 from torch import fx, nn
 
+from profiler.core.own_thread import replaced
 from profiler.core.record import Note
 
 COUNTERS = "torch._dynamo.utils"  # not imported as long as a stand-in replaces Dynamo (predicting/late_compiler.py)
@@ -56,7 +56,7 @@ def counted_checkpoints(count: Callable[[int], None]) -> Iterator[None]:
         with sys.modules[CACHES].patch(enable_autograd_cache=False) if num else nullcontext():
             return compiler(output, module, *arguments, **keywords)
 
-    with mock.patch.object(dynamo.OutputGraph, "call_user_compiler", counting) if compiler else nullcontext():
+    with replaced(dynamo.OutputGraph, call_user_compiler=counting) if compiler else nullcontext():
         yield
 
 

@@ -37,9 +37,9 @@ def kept(module: nn.Module) -> Iterator[None]:
 
     A tensor gets its values back if its version tells that it was written in place.
     """
-    before = [(submodule, name, value, _content(value)) for submodule, name, value in _places(module)]
+    before = [(submodule, name, value, content(value)) for submodule, name, value in _places(module)]
     names = {(submodule, name) for submodule, name, _, _ in before}
-    written = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in _tensors(value)]
+    written = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in writable(value)]
     try:
         yield
     finally:
@@ -47,16 +47,14 @@ def kept(module: nn.Module) -> Iterator[None]:
             if (submodule, name) not in names:
                 del vars(submodule)[name]
         for submodule, name, value, held in before:
-            if not _same(_content(value), held):  # an unchanged one is left alone: it may refuse to be changed
-                value.clear()
-                value.update(held) if isinstance(value, (dict, set)) else value.extend(held)
+            refill(value, held)
             vars(submodule)[name] = value
         for tensor, version, values in written:
             if tensor._version != version:
                 tensor.copy_(values)
 
 
-def _tensors(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:
+def writable(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:
     """Return the unregistered tensors of an attribute that can be written in place, detached."""
     if isinstance(value, torch.Tensor):
         if isinstance(value, nn.Parameter) or value.is_inference() or value.layout is not torch.strided:
@@ -65,14 +63,26 @@ def _tensors(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:
         return [] if overlaps else [value.detach()]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, GROUPS) else ()
     nested = [item for item in items if isinstance(item, (torch.Tensor, dict, *GROUPS))]
-    return [tensor for item in nested for tensor in _tensors(item, depth - 1)] if depth else []
+    return [tensor for item in nested for tensor in writable(item, depth - 1)] if depth else []
 
 
-def _content(value: Any) -> list[Any]:
+def content(value: Any) -> list[Any]:
     """Return the items of a dict, set, list or deque, in order; [] for any other value."""
     if isinstance(value, dict):
         return list(value.items())
     return list(value) if isinstance(value, (set, list, deque)) else []
+
+
+def refill(value: Any, held: list[Any]) -> None:
+    """Give a dict, set, list or deque its items back; an unchanged one is left alone: it may refuse to be changed."""
+    if _same(content(value), held):
+        return
+    value.clear()
+    if isinstance(value, dict):
+        for key, item in held:  # not by update: a Counter's adds
+            value[key] = item
+    else:
+        value.update(held) if isinstance(value, set) else value.extend(held)
 
 
 def _same(content: list[Any], held: list[Any]) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,9 @@ import torch
 from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload
 
+UNSEEDED = 67280421310721  # default_rng_seed_val in c10/core/GeneratorImpl.h
 STATE_BYTES = 16  # of the digest of a generator's state
+_BEFORE: ContextVar[dict[int, Callable[[], object]] | None] = ContextVar("_BEFORE", default=None)  # what puts each back
 
 
 def seed(workload: Workload, number: int) -> None:
@@ -39,17 +43,49 @@ def states(workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Restore, on exit, the states of Python's and numpy's global generators."""
-    before = random.getstate()
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
+def kept(owned: Iterable[Any] = ()) -> Iterator[None]:
+    """Restore, on exit, the states of all global generators, of those given, and of every one that is seeded within."""
+    token = _BEFORE.set({})
+    is_used = torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if is_used else ()
+    awaited = dict(vars(torch.cuda._lazy_seed_tracker))  # the seeds that a GPU gets when it is first used
     try:
-        yield
+        for source in (*_globals().values(), *owned):
+            _remember(source)
+        with torch.random.fork_rng(devices=devices):
+            yield
     finally:
-        random.setstate(before)
-        if numpy:
-            numpy.random.set_state(state)
+        for put_back in _BEFORE.get().values():
+            put_back()
+        _BEFORE.reset(token)
+        if not is_used:
+            vars(torch.cuda._lazy_seed_tracker).update(awaited)
+            _seed_gpus()
+
+
+def _seed_gpus() -> None:
+    """Seed GPUs that have come into use as their first use would have, had nothing been seeded in between."""
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(UNSEEDED)
+        for call in filter(None, torch.cuda._lazy_seed_tracker.get_calls()):
+            call[0]()
+
+
+def _remember(source: Any) -> None:
+    before = _BEFORE.get()
+    if before is not None and id(source) not in before:
+        before[id(source)] = _as_it_is(source)
+
+
+def _as_it_is(source: Any) -> Callable[[], object]:
+    """Return a function that gives the generator the state that it has now."""
+    if isinstance(source, torch.Generator):
+        return partial(source.set_state, source.get_state())
+    if source is random or isinstance(source, random.Random):
+        return partial(source.setstate, source.getstate())
+    if bits := _bit_generator(source):
+        return partial(setattr, bits, "state", bits.state)
+    return partial(source.set_state, source.get_state())
 
 
 def _sources(workload: Workload) -> dict[str, Any]:
@@ -58,7 +94,7 @@ def _sources(workload: Workload) -> dict[str, Any]:
     modules: dict[str, ModuleType] = {}
     for path, module in workload.module.named_modules():
         home = sys.modules.get(type(module).__module__)
-        if home is not None and _is_users(home):
+        if home is not None and is_users(home):
             modules[home.__name__] = home
         sources |= {f"{path}.{name}" if path else name: value for name, value in _generators(vars(module))}
     for name, home in modules.items():
@@ -72,20 +108,27 @@ def _globals() -> dict[str, Any]:
 
 
 def _generators(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in list(values.items()) if is_generator(value))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator with a state, of Python, torch or numpy."""
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
     if "numpy" in sys.modules:
         from numpy.random import Generator, RandomState  # noqa: PLC0415  only where the model has imported numpy
 
         kinds = (*kinds, Generator, RandomState)
-    return ((name, value) for name, value in list(values.items()) if isinstance(value, kinds))
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
 
 
-def _is_users(module: ModuleType) -> bool:
+def is_users(module: ModuleType) -> bool:
+    """Whether it is the user's own: a script, a notebook, or a file that is not installed."""
     place = getattr(module, "__file__", None)
-    return place is not None and is_theirs(place)
+    return module.__name__ == "__main__" if place is None else is_theirs(place)
 
 
 def _seed(source: Any, number: int) -> None:
+    _remember(source)
     if isinstance(source, torch.Generator):
         source.manual_seed(number)
     elif source is random or isinstance(source, random.Random):

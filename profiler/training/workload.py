@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from profiler.core.errors import Invalid
+from profiler.core.own_thread import stop_if_interrupted
 
 Mark = Callable[[str], None]  # called with the name of the phase that begins
 Step = Callable[[Mark], Any]  # one training step
@@ -93,6 +94,7 @@ def train_step(
     `mark` is called with the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the
     step ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid as `loss_of` does.
     """
+    stop_if_interrupted()
     mark("zero")
     for parameter in trained(workload).values():
         if keep_gradients and parameter.grad is not None:

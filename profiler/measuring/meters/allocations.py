@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiler.core.allocator_history import Block, Event, blocks_in_use, events
+from profiler.core.own_thread import replaced
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter
 from profiler.training.workload import Step, Workload, dense_parts, tensors
 
@@ -135,7 +135,7 @@ def _modules(root: nn.Module) -> Iterator[None]:
         with nullcontext() if name is None else record_function(MODULE + name):
             return call(module, *arguments, **keywords)
 
-    with mock.patch.object(nn.Module, "__call__", called):
+    with replaced(nn.Module, __call__=called):
         yield
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import library
 from torch.utils._pytree import tree_leaves, tree_map
+
+from profiler.core.own_thread import replaced
 
 KEY = "AutocastCPU"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -65,8 +66,8 @@ def cuda_autocast() -> Iterator[None]:
         return is_enabled("cpu" if device_type == "cuda" else device_type)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch.autocast, "__init__", init))
-        stack.enter_context(mock.patch.multiple(torch, is_autocast_enabled=on, get_autocast_dtype=dtype_of))
+        stack.enter_context(replaced(torch.autocast, __init__=init))
+        stack.enter_context(replaced(torch, is_autocast_enabled=on, get_autocast_dtype=dtype_of))
         rules = stack.enter_context(library._scoped_library("aten", "IMPL"))
         for name, kernel in _kernels().items():
             rules.impl(name, kernel, KEY, allow_override=True)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from profiler.core.own_thread import replaced
 from profiler.core.trace_data import BUCKETS, GATHERED
 from profiler.predicting.trace.host_state import entered_in_steps
 from profiler.predicting.trace.tracer import Tracer
@@ -48,11 +48,11 @@ class Exchange:
     def follow(self) -> Iterator[None]:
         """Track storages that are resized within, and leave out operators that only propagate shapes."""
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", self._resizing()))
+            stack.enter_context(replaced(torch.UntypedStorage, resize_=self._resizing()))
             module = sys.modules.get("torch.distributed.tensor._sharding_prop")
             if module:
                 looking = self._looking(module.ShardingPropagator._propagate_tensor_meta_non_cached)
-                stack.enter_context(mock.patch.object(module.ShardingPropagator, LOOK, looking))
+                stack.enter_context(replaced(module.ShardingPropagator, **{LOOK: looking}))
             yield
 
     def see(self, operator: str, arguments: Any) -> None:

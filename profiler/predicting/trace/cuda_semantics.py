@@ -19,6 +19,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd.graph import save_on_cpu
 from torch.utils import checkpoint
 
+from profiler.core.own_thread import replaced
 from profiler.predicting.trace import half_fft
 from profiler.predicting.trace.autocast import cast, cuda_autocast
 from profiler.predicting.trace.fake_tensors import FakeTensors
@@ -46,12 +47,12 @@ def cuda_like(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
     token = _CAPABILITY.set(capability)
     with ExitStack() as stack:
         stack.callback(_CAPABILITY.reset, token)
-        stack.enter_context(mock.patch.multiple(F, dropout=dropout, scaled_dot_product_attention=attention))
-        stack.enter_context(mock.patch.multiple(F, linear=linear, batch_norm=batch_norm, rms_norm=rms_norm))
+        stack.enter_context(replaced(F, dropout=dropout, scaled_dot_product_attention=attention))
+        stack.enter_context(replaced(F, linear=linear, batch_norm=batch_norm, rms_norm=rms_norm))
         stack.enter_context(half_fft.as_on_cuda())
         for module in (torch, torch._VF):  # nn.GRUCell calls that of torch._VF
-            stack.enter_context(mock.patch.multiple(module, create=True, gru_cell=gru_cell, lstm_cell=lstm_cell))
-        stack.enter_context(mock.patch.object(offload, "save_on_cpu", _pinned))
+            stack.enter_context(replaced(module, gru_cell=gru_cell, lstm_cell=lstm_cell))
+        stack.enter_context(replaced(offload, save_on_cpu=_pinned))
         stack.enter_context(mock.patch.object(FakeTensors, "changes", CHANGES))
         stack.enter_context(cuda_autocast())
         yield

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from os import PathLike
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from profiler.core.own_thread import replaced
 from profiler.training import known_values
 
 LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
@@ -29,16 +29,14 @@ def as_fake() -> Iterator[None]:
     initialisers = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
     with ExitStack() as stack:
         for name in initialisers:
-            stack.enter_context(mock.patch.object(nn.init, name, _as_it_is))
-        stack.enter_context(mock.patch.object(nn.Module, "_apply", _converted))
-        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _copied))
-        stack.enter_context(mock.patch.object(FakeTensor, "tolist", _listed))
-        stack.enter_context(mock.patch.object(torch, "from_numpy", _real(torch.from_numpy)))
-        stack.enter_context(mock.patch.object(torch, "load", _loading(torch.load)))
-        stack.enter_context(mock.patch.object(nn.Parameter, "__new__", staticmethod(_fake_parameter)))
+            stack.enter_context(replaced(nn.init, **{name: _as_it_is}))
+        stack.enter_context(replaced(nn.Module, _apply=_converted))
+        stack.enter_context(replaced(torch.Tensor, __deepcopy__=_copied))
+        stack.enter_context(replaced(FakeTensor, tolist=_listed))
+        stack.enter_context(replaced(torch, from_numpy=_real(torch.from_numpy), load=_loading(torch.load)))
+        stack.enter_context(replaced(nn.Parameter, __new__=_fake_parameter))
         for kind in LAZY:
-            stack.enter_context(mock.patch.object(kind, "__new__", staticmethod(_real(kind.__new__))))
-            stack.enter_context(mock.patch.object(kind, "materialize", _materialized))
+            stack.enter_context(replaced(kind, __new__=_real(kind.__new__), materialize=_materialized))
         yield
 
 

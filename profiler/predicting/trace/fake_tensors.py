@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.core.errors import Unsupported
+from profiler.core.own_thread import replaced, stop_if_interrupted
 from profiler.predicting.trace import routing as routes
 from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.fake_modules import as_fake
@@ -87,9 +88,9 @@ def unseen() -> Iterator[None]:
     every = getattr(masks, "fast_all", None)
     with ExitStack() as stack:
         if imports:
-            stack.enter_context(mock.patch.object(imports, "is_fake_tensor", return_value=False))
+            stack.enter_context(replaced(imports, is_fake_tensor=lambda tensor: False))
         if every:
-            stack.enter_context(mock.patch.object(masks, "fast_all", partial(_as_all, every)))
+            stack.enter_context(replaced(masks, fast_all=partial(_as_all, every)))
         yield
 
 
@@ -108,6 +109,16 @@ class CachingFakeMode(FakeTensorMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # it takes 10 us a call; `uncompiled` takes nothing
+
+    def __enter__(self) -> Any:
+        """Enter the mode, or leave it if that fails: within an operator, PyTorch aborts where it is still on."""
+        depth = len(self.enter_stack)
+        try:
+            return super().__enter__()
+        except BaseException:
+            if len(self.enter_stack) > depth:
+                self.__exit__(None, None, None)
+            raise
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.detach.default and self._is_plain(args[0]):
@@ -182,6 +193,7 @@ class FakeTensors(CachingFakeMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
+        stop_if_interrupted()
         if (answer := tested(func, args)) is not None:
             return answer
         if is_hosts(func, args, kwargs or {}):

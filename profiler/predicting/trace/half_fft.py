@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
+
+from profiler.core.own_thread import replaced
 
 aten = torch.ops.aten
 COMPLEX = {torch.float16: torch.complex32, torch.complex32: torch.complex32}
@@ -44,7 +45,7 @@ def as_on_cuda() -> Iterator[None]:
     with ExitStack() as stack:
         for name, kind in KINDS.items():
             function = partial(_transform, getattr(torch.fft, name), *kind)
-            stack.enter_context(mock.patch.object(torch.fft, name, function))
+            stack.enter_context(replaced(torch.fft, **{name: function}))
         yield
 
 

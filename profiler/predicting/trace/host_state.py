@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from profiler.core.own_thread import replaced
 from profiler.predicting.trace.tracer import on_host
 from profiler.training.optimizers.wrapped import wrapped
 from profiler.training.workload import tensors
@@ -44,7 +44,7 @@ def host_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     with entered_in_steps(optimizer, [HostMarking()]), ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.optim.") and hasattr(module, SUPPORTED):
-                stack.enter_context(mock.patch.object(module, SUPPORTED, _as_cuda))
+                stack.enter_context(replaced(module, **{SUPPORTED: _as_cuda}))
         yield
 
 

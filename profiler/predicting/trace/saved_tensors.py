@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Call, Save
 from profiler.predicting.trace.tracer import StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refused_hooks
@@ -40,7 +40,7 @@ class SavedTensors:
     def follow(self, *, calls_only: bool = False) -> Iterator[None]:
         """Record what is saved and called within. Enter it after the tracer's `modules`."""
         hooks = nullcontext() if calls_only else saved_tensors_hooks(self._pack, self._unpack)
-        with mock.patch.object(nn.Module, "__call__", self._calling()), hooks, refused_hooks(UNKNOWN_HOOKS):
+        with replaced(nn.Module, __call__=self._calling()), hooks, refused_hooks(UNKNOWN_HOOKS):
             yield
 
     def close(self) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
-from unittest import mock
 
 import torch
 from torch import nn
 
+from profiler.core.own_thread import replaced
 from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
 from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.collectives import Exchange, sharded_types
@@ -303,7 +303,7 @@ class _FollowedStep:
             self._tracer.hold(state, "random state", self._tracer.module)
             return state
 
-        with mock.patch.object(torch, "get_rng_state", followed) if self._device == "cpu" else nullcontext():
+        with replaced(torch, get_rng_state=followed) if self._device == "cpu" else nullcontext():
             yield
 
 

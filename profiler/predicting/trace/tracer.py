@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.errors import Unsupported
+from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
@@ -196,7 +196,7 @@ class Tracer(TorchDispatchMode):
                 self._stack.pop()
                 del self._called[len(self._called) - is_block :]
 
-        with mock.patch.object(nn.Module, "__call__", called):
+        with replaced(nn.Module, __call__=called):
             yield
 
     def _place(self) -> tuple[str, str]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from profiler.core.own_thread import replaced
 from profiler.training.compiled_code import forget
 
 BACKENDS = "torch._dynamo.backends.debugging"
@@ -42,7 +42,7 @@ def unfused() -> Iterator[Unfused]:
 
     forget()
     try:
-        with mock.patch.object(torch._TorchCompileInductorWrapper, "__call__", call):
+        with replaced(torch._TorchCompileInductorWrapper, __call__=call):
             yield made
     finally:
         forget()

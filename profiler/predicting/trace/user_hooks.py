@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from profiler.core.errors import Unsupported
+from profiler.core.own_thread import replaced
 from profiler.core.user_code import is_ours
 from profiler.predicting.trace.fake_tensors import without_guesses
 from profiler.predicting.trace.host_state import HostMoves
@@ -45,9 +45,9 @@ def user_hooks(*, on_cuda: bool) -> Iterator[None]:
     token = _PLACES.set([])
     with ExitStack() as stack:
         stack.callback(_PLACES.reset, token)
-        stack.enter_context(mock.patch.object(saved_tensors_hooks, "__enter__", entered))
+        stack.enter_context(replaced(saved_tensors_hooks, __enter__=entered))
         for kind in ADDRESSED:
-            stack.enter_context(mock.patch.object(kind, "data_ptr", _address(kind.data_ptr)))
+            stack.enter_context(replaced(kind, data_ptr=_address(kind.data_ptr)))
         yield
 
 

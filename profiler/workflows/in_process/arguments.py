@@ -9,8 +9,8 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest import mock
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import torch
@@ -18,17 +18,20 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from profiler.core import catalogue
+from profiler.core import catalogue, own_thread
 from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
-from profiler.training import optimizers, random_sources
+from profiler.training import optimizers, reached_state
 from profiler.training.assemble import Build
 from profiler.training.models.user import as_workload, refuse_other_arguments
 from profiler.training.workload import Workload
 
 Model = Callable[[], Any] | nn.Module | str
+P = ParamSpec("P")
+T = TypeVar("T")
+SPREAD = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}  # names of classes
 KNOWN = 1024  # elements: the values of larger tensors are not kept in a traced step
 HINT = "build returns (module, batch), (module, batch, loss), ...; a module is given with batch= and loss="
 
@@ -45,6 +48,23 @@ def in_words_of_python() -> Iterator[None]:
         raise Unsupported(_python(str(error))) from error
     except Invalid as error:
         raise UserError(str(error), hint=HINT) from error
+
+
+def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
+    """Run the function in a thread of its own, one call at a time, and put back what it changes in this process.
+
+    Modes of the caller's thread, as no_grad and autocast, are off in it. Errors name keywords instead of options.
+    """
+
+    @wraps(function)
+    def called(*arguments: P.args, **keywords: P.kwargs) -> T:
+        def work() -> T:
+            with reached_state.put_back(arguments, keywords), in_words_of_python():
+                return function(*arguments, **keywords)
+
+        return own_thread.run(work)
+
+    return called
 
 
 def _python(text: str) -> str:
@@ -69,6 +89,7 @@ def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
 
     def made() -> Workload:
         workload = as_workload(build())
+        _refuse_spread(workload.module)
         if any(not isinstance(parameter, FakeTensor) for parameter in workload.module.parameters()):
             hint = "make it inside build, which is called anew for every trace: def build(): module = MyModel(); ..."
             raise UserError("build returned a module that was made before: tracing would change it", hint=hint)
@@ -91,13 +112,6 @@ def case_of(model: Model, words: Request, optimizer: str, choose_device: Callabl
     return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
 
 
-@contextmanager
-def own_random_state() -> Iterator[None]:
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices), random_sources.kept():
-        yield
-
-
 def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
     """Return a function that makes a fresh module and batch; None for a word, which the catalogue knows.
 
@@ -113,11 +127,35 @@ def factory(model: Model, batch: Any, loss: Any) -> Callable[[], Any] | None:
                 refuse_other_arguments(model, batch)
             except TypeError as error:
                 raise UserError(str(error), hint="loss=, a function of (output, targets)") from None
+        _refuse_spread(model)
+        _refuse_lazy(model)
         return _copies(model, dict(batch) if isinstance(batch, Mapping) else batch, loss)
     for name, value in (("batch", batch), ("loss", loss)):
         if value is not None:
             raise UserError(f"{name} has no effect: the model brings its own", hint="leave it out, or give a module")
     return None if isinstance(model, str) else model
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    """Raise UserError for a module whose parameters have no shapes yet."""
+    for name, part in module.named_modules():
+        if any(nn.parameter.is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+            message = f"{type(module).__name__}: {_where(name)} is lazy, and its parameters have no shapes yet"
+            raise UserError(message, hint="call the module once with its batch before")
+
+
+def _refuse_spread(module: nn.Module) -> None:
+    """Raise UserError for a module that is spread over ranks."""
+    for name, part in module.named_modules():
+        for kind in type(part).__mro__:
+            if kind.__name__ in SPREAD:
+                hint = "give the module that is wrapped, as model.module of DDP; gcprof predict --ranks wraps it itself"
+                message = f"{type(module).__name__}: {_where(name)} is wrapped in {kind.__name__}"
+                raise UserError(message, hint=hint)
+
+
+def _where(name: str) -> str:
+    return f"its '{name}'" if name else "it"
 
 
 def name_of(model: Model) -> str:
@@ -129,14 +167,16 @@ def name_of(model: Model) -> str:
 
 def _copies(module: nn.Module, batch: Any, loss: Any) -> Callable[[], Any]:
     def made() -> tuple[Any, ...]:
+        twins = _Twins()
         parts = (module, batch) if loss is None else (module, batch, loss)
+        owned = {
+            id(source): source.clone_state() for source in reached_state.generators(parts)
+        }  # deepcopy refuses them
         is_traced = isinstance(torch.empty(0), FakeTensor)
         with ExitStack() as stack:
-            if is_traced:
-                twins = _Twins()
-                stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", twins.of))
-                stack.enter_context(mock.patch.object(nn.Parameter, "__deepcopy__", twins.of))
-            return copy.deepcopy(parts)
+            for kind in (torch.Tensor, nn.Parameter) if is_traced else ():
+                stack.enter_context(own_thread.replaced(kind, __deepcopy__=twins.of))
+            return copy.deepcopy(parts, owned)  # which takes no generators of torch
 
     return made
 

@@ -15,12 +15,12 @@ from profiler.predicting.prediction import follow_case
 from profiler.training.assemble import Build
 from profiler.views.tables.columns import batch as batch_text
 from profiler.views.tables.columns import optimizer as optimizer_text
-from profiler.workflows.in_process.arguments import Model, in_words_of_python, own_random_state, predicted
+from profiler.workflows.in_process.arguments import Model, predicted, undisturbed
 from profiler.workflows.in_process.results import StepExplanation, Timeline
 from profiler.workflows.in_process.trials import under
 
 
-@in_words_of_python()
+@undisturbed
 def explain(  # noqa: PLR0913  its keywords are a user's settings
     model: Model,
     batch: Any = None,
@@ -50,11 +50,10 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
         profiler.explain(model, batch, loss=nn.functional.mse_loss, device="h100")
     """
     case, fresh = predicted(model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
-    with own_random_state():
-        baseline = follow_case(Trial(case=case), with_choices=True, build=fresh)
-        chosen, step = baseline, case
-        if strategy != "none":
-            step, chosen = _followed(case, strategy, fresh)
+    baseline = follow_case(Trial(case=case), with_choices=True, build=fresh)
+    chosen, step = baseline, case
+    if strategy != "none":
+        step, chosen = _followed(case, strategy, fresh)
     explained = explain_trace(
         chosen.trace, blocks=chosen.blocks, baseline=baseline.trace, split=chosen.split, choices=baseline.choices
     )
@@ -63,7 +62,7 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
     )
 
 
-@in_words_of_python()
+@undisturbed
 def timeline(  # noqa: PLR0913  its keywords are a user's settings
     model: Model,
     batch: Any = None,
@@ -90,8 +89,7 @@ def timeline(  # noqa: PLR0913  its keywords are a user's settings
     """
     case, fresh = predicted(model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
-    with own_random_state():
-        steps = [_followed(case, strategy, fresh) for strategy in chosen]
+    steps = [_followed(case, strategy, fresh) for strategy in chosen]
     traces = {str(step.strategy): followed.trace for step, followed in steps}
     return Timeline(title=_title(case, steps[0][1], []), traces=traces)
 

@@ -25,12 +25,12 @@ from profiler.request.model_choice import optimizer_text
 from profiler.training.assemble import Build
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import plan_fitting
-from profiler.workflows.in_process.arguments import Model, in_words_of_python, own_random_state, predicted
+from profiler.workflows.in_process.arguments import Model, predicted, undisturbed
 from profiler.workflows.in_process.results import Found, Plan
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
 
 
-@in_words_of_python()
+@undisturbed
 def plan(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
     budget: str | int,
@@ -72,18 +72,17 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
         profiler.apply(module, plan)
     """
     case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
-    with own_random_state():
-        chain = _chain(case, fresh)
-        budget_bytes = _budget_bytes(budget, whole_bytes=candidates.whole_bytes(chain))
-        name, floor = candidates.largest_stage(chain)
-        points = POINTS if len(chain.stages) > LONG else None
-        for levels in DEPTHS:
-            frontier = solver.frontier(chain, levels=levels, points=points)
-            if point := _fitted(case, fresh, chain, frontier, budget_bytes):
-                return Plan.of(plan_file_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
-            if frontier.peak_bytes[0] <= floor:
-                break  # deeper plans are no smaller
-        better = better_choice(case, build=fresh)
+    chain = _chain(case, fresh)
+    budget_bytes = _budget_bytes(budget, whole_bytes=candidates.whole_bytes(chain))
+    name, floor = candidates.largest_stage(chain)
+    points = POINTS if len(chain.stages) > LONG else None
+    for levels in DEPTHS:
+        frontier = solver.frontier(chain, levels=levels, points=points)
+        if point := _fitted(case, fresh, chain, frontier, budget_bytes):
+            return Plan.of(plan_file_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
+        if frontier.peak_bytes[0] <= floor:
+            break  # deeper plans are no smaller
+    better = better_choice(case, build=fresh)
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
     named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""

@@ -25,13 +25,12 @@ from profiler.workflows.in_process.arguments import (
     Model,
     case_of,
     factory,
-    in_words_of_python,
-    own_random_state,
     predicted,
+    undisturbed,
 )
 
 
-@in_words_of_python()
+@undisturbed
 def measure(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
     strategy: str | PlanFile | Path = "none",
@@ -82,7 +81,7 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
         return msgspec.structs.replace(measure_trial(trial, build=made), case=named)
 
 
-@in_words_of_python()
+@undisturbed
 def predict(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
     strategy: str | PlanFile | Path = "none",
@@ -121,7 +120,7 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
         after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
     case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
-    with own_random_state(), under(case, strategy) as (chosen, named):
+    with under(case, strategy) as (chosen, named):
         return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=named)
 
 

@@ -1,0 +1,175 @@
+"""Puts back what a user's code changes outside of the model that it is given: counters, lists, generators.
+
+It is reached by the code's closures, the globals that it names, its classes, and what objects hold. Iterators and
+files cannot be put back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.training import plain_state, random_sources
+
+MANY = 10_000  # what containers with more items hold is not looked at; they themselves are put back
+LARGE = 2**24  # bytes: the values of larger tensors and arrays are not kept
+CACHED = type(lru_cache(len))
+WRAPPERS = (MethodType, BuiltinMethodType, partial, staticmethod, classmethod, property, CACHED)
+WRAPPED = (
+    "__func__",
+    "__self__",
+    "__wrapped__",
+    "func",
+    "args",
+    "keywords",
+    "fget",
+    "fset",
+)  # attributes of one or another of them
+ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+Undo = Callable[[], object]
+
+
+@contextmanager
+def put_back(*roots: Any) -> Iterator[None]:
+    """Restore, on exit, the state that is reached from these objects, and the states of generators."""
+    reached = _reached(roots)
+    with random_sources.kept(filter(random_sources.is_generator, reached)):
+        undoing = [undo for thing in reached if (undo := _undo(thing)) is not None]
+        try:
+            yield
+        finally:
+            for undo in reversed(undoing):
+                undo()
+
+
+def generators(*roots: Any) -> list[torch.Generator]:
+    """Return torch's generators that are reached from these objects."""
+    return [thing for thing in _reached(roots) if isinstance(thing, torch.Generator)]
+
+
+def _reached(roots: Iterable[Any]) -> list[Any]:
+    reached: dict[int, Any] = {}
+    waiting = list(roots)
+    while waiting:
+        thing = waiting.pop()
+        if not isinstance(thing, ATOMS) and id(thing) not in reached:
+            reached[id(thing)] = thing
+            waiting += _held(thing)
+    return list(reached.values())
+
+
+def _held(thing: Any) -> list[Any]:
+    """Return what an object of the user's holds; nothing for what is a library's."""
+    if isinstance(thing, (dict, list, tuple, set, frozenset, deque)):
+        items = thing.values() if isinstance(thing, dict) else thing
+        return [] if len(thing) > MANY else [*items, *getattr(thing, "__dict__", {}).values()]
+    if isinstance(thing, CellType):
+        return _contents(thing)
+    if isinstance(thing, FunctionType):
+        if not _is_users(thing.__module__):
+            return []
+        named = [vars(home)[name] for home, names in _named(thing) for name in names & vars(home).keys()]
+        return [*(thing.__closure__ or ()), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values(), *named]
+    if isinstance(thing, (type, ModuleType)):
+        is_class = isinstance(thing, type) and _is_users(thing.__module__)
+        return [*vars(thing).values(), *thing.__bases__] if is_class else []
+    if isinstance(thing, WRAPPERS):
+        return [getattr(thing, name, None) for name in WRAPPED]
+    is_open = isinstance(thing, (nn.Module, SimpleNamespace)) or _is_users(type(thing).__module__)
+    return [type(thing), getattr(thing, "__dict__", None)] if is_open else []
+
+
+def _undo(thing: Any) -> Undo | None:
+    """Return a function that puts back what the object holds now; None for what cannot change."""
+    if isinstance(thing, (dict, list, set, deque)):
+        return partial(plain_state.refill, thing, plain_state.content(thing))
+    if isinstance(thing, CellType):
+        return partial(_fill, thing, _contents(thing))
+    if isinstance(thing, (FunctionType, type)):
+        is_class = isinstance(thing, type) and _is_users(thing.__module__)
+        places = [(thing, None)] if is_class else _named(thing)
+        return partial(_assign, [(home, names, dict(vars(home))) for home, names in places])
+    if isinstance(thing, CACHED):
+        return partial(_forget, thing, thing.cache_info().misses)
+    if isinstance(thing, torch.Tensor) and not nn.parameter.is_lazy(thing):
+        return _undo_tensor(thing)
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(thing, numpy.ndarray) and thing.flags.writeable and 0 < thing.nbytes <= LARGE:
+        return partial(thing.__setitem__, ..., thing.copy())
+    return None
+
+
+def _undo_tensor(tensor: torch.Tensor) -> Undo:
+    """Return a function that gives the tensor the gradient that it has now and, if it is small, its values."""
+    gradient = tensor.grad if tensor.is_leaf else None
+    small = [values for values in plain_state.writable(tensor) if values.nbytes <= LARGE]
+    written = [(values, values._version, values.clone()) for values in small]
+
+    def undo() -> None:
+        if tensor.is_leaf and tensor.grad is not gradient:
+            tensor.grad = gradient
+        for values, version, before in written:
+            if values._version != version:
+                values.copy_(before)
+
+    return undo
+
+
+def _forget(cached: Any, misses: int) -> None:
+    """Empty the cache of a function that has run since: it may have kept a fake tensor."""
+    if cached.cache_info().misses != misses:
+        cached.cache_clear()
+
+
+def _fill(cell: CellType, contents: list[Any]) -> None:
+    if contents:
+        cell.cell_contents = contents[0]
+    elif _contents(cell):
+        del cell.cell_contents
+
+
+def _contents(cell: CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # it is empty
+        return []
+
+
+def _assign(places: list[tuple[Any, set[str] | None, dict[str, Any]]]) -> None:
+    """Give classes and modules their attributes back: those of these names, or all."""
+    for home, names, before in places:
+        for name in vars(home).keys() | before.keys() if names is None else names:
+            if name not in before and name in vars(home):
+                delattr(home, name)
+            elif vars(home).get(name) is not before.get(name):
+                setattr(home, name, before[name])
+
+
+def _named(function: Any) -> list[tuple[ModuleType, set[str]]]:
+    """Return the module of a function of the user's, others of the user's that it names, and the names it looks up."""
+    home = sys.modules.get(function.__module__ or "")
+    if home is None or not random_sources.is_users(home) or vars(home) is not getattr(function, "__globals__", None):
+        return []
+    names = set(_names(function.__code__))
+    homes = [home, *(value for name in names if isinstance(value := vars(home).get(name), ModuleType))]
+    return [(place, names) for place in homes if random_sources.is_users(place)]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_users(name: str | None) -> bool:
+    module = sys.modules.get(name or "")
+    return module is not None and random_sources.is_users(module)

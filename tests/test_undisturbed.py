@@ -1,0 +1,235 @@
+"""A training that explains, predicts, plans or measures in between is the one that does not, to the bit."""
+
+from __future__ import annotations
+
+import copy
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import profiler
+from profiler.core.errors import Unsupported, UserError
+from tests import trainings
+
+FUNCTIONS = {
+    "explain": lambda net, batch, loss: profiler.explain(net, batch, "all", loss=loss, device="t4"),
+    "timeline": lambda net, batch, loss: profiler.timeline(net, batch, loss=loss, device="cpu"),
+    "predict": lambda net, batch, loss: profiler.predict(net, "all", batch=batch, loss=loss, device="t4"),
+    "plan": lambda net, batch, loss: profiler.plan(net, "max", batch=batch, loss=loss, device="t4"),
+    "measure": lambda net, batch, loss: profiler.measure(net, batch=batch, loss=loss, samples=1),
+}
+REFUSED = {"lazy": "lazy", "ddp": "DistributedDataParallel"}  # kinds, and a noun of the refusal
+QUICK = list(zip(trainings.KINDS, [*FUNCTIONS] * 4, strict=False))
+ALL = [(kind, name) for kind in trainings.KINDS for name in FUNCTIONS]
+
+
+@pytest.fixture
+def group(tmp_path):
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in ALL]
+)
+def test_a_training_goes_on_as_if_nothing_had_been_asked(kind, name, request):
+    if kind == "ddp":
+        request.getfixturevalue("group")
+    expected = trainings.train(kind)
+    said = []
+
+    def ask(net, batch, loss):
+        if kind == "lazy":
+            net = trainings.KINDS[kind]()  # that of the training has had its first step
+        try:
+            FUNCTIONS[name](net, batch, loss)
+        except (UserError, Unsupported) as error:
+            said.append(str(error))
+
+    assert trainings.train(kind, ask) == expected
+    assert [REFUSED[kind] in text for text in said] == [True] if kind in REFUSED else name == "plan" or not said
+
+
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS][:2] + [pytest.param(name, marks=pytest.mark.slow) for name in [*FUNCTIONS][2:]]
+)
+def test_a_training_goes_on_after_several_threads_have_asked_at_once(name):
+    expected = trainings.train("noisy")
+    own = torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__
+    raised = []
+
+    def ask(net, batch, loss):
+        for _ in range(2):
+            try:
+                FUNCTIONS[name](net, batch, loss)
+            except (UserError, Unsupported) as error:
+                raised.append(error)
+
+    def asked_by_two(*given):
+        threads = [threading.Thread(target=ask, args=given) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert trainings.train("noisy", asked_by_two) == expected
+    assert (torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__) == own
+    assert name == "plan" or not raised
+
+
+class Copied:
+    """Runs a function in another thread, also where it is copied."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def run(self):
+        thread = threading.Thread(target=self.function)
+        thread.start()
+        thread.join()
+
+    def __deepcopy__(self, memo):
+        self.run()
+        return self
+
+
+def test_another_thread_copies_builds_and_runs_its_model_while_a_step_is_traced():
+    model, batch = trainings.mlp().eval(), torch.randn(trainings.ROWS, trainings.WIDTH)
+    expected, wrong, times = model(batch).detach(), queue.SimpleQueue(), queue.SimpleQueue()
+
+    def copied():
+        times.put(1)
+        copies = copy.deepcopy(model)
+        for name, value in copies.state_dict().items():
+            wrong.put(name) if not value.equal(model.state_dict()[name]) else None
+        wrong.put("output") if not copies(batch).equal(expected) else None
+        wrong.put("initial values") if not nn.Linear(2, 2).weight.abs().max() < 1 else None
+
+    traced, here = trainings.mlp(), Copied(copied)
+    traced.other = here
+
+    def loss(output, target):
+        here.run()
+        return nn.functional.mse_loss(output, target)
+
+    profiler.explain(traced, (batch, batch), loss=loss, device="t4")
+
+    assert times.qsize() >= 2  # as the module is copied, and in its step
+    assert wrong.empty()
+
+
+def interrupted(function, given, seconds):
+    """Interrupt the function by a signal after so long; whether the signal came before its end."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        function(*given)
+    except KeyboardInterrupt:
+        return True
+    except (UserError, Unsupported):
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return False
+
+
+def length(kind, name):
+    """Seconds that the function takes."""
+    ended = []
+
+    def ask(*given):
+        began = time.perf_counter()
+        interrupted(FUNCTIONS[name], given, 60)
+        ended.append(time.perf_counter() - began)
+
+    trainings.train(kind, ask)
+    return ended[0]
+
+
+@pytest.mark.parametrize(
+    "times", [2, pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)]
+)
+def test_a_training_goes_on_after_an_interrupt_at_any_moment(times):
+    chance, kinds, stopped, apart = random.Random(times), [*trainings.KINDS.keys() - REFUSED.keys()], [], []
+    expected, seconds = cache(trainings.train), cache(length)
+    own = torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__
+
+    for _ in range(times):
+        kind, name = chance.choice(sorted(kinds)), chance.choice([*FUNCTIONS])
+        moment = chance.uniform(0, seconds(kind, name))
+
+        def ask(*given, name=name, moment=moment):
+            stopped.append(interrupted(FUNCTIONS[name], given, moment))
+
+        apart += [] if trainings.train(kind, ask) == expected(kind) else [(kind, name, moment)]
+
+    assert apart == []
+    assert sum(stopped) >= times // 2
+    assert _get_current_dispatch_mode_stack() == []
+    assert (torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__) == own
+
+
+def test_a_mode_that_fails_as_it_is_entered_is_not_left_on(monkeypatch):
+    enter, net, batch = TorchDispatchMode.__enter__, trainings.mlp(), torch.zeros(trainings.ROWS, trainings.WIDTH)
+    for number in range(1, 8):
+        entered = iter(range(1, 1000))
+
+        def failing(mode, entered=entered, number=number):
+            out = enter(mode)
+            if next(entered) == number:
+                raise KeyboardInterrupt
+            return out
+
+        monkeypatch.setattr(TorchDispatchMode, "__enter__", failing)
+        with pytest.raises(KeyboardInterrupt):
+            FUNCTIONS["explain"](net, (batch, batch), nn.functional.mse_loss)
+        monkeypatch.undo()
+
+    assert _get_current_dispatch_mode_stack() == []
+    assert type(batch @ batch.T) is torch.Tensor
+
+
+def test_a_gpu_that_is_used_later_gets_the_seed_that_it_would_have_had():
+    batch = torch.zeros(trainings.ROWS, trainings.WIDTH)
+    torch.manual_seed(42)
+    awaited = dict(vars(torch.cuda._lazy_seed_tracker))
+
+    FUNCTIONS["explain"](trainings.mlp(), (batch, batch), nn.functional.mse_loss)
+
+    assert vars(torch.cuda._lazy_seed_tracker) == awaited
+
+
+@pytest.mark.slow
+def test_the_import_of_the_functions_draws_no_numbers():
+    code = "import random, profiler; random.seed(5); profiler.explain; print(random.random())"
+
+    drawn = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert float(drawn) == random.Random(5).random()
+
+
+def test_a_call_within_a_call_is_answered():
+    batch, peaks = torch.zeros(trainings.ROWS, trainings.WIDTH), queue.SimpleQueue()
+
+    def build():
+        peaks.put(profiler.explain("mlp", device="t4").peak_bytes)
+        return trainings.mlp(), (batch, batch), nn.functional.mse_loss
+
+    assert profiler.predict(build, device="t4").readings.peak_bytes > 0
+    assert peaks.get(block=False) > 0
