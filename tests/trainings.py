@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, ROWS = 8, 4
@@ -112,6 +114,23 @@ def hooked() -> nn.Module:
     return net
 
 
+def observed() -> nn.Module:
+    """Hooks on all modules and optimizers, until the module is gone."""
+    net, counts = mlp(), {"modules": 0, "optimizers": 0}
+
+    def count(what: str, *given: Any) -> None:
+        counts[what] += 1
+
+    handles = [
+        nn.modules.module.register_module_forward_hook(partial(count, "modules")),
+        register_optimizer_step_post_hook(partial(count, "optimizers")),
+    ]
+    for handle in handles:
+        weakref.finalize(net, handle.remove)
+    net.observed = lambda: [*counts.items()]
+    return net
+
+
 class Recomputing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -188,6 +207,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "ddp": data_parallel,
     "weight-norm": normalized,
     "hooked": hooked,
+    "observed": observed,
     "checkpointed": Recomputing,
     "low-rank": LowRank,
     "remembering": Remembering,

@@ -77,12 +77,25 @@ def refill(value: Any, held: list[Any]) -> None:
     """Give a dict, set, list or deque its items back; an unchanged one is left alone: it may refuse to be changed."""
     if _same(content(value), held):
         return
-    value.clear()
     if isinstance(value, dict):
-        for key, item in held:  # not by update: a Counter's adds
-            value[key] = item
+        _refill_dict(value, dict(held))
+    elif isinstance(value, list):
+        value[:] = held
     else:
+        value.clear()
         value.update(held) if isinstance(value, set) else value.extend(held)
+
+
+def _refill_dict(value: dict[Any, Any], held: dict[Any, Any]) -> None:
+    """Change only what differs, where the order allows it: another thread may be reading."""
+    for key in [key for key in value if key not in held]:
+        del value[key]
+    is_in_order = [*value] == [*held][: len(value)]
+    for key, item in held.items():
+        if not is_in_order:
+            value.pop(key, None)
+        if key not in value or value[key] is not item:
+            value[key] = item
 
 
 def _same(content: list[Any], held: list[Any]) -> bool:

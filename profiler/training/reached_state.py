@@ -39,13 +39,19 @@ Undo = Callable[[], object]
 
 @contextmanager
 def put_back(*roots: Any) -> Iterator[None]:
-    """Restore, on exit, the state that is reached from these objects, and the states of generators."""
-    reached = _reached(roots)
+    """Restore, on exit, the state that is reached from these objects, and the states of generators.
+
+    So are the default dtype, what hooks on all modules and optimizers reach, and the user's modules that are imported.
+    """
+    reached = _reached((*roots, *_hooks_on_all()))
+    dtype, imported = torch.get_default_dtype(), {name: home for name, home in sys.modules.items() if _is_users(name)}
     with random_sources.kept(filter(random_sources.is_generator, reached)):
         undoing = [undo for thing in reached if (undo := _undo(thing)) is not None]
         try:
             yield
         finally:
+            torch.set_default_dtype(dtype)
+            sys.modules.update(imported)
             for undo in reversed(undoing):
                 undo()
 
@@ -53,6 +59,12 @@ def put_back(*roots: Any) -> Iterator[None]:
 def generators(*roots: Any) -> list[torch.Generator]:
     """Return torch's generators that are reached from these objects."""
     return [thing for thing in _reached(roots) if isinstance(thing, torch.Generator)]
+
+
+def _hooks_on_all() -> list[Any]:
+    homes = vars(nn.modules.module), vars(sys.modules[torch.optim.Optimizer.__module__])
+    kinds = [hooks for home in homes for name, hooks in home.items() if name.startswith("_global_")]
+    return [hook for hooks in kinds if isinstance(hooks, dict) for hook in hooks.values()]
 
 
 def _reached(roots: Iterable[Any]) -> list[Any]:
