@@ -233,3 +233,33 @@ def test_a_call_within_a_call_is_answered():
 
     assert profiler.predict(build, device="t4").readings.peak_bytes > 0
     assert peaks.get(block=False) > 0
+
+
+NOTEBOOK = """
+import torch, numpy as np
+from torch import nn
+import profiler
+
+rng, generator, count, seen = np.random.default_rng(1), torch.Generator(), 0, []
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        global count, cache
+        count, cache = count + 1, x
+        seen.append(x)
+        return super().forward(x) * float(rng.random()) + torch.rand(x.shape, generator=generator)
+
+
+batch, before = torch.zeros(2, 8), (rng.bit_generator.state, generator.get_state().tolist())
+profiler.explain(Net(8, 8), (batch, batch), loss=nn.functional.mse_loss, device="t4")
+assert before == (rng.bit_generator.state, generator.get_state().tolist())
+assert (count, seen, "cache" in globals()) == (0, [], False)
+"""
+
+
+@pytest.mark.slow
+def test_code_that_is_in_no_file_is_a_users_too():
+    ran = subprocess.run([sys.executable], input=NOTEBOOK, capture_output=True, text=True, check=False)
+
+    assert (ran.returncode, ran.stderr) == (0, "")

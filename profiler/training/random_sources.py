@@ -124,7 +124,7 @@ def is_generator(value: Any) -> bool:
 def is_users(module: ModuleType) -> bool:
     """Whether it is the user's own: a script, a notebook, or a file that is not installed."""
     place = getattr(module, "__file__", None)
-    return module.__name__ == "__main__" if place is None else is_theirs(place)
+    return module.__name__ == "__main__" or (place is not None and is_theirs(place))
 
 
 def _seed(source: Any, number: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from profiler.core import catalogue, own_thread
 from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.predicting.trace.fake_modules import DEEPCOPY
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.training import optimizers, reached_state
@@ -59,6 +60,8 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def called(*arguments: P.args, **keywords: P.kwargs) -> T:
         def work() -> T:
+            for device in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
+                torch.cuda.synchronize(device)  # tensors may still be written on a stream of the caller's thread
             with reached_state.put_back(arguments, keywords), in_words_of_python():
                 return function(*arguments, **keywords)
 
@@ -149,7 +152,7 @@ def _refuse_spread(module: nn.Module) -> None:
     for name, part in module.named_modules():
         for kind in type(part).__mro__:
             if kind.__name__ in SPREAD:
-                hint = "give the module that is wrapped, as model.module of DDP; gcprof predict --ranks wraps it itself"
+                hint = "give the module that it wraps, as model.module of DistributedDataParallel"
                 message = f"{type(module).__name__}: {_where(name)} is wrapped in {kind.__name__}"
                 raise UserError(message, hint=hint)
 
@@ -167,17 +170,24 @@ def name_of(model: Model) -> str:
 
 def _copies(module: nn.Module, batch: Any, loss: Any) -> Callable[[], Any]:
     def made() -> tuple[Any, ...]:
-        twins = _Twins()
         parts = (module, batch) if loss is None else (module, batch, loss)
-        owned = {
-            id(source): source.clone_state() for source in reached_state.generators(parts)
-        }  # deepcopy refuses them
+        owned = {id(source): source.clone_state() for source in reached_state.generators(parts)}
         is_traced = isinstance(torch.empty(0), FakeTensor)
-        with ExitStack() as stack:
-            for kind in (torch.Tensor, nn.Parameter) if is_traced else ():
-                stack.enter_context(own_thread.replaced(kind, __deepcopy__=twins.of))
+        of = _Twins().of if is_traced else _copied
+        parameters = own_thread.replaced(nn.Parameter, __deepcopy__=of) if is_traced else nullcontext()
+        with own_thread.replaced(torch.Tensor, __deepcopy__=of), parameters:
             return copy.deepcopy(parts, owned)  # which takes no generators of torch
 
+    return made
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Stand-in for Tensor.__deepcopy__ that also takes results of operators, which hooks may have kept."""
+    if tensor.is_leaf:
+        return DEEPCOPY(tensor, memo)
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tensor.detach().clone()
+    made: torch.Tensor = memo[id(tensor)]
     return made
 
 
