@@ -185,6 +185,16 @@ def test_a_training_goes_on_after_an_interrupt_at_any_moment(times):
     assert (torch.Tensor.__deepcopy__, nn.Parameter.__deepcopy__, nn.Module.__call__) == own
 
 
+def test_an_interrupt_ends_a_traced_step_that_has_no_end():
+    net, batch = trainings.mlp(), torch.zeros(trainings.ROWS, trainings.WIDTH)
+
+    def loss(output, target):
+        while True:
+            output.sum()
+
+    assert interrupted(FUNCTIONS["explain"], (net, (batch, batch), loss), 0.3)
+
+
 def test_a_mode_that_fails_as_it_is_entered_is_not_left_on(monkeypatch):
     enter, net, batch = TorchDispatchMode.__enter__, trainings.mlp(), torch.zeros(trainings.ROWS, trainings.WIDTH)
     for number in range(1, 8):
