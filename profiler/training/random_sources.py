@@ -45,7 +45,8 @@ def states(workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
 @contextmanager
 def kept(owned: Iterable[Any] = ()) -> Iterator[None]:
     """Restore, on exit, the states of all global generators, of those given, and of every one that is seeded within."""
-    token = _BEFORE.set({})
+    before: dict[int, Callable[[], object]] = {}
+    token = _BEFORE.set(before)
     is_used = torch.cuda.is_initialized()
     devices = range(torch.cuda.device_count()) if is_used else ()
     awaited = dict(vars(torch.cuda._lazy_seed_tracker))  # the seeds that a GPU gets when it is first used
@@ -55,7 +56,7 @@ def kept(owned: Iterable[Any] = ()) -> Iterator[None]:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        for put_back in _BEFORE.get().values():
+        for put_back in before.values():
             put_back()
         _BEFORE.reset(token)
         if not is_used:
