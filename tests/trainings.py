@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -115,7 +114,7 @@ def hooked() -> nn.Module:
 
 
 def observed() -> nn.Module:
-    """Hooks on all modules and optimizers, until the module is gone."""
+    """Hooks on all modules and optimizers, until it is closed."""
     net, counts = mlp(), {"modules": 0, "optimizers": 0}
 
     def count(what: str, *given: Any) -> None:
@@ -125,8 +124,7 @@ def observed() -> nn.Module:
         nn.modules.module.register_module_forward_hook(partial(count, "modules")),
         register_optimizer_step_post_hook(partial(count, "optimizers")),
     ]
-    for handle in handles:
-        weakref.finalize(net, handle.remove)
+    net.close = lambda: [handle.remove() for handle in handles]
     net.observed = lambda: [*counts.items()]
     return net
 
@@ -243,6 +241,7 @@ def train(kind: str, between: Callable[[nn.Module, Any, Any], object] = lambda n
         optimizer.zero_grad()
         loss(output, batch).backward()
         optimizer.step()
+    getattr(net, "close", list)()
     return digest(net, optimizer, [of_loss, order.bit_generator.state])
 
 
