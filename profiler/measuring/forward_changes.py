@@ -154,7 +154,8 @@ def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[
 
 def _files(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
     """Return the user's files that define the modules' classes, each with its globals."""
-    names = dict.fromkeys(type(submodule).__module__ for submodule in module.modules())
+    kinds = (kind for submodule in module.modules() for kind in type(submodule).__mro__)  # FSDP2 subclasses theirs
+    names = dict.fromkeys(kind.__module__ for kind in kinds)
     homes = [sys.modules[name] for name in names if name in sys.modules]
     return [
         (home.__name__, {name: value for name, value in vars(home).items() if not name.startswith("__")})

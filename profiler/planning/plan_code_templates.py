@@ -21,7 +21,7 @@ $imports
 $plan
 
 def apply_plan(model):
-    """Change the model in place. Parameters and modules keep their names: save its state_dict, not the model."""
+    """Change the model in place, after LoRA if it has any. Names stay: save its state_dict, not the model."""
 $first    for run in PLAN:
         _Run(model, run)
 

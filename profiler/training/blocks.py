@@ -113,7 +113,7 @@ def _stacks(module: nn.Module) -> list[str]:
     lists = [
         (name, child)
         for name, child in _outermost(module, nn.ModuleList)
-        if len(list(child.children())) >= LEAST and len({type(block) for block in child.children()}) == 1
+        if len(list(child.children())) >= LEAST and len({type(block).forward for block in child.children()}) == 1
     ]
     longest = max((len(list(child.children())) for _, child in lists), default=0)
     whole = sum(num_parameters(child) for _, child in lists)

@@ -88,7 +88,7 @@ def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
     needs: dict[Node, bool] = {}
     for node in order:  # a node comes after all those below it
         leaf = getattr(node, "variable", None)
-        is_wanted = leaf is not None and id(leaf) in wanted
+        is_wanted = isinstance(leaf, nn.Parameter) or (leaf is not None and id(leaf) in wanted)  # FSDP2 gathers others
         needs[node] = is_wanted or any(needs.get(below, False) for below, _ in node.next_functions if below)
     return needs
 

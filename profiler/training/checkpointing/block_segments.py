@@ -20,7 +20,7 @@ from profiler.training.checkpointing.call_routes import run_ahead
 from profiler.training.checkpointing.linked_blocks import refuse_unlinked
 from profiler.training.checkpointing.observed_forward import Observation
 from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.routed_block import RoutedBlock, route, unroute
+from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -151,6 +151,7 @@ class _CheckpointedSegment:
             run_ahead(self._blocks[index])
         self.inside = False
         self.due = 0  # the position of the block whose call comes next
+        self.passed: Any = None  # the segment's output, which every later block is to be given
         self._kept_inputs = _keep_inputs(self._blocks, segment)
         for block in self._blocks.values():
             route(block, self)
@@ -169,17 +170,24 @@ class _CheckpointedSegment:
         """Return the whole segment's output if its first block is called; for the others, the value they are given.
 
         Raises Unsupported if a forward leaves blocks out, as layer dropout and early exits do, or gives a block other
-        parameters or values than it was computed with.
+        parameters or values than it was computed with, as where a module was put around each block later (LoRA).
         """
         place = self._place(block)
         self._expect(place)
         if place == 0:
             value = self._under(self._segment)(*arguments, **keywords)
             self.due = 1 % len(self._blocks)
+            self.passed = _bare(value) if self.due else None
             return value
-        self.due = (place + 1) % len(self._blocks)
+        passed, self.due = self.passed, (place + 1) % len(self._blocks)
+        self.passed = passed if self.due else None
         value, *further = arguments
         index = self._order[place]
+        if value is not passed:
+            raise Unsupported(
+                f"'{self._names[index]}' is not given what the block before it returned: "
+                "what is put around blocks, such as LoRA, comes before the strategy"
+            )
         given = self._given.get(index)
         if given and not given.agrees(tuple(further), keywords):
             raise Unsupported(f"'{self._names[index]}' gets other arguments than when it was observed")
@@ -284,7 +292,7 @@ class _WholeForward:
         for segment, due in zip(self.segments, before, strict=True):
             if segment.due not in (0, due):
                 left.append((segment, segment.due))
-                segment.due = due
+                segment.due, segment.passed = due, None
         return left
 
 
@@ -316,7 +324,7 @@ def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
     """Raise Unsupported for blocks that another strategy has checkpointed."""
     for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
         block = workload.block(name)
-        if isinstance(block, RoutedBlock) and not isinstance(vars(block).get("_route"), _WholeForward):
+        if not isinstance(vars(block).get("_route"), _WholeForward | None):
             raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
 
 

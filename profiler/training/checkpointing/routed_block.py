@@ -58,9 +58,9 @@ def route(block: nn.Module, to: Route) -> None:
 
 
 def unroute(block: nn.Module) -> None:
-    """Give the block its own class back."""
-    if isinstance(block, RoutedBlock):
-        del block.__dict__["_route"]
+    """Give the block its own class back, unless FSDP2 or a parametrization made another class of the routed one."""
+    block.__dict__.pop("_route", None)  # without it a routed class does as the block's own
+    if RoutedBlock in type(block).__bases__:
         block.__class__ = _own(type(block))
 
 
@@ -97,7 +97,7 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 
 def _own(kind: type) -> type:
     """Return the class that a routed class was made from; any other class as it is."""
-    return next(base for base in kind.__mro__ if not issubclass(base, RoutedBlock))
+    return next(base for base in kind.__mro__ if not issubclass(base, RoutedBlock) and issubclass(base, nn.Module))
 
 
 def _rebuilt(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -1,0 +1,163 @@
+"""Strategies beside others that change a class of a block or wrap it; the truth is a net checkpointed by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import profiler
+from profiler.core.errors import Unsupported
+from profiler.measuring.meters.needless_graph import needless_bytes
+from profiler.training.models.user import as_workload
+from profiler.training.workload import local
+from tests import pasted
+
+DIM, LENGTH = 8, 4
+
+
+RAN: list[int] = []  # one entry for each block that is computed
+
+
+def count() -> None:
+    RAN.append(1)
+
+
+class Counted(nn.Linear):
+    count = staticmethod(count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count()
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    """Four blocks in a loop, computed together or one by one under checkpoints by hand."""
+
+    def __init__(self, *runs: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Counted(DIM, DIM) for _ in range(LENGTH))
+        self.runs = runs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        by_hand = [index for run in self.runs for index in run]
+        for run in self.runs:
+            x = checkpoint(partial(self.several, run), x, use_reentrant=False)
+        return self.several([index for index in range(LENGTH) if index not in by_hand], x)
+
+    def several(self, run, x):
+        for index in run:
+            x = self.blocks[index](x)
+        return x
+
+
+STRATEGIES = {"all": ((0,), (1,), (2,), (3,)), "segments:k=2": ((0, 1),)}
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def sharded(net, mesh, **options):
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def normed(net, mesh):
+    for block in net.blocks:
+        parametrizations.weight_norm(block)
+    return net
+
+
+def compiled(net, mesh):
+    for block in net.blocks:
+        block.count = torch.compiler.disable(count)
+        block.compile(backend="aot_eager")
+    return net
+
+
+PARTIES = {
+    "fsdp2": sharded,
+    "fsdp2 in bf16": partial(sharded, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "ddp": lambda net, mesh: nn.parallel.DistributedDataParallel(net),
+    "weight_norm": normed,
+    "compile": compiled,
+}
+X = torch.linspace(-1, 1, 3 * DIM).view(3, DIM)
+
+
+def step(net):
+    """A step's loss and gradients, and how many blocks it computed."""
+    RAN.clear()
+    loss = net(X).float().square().mean()
+    loss.backward()
+    gradients = {name: local(parameter.grad).clone() for name, parameter in net.named_parameters()}
+    net.zero_grad()
+    return {"loss": loss.detach(), **gradients}, len(RAN)
+
+
+QUICK = ("ddp", "weight_norm")  # the others import much of PyTorch
+
+
+@pytest.mark.parametrize("party", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in PARTIES])
+@pytest.mark.parametrize("is_first", [True, False], ids=["strategy first", "strategy last"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_beside_another_change_of_class_has_the_step_of_checkpoints_by_hand(mesh, party, is_first, strategy):
+    join = PARTIES[party]
+    plain, by_hand = (step(join(Net(*runs), mesh)) for runs in ((), STRATEGIES[strategy]))
+    net = Net()
+    if not is_first:
+        whole = join(net, mesh)
+    switch = profiler.apply(net, strategy, example=X).switch
+    if is_first:
+        whole = join(net, mesh)
+
+    on = step(whole)
+    switch(False)
+    off = step(whole)
+    switch(True)
+    again = step(whole)
+
+    assert pasted.same(on[0], by_hand[0])
+    assert pasted.same(off[0], plain[0])
+    assert pasted.same(again[0], by_hand[0])
+    assert (off[1], on[1], again[1]) == (plain[1], by_hand[1], by_hand[1])
+
+
+def test_what_is_put_around_each_block_of_a_run_later_is_refused_and_not_computed_wrong():
+    class Adapted(nn.Module):  # as LoRA
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.beside = base, nn.Linear(DIM, DIM)
+
+        def forward(self, x):
+            return self.base(x) + self.beside(x)
+
+    net = Net()
+    profiler.apply(net, "segments:k=2", example=X)
+    net.blocks = nn.ModuleList(Adapted(block) for block in net.blocks)
+
+    with pytest.raises(Unsupported, match=r"blocks\.1"):
+        net(X)
+
+
+@pytest.mark.slow
+def test_parameters_that_fsdp2_gathers_are_reached_by_gradients(mesh):
+    net = nn.Sequential(*(nn.Linear(DIM, DIM) for _ in range(LENGTH)))
+    for block in net:
+        fully_shard(block, mesh=mesh)
+    workload = as_workload((fully_shard(net, mesh=mesh), X, lambda output, _: output.mean()))
+
+    assert needless_bytes(workload.loss(workload.module, workload.batch), workload) == 0
