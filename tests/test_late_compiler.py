@@ -55,6 +55,26 @@ def test_a_module_of_the_compiler_imports_it_as_usual():
     run(COMPILE.format(then="import torch._dynamo.eval_frame\nfrom torch._dynamo.source import EphemeralSource"))
 
 
+CHECKPOINTED = """
+import sys
+import torch
+from profiler.predicting import late_compiler
+
+late_compiler.install()
+from torch.utils.checkpoint import checkpoint
+
+checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+assert "torch._dynamo.symbolic_convert" not in sys.modules
+torch._dynamo.disable(recursive=False)
+assert "torch._dynamo.symbolic_convert" in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_a_step_with_a_checkpoint_does_not_import_it():
+    run(CHECKPOINTED)
+
+
 @pytest.mark.slow
 def test_compiling_imports_it_as_usual():
     run(COMPILE.format(then="torch.compile(lambda x: x, backend='eager')(torch.ones(2))"))

@@ -86,6 +86,8 @@ class LateModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if is_late() and f"{self.__name__}.{name}" == CONFIGURATION:
+            return import_module(CONFIGURATION)  # torch.utils.checkpoint reads it at every call since torch 2.15
         if is_late():
             import_now()
         return getattr(import_module(self.__name__), name)
