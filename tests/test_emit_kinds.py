@@ -38,6 +38,7 @@ def test_hugging_faces_switch_is_set_in_the_layers_of_the_plan_alone():
     assert perceptron_calls(other.module) == [2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.filterwarnings("error:.*checkpointing.*is deprecated:FutureWarning")
 def test_gradients_under_hugging_faces_switch_are_those_without_checkpointing():
     expected, _ = stepped(BUILDS["llama"], lambda built: built.module.train())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import pytest
@@ -297,6 +298,25 @@ def test_selective_checkpointing_keeps_the_results_of_the_operators_that_it_name
     assert flops["none"] < flops["selective:save=matmul"] < flops["all"]
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_hooks_around_blocks_get_what_a_selective_checkpoint_saves():
+    """Of each block its input, 4 KiB, and the results of its two products, 16 KiB and 4 KiB."""
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(2)))
+    profiler.apply(blocks, "selective:save=addmm", blocks="?")
+    parameters = {parameter.data_ptr() for parameter in blocks.parameters()}
+    packed = []
+
+    def pack(tensor):
+        packed.append(0 if tensor.data_ptr() in parameters else tensor.nbytes)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        blocks(torch.ones(64, 16)).sum().backward()
+
+    reach = "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters  # not before torch 2.15
+    assert sum(packed) == 2 * (4 + (16 + 4 if reach else 0)) * 1024
+
+
 @pytest.mark.parametrize("device", ["cpu", "fake:t4"])
 def test_selective_checkpointing_that_keeps_nothing_says_so_and_what_the_blocks_have(device):
     def notes(save: str) -> list[str]:
@@ -380,6 +400,26 @@ def test_the_switch_of_diffusers_is_used():
     assert applied.split == "1 switched on"
     assert applied.keeps_own
     assert is_on
+    assert not module.gradient_checkpointing
+
+
+@pytest.mark.parametrize("word", ["activation", "gradient"])  # the name since transformers 5.23, and the old one
+def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
+    from profiler.training.strategies import hugging_face
+
+    class Model(Denoiser):
+        def switch(self, on, kwargs=None):
+            self.gradient_checkpointing, self.given = on, kwargs
+
+    setattr(Model, f"{word}_checkpointing_enable", lambda self, given: self.switch(True, given))
+    setattr(Model, f"{word}_checkpointing_disable", lambda self: self.switch(False))
+    module = Model()
+
+    applied = hugging_face.apply(workload(module, ("inner",)))
+    is_on, given = module.gradient_checkpointing, module.given
+    applied.switch(False)
+
+    assert (is_on, given) == (True, {"use_reentrant": False})
     assert not module.gradient_checkpointing
 
 

@@ -88,6 +88,7 @@ def test_strategies_that_are_wrong_on_purpose_are_switched_off_too(fault):
     assert_same(step(assembled), true)
 
 
+@pytest.mark.filterwarnings("error:.*checkpointing.*is deprecated:FutureWarning")
 def test_the_switch_of_hugging_face_is_used():
     model = "hf:gpt2:n_embd=32,n_head=2,n_layer=3,vocab_size=50,sequence=8"
     true = step(built(model, "none"))

@@ -96,12 +96,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 $plan
 
 def apply_plan(model):
-    """Switch checkpointing on in these layers alone. A Trainer's gradient_checkpointing=True would switch on all."""
+    """Switch checkpointing on in these layers alone. A Trainer's activation_checkpointing=True would switch on all."""
 $first    layers = {name: one for name, one in model.named_modules() if isinstance(one, GradientCheckpointingLayer)}
     others = [name for name in LAYERS if name not in layers]
     if others:
         raise ValueError(f"not layers of this model that have a switch of their own: {others}")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for name, layer in layers.items():
         layer.gradient_checkpointing = name in LAYERS
 ''')

@@ -48,7 +48,7 @@ def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
 
 def _refuse(case: Case) -> None:
     if case.strategy.name not in ("none", "hf"):
-        raise Unsupported("a Trainer checkpoints nothing or, with gradient_checkpointing=True, every layer (hf)")
+        raise Unsupported("a Trainer checkpoints nothing or, with activation_checkpointing=True, every layer (hf)")
     if case.ranks:
         raise Unsupported("a Trainer is measured in one process: leave --ranks out")
     if case.precision not in ("fp32", "amp-bf16", "amp-fp16"):
@@ -58,13 +58,15 @@ def _refuse(case: Case) -> None:
 
 
 def _arguments(case: Case, folder: str) -> Any:
+    name = "activation_checkpointing"  # gradient_checkpointing before transformers 5.23
+    name = name if name in TrainingArguments.__dataclass_fields__ else "gradient_checkpointing"
+    checkpointing: dict[str, Any] = {name: case.strategy == "hf", f"{name}_kwargs": {"use_reentrant": False}}
     return TrainingArguments(
         output_dir=folder,
         max_steps=1 + case.warmup + case.samples,
         per_device_train_batch_size=case.batch_size or 1,
         gradient_accumulation_steps=case.accumulate,
-        gradient_checkpointing=case.strategy == "hf",
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        **checkpointing,
         bf16=case.precision == "amp-bf16",
         fp16=case.precision == "amp-fp16",
         optim="adamw_torch",

@@ -16,7 +16,7 @@ from profiler.integrations.trainers.steps import Steps, add
 class RecordingCallback(TrainerCallback):
     """`Trainer(..., callbacks=[RecordingCallback("results/mine")])` writes the run's time and peak when training ends.
 
-    Run once with and once without `gradient_checkpointing=True` into the same folder, and `gcprof show` compares them.
+    Run once with and once without `activation_checkpointing=True` into the same folder; `gcprof show` compares them.
     The first step and `warmup` more are warm-up, the next `samples` are recorded. Without a folder, `record` holds the
     result.
     """
@@ -70,7 +70,7 @@ def case_of(args: Any, model: nn.Module, *, warmup: int, samples: int) -> Case:
 
 
 def is_checkpointed(args: Any, model: nn.Module) -> bool:
-    """Whether the arguments or the model turn checkpointing on, by transformers 6's names or the old ones."""
+    """Whether the arguments or the model turn checkpointing on, by today's names or those before transformers 5.23."""
     requested = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", None)
     switched = getattr(model, "is_activation_checkpointing", None)
     return bool(requested or (getattr(model, "is_gradient_checkpointing", False) if switched is None else switched))

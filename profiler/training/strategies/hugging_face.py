@@ -10,25 +10,26 @@ from profiler.training.workload import Workload
 
 
 def apply(workload: Workload) -> Applied:
-    """Calls the model's own gradient_checkpointing_enable(), or enable_gradient_checkpointing() of diffusers.
+    """Calls the model's own activation_checkpointing_enable(), or enable_gradient_checkpointing() of diffusers.
 
-    Raises Unsupported where it has neither, or where it does not support it.
+    Before transformers 5.23 it is gradient_checkpointing_enable(). Raises Unsupported where the model has none of
+    these, or where it does not support it.
     """
     module: Any = workload.module
-    is_of_diffusers = not hasattr(module, "gradient_checkpointing_enable")
-    if is_of_diffusers and not hasattr(module, "enable_gradient_checkpointing"):
+    named = [word for word in ("activation", "gradient") if hasattr(module, f"{word}_checkpointing_enable")]
+    if not named and not hasattr(module, "enable_gradient_checkpointing"):
         raise Unsupported(
-            "the model has no gradient_checkpointing_enable(), as a Hugging Face model has; where your code switches "
+            "the model has no activation_checkpointing_enable(), as a Hugging Face model has; where your code switches "
             "its checkpoints on, `own` measures them"
         )
 
     def switch(on: bool) -> None:
-        if is_of_diffusers:
+        if not named:
             (module.enable_gradient_checkpointing if on else module.disable_gradient_checkpointing)()
         elif on:
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            getattr(module, f"{named[0]}_checkpointing_enable")({"use_reentrant": False})
         else:
-            module.gradient_checkpointing_disable()
+            getattr(module, f"{named[0]}_checkpointing_disable")()
 
     try:
         switch(True)

@@ -14,7 +14,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied, Note
 from profiler.training.checkpointing.block_segments import Checkpoint, checkpoint_segments
-from profiler.training.checkpointing.own_checkpoints import checkpoint
+from profiler.training.checkpointing.own_checkpoints import RESPECTING, checkpoint
 from profiler.training.workload import Workload
 
 
@@ -65,7 +65,7 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
-    return partial(checkpoint, use_reentrant=False, context_fn=contexts)
+    return partial(checkpoint, use_reentrant=False, context_fn=contexts, **RESPECTING)
 
 
 def offered(names: Iterable[str]) -> list[str]:
