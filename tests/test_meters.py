@@ -14,7 +14,9 @@ from profiler.measuring.devices import Span
 from profiler.measuring.meters import flops, memory, operators, time
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.ranks import Group
+from profiler.predicting.traced_case import trace_case
 from profiler.training.workload import Workload
+from tests import make
 from tests.scripted_steps import Scripted, step
 
 LAYER, BATCH = 16 * 16 * 4, 4 * 16 * 4  # bytes
@@ -317,6 +319,34 @@ def test_the_flops_of_a_layer_are_those_of_its_products_and_a_recompute_is_in_th
 
     assert flops.read(plain) == {"forward_flops": product, "backward_flops": product}  # of the weight alone
     assert flops.read(recomputed) == {"forward_flops": product, "backward_flops": 2 * product}
+
+
+class Grouped(nn.Module):
+    """Four heads of queries, and two of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        query, key, value = batch  # (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8): batch, heads, time, width
+        given = (query * self.scale, key * self.scale, value * self.scale)
+        return nn.functional.scaled_dot_product_attention(*given, enable_gqa=True)
+
+
+def test_attention_with_grouped_heads_has_the_flops_of_its_products_measured_and_traced():
+    product = 2 * (2 * 4) * 5 * 7 * 8  # for each sample and head of queries, (5, 8) @ (8, 7)
+    shapes = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))
+
+    def build() -> Workload:
+        batch = tuple(torch.ones(shape) for shape in shapes)
+        return Workload(module=Grouped(), batch=batch, loss=lambda module, batch: module(batch).sum())
+
+    read = flops.read(build())
+    _, traced, _ = trace_case(make.case("none", device="fake:cpu"), build=build)
+
+    assert read == {"forward_flops": 2 * product, "backward_flops": 5 * product}
+    assert sum(operator.flops for operator in traced.operators) == 7 * product
 
 
 # --- the seconds of a step

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
+from profiler.measuring.meters.attention_flops import FORMULAS
 from profiler.training.workload import Workload, loss_of
 
 
@@ -36,7 +37,7 @@ class _Counter(FlopCounterMode):
     """Counts only for the whole model: hooks, as needed by module, would forbid torch.autograd.grad in a forward."""
 
     def __init__(self) -> None:
-        super().__init__(display=False)
+        super().__init__(display=False, custom_mapping=FORMULAS)
         self.mod_tracker = _Nowhere()
 
 

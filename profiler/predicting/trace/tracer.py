@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
+from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.batch_growth import Grown, tensors_of
@@ -264,7 +265,7 @@ class _Kind:
 
     def __init__(self, func: Any) -> None:
         self.name = operator_name(func)
-        self.flops: Any = FLOP_FORMULAS.get(func._overloadpacket)
+        self.flops: Any = ATTENTION.get(func._overloadpacket) or FLOP_FORMULAS.get(func._overloadpacket)
         self.is_question = func.namespace in ("prim", "profiler")  # about a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
         self.order = ORDERS.get(self.name)
