@@ -13,13 +13,15 @@ KERNELS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", 
 def _forward(query: Any, key: Any, value: Any, *arguments: Any, **keywords: Any) -> int:
     """Return the FLOPs of scores and of results; each head of keys and values serves a group of queries' heads."""
     batch, heads, queries, width = query.shape
-    return 2 * batch * heads * queries * key.shape[-2] * (width + value.shape[-1])
+    flops: int = 2 * batch * heads * queries * key.shape[-2] * (width + value.shape[-1])
+    return flops
 
 
 def _backward(gradient: Any, query: Any, key: Any, value: Any, *arguments: Any, **keywords: Any) -> int:
     """Return the FLOPs of the scores again, and of the gradients of scores, queries, keys and values."""
     batch, heads, queries, width = query.shape
-    return 2 * batch * heads * queries * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+    flops: int = 2 * batch * heads * queries * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+    return flops
 
 
 _forward._get_raw = _backward._get_raw = True  # type: ignore[attr-defined]  # the counter passes tensors

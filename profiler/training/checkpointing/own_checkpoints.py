@@ -48,7 +48,7 @@ _SETTINGS = {
 }
 _original = _copy(_TARGET)
 # Hooks around a selective checkpoint, such as save_on_cpu, get what it saves too; before torch 2.15 they never do.
-RESPECTING = {"respect_saved_tensors_hooks": True} if "respect_saved_tensors_hooks" in _SETTINGS else {}
+RESPECTING: dict[str, Any] = dict.fromkeys({"respect_saved_tensors_hooks"} & _SETTINGS, True)
 
 
 class OwnCalls:
