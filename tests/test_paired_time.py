@@ -27,18 +27,18 @@ SETTLING = 2  # the first, and one of warm-up, which is without the strategy
 class Switched(Scripted):
     """A device on which steps without the strategy take 1 s, and steps with it 1.5 s; each takes longer than before."""
 
-    def __init__(self, *, drift: float = 0.0, room: bool = True) -> None:
+    def __init__(self, *, drift: float = 0.0, fails: tuple[Exception, int] | None = None) -> None:
         super().__init__([])
         self.is_on, self.order, self.num_released = True, [], 0
-        self._drift, self._room = drift, room
+        self._drift, self._fails = drift, fails  # what a step without the strategy raises, and from which of them on
 
     def switch(self, on: bool) -> None:
         self.is_on = on
 
     def run(self, mark: Any) -> None:
         self.order.append(self.is_on)
-        if not self.is_on and not self._room:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+        if not self.is_on and self._fails and self.order.count(False) >= self._fails[1]:
+            raise self._fails[0]
         self.left.append((1.5 if self.is_on else 1.0) * (1 + self._drift * len(self.order)))
         step(mark)
 
@@ -128,8 +128,12 @@ def test_all_pairs_count_where_no_step_waited_more_than_others(held):
     assert calm_ratios([steps, steps]) == [(1.1,) * 7] * 2
 
 
-def test_where_the_first_step_without_has_no_room_the_strategy_is_timed_alone():
-    device = Switched(room=False)
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY, ValueError("the model's own")])
+def test_where_the_first_step_without_fails_the_strategy_is_timed_alone(error):
+    device = Switched(fails=(error, 1))
 
     found = read(device, samples=3)
 
@@ -137,6 +141,17 @@ def test_where_the_first_step_without_has_no_room_the_strategy_is_timed_alone():
     assert (found["plain_step_seconds"], found["plain_warmup_seconds"]) == (None, ())
     assert found["warmup_seconds"] == (1.5,) * 3  # one more, since the device let its cache go
     assert device.num_released == 1
+    assert device.is_on
+
+
+@pytest.mark.parametrize("least_pairs", [1, 3], ids=["a first look", "pairs"])
+def test_where_a_later_step_without_fails_the_strategy_is_timed_alone_too(least_pairs):
+    device = Switched(fails=(NO_MEMORY, 2))
+
+    found = read(device, samples=3, sampling=Sampling(), least_pairs=least_pairs)
+
+    assert set(found["step_seconds"]) == {1.5}
+    assert (found["plain_step_seconds"], found["plain_warmup_seconds"]) == (None, ())
     assert device.is_on
 
 
@@ -223,7 +238,7 @@ def test_a_trial_that_is_told_so_is_timed_alone():
 
 
 def test_the_note_of_a_step_without_room_is_that_of_its_page(monkeypatch):
-    monkeypatch.setattr(timing, "_without", lambda sample, device: [])
+    monkeypatch.setattr(timing, "_without", lambda sample, device, group: [])
 
     (note,) = (note for note in measured("mlp", "all", passes=("time",), samples=2).notes if note.code == "GCP060")
 

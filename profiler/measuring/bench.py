@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -16,11 +16,13 @@ from torch import nn
 
 from profiler.core.case import Case, Trial
 from profiler.core.record import IN_BUILD, Note
+from profiler.core.secret_filter import hide
 from profiler.core.units import bytes_text
+from profiler.core.user_code import innermost_line
 from profiler.measuring.devices import of_rank, open_device
 from profiler.measuring.meters.leftovers import Leftovers
 from profiler.measuring.meters.step_digests import StepDigests
-from profiler.measuring.ranks import ALONE, Group
+from profiler.measuring.ranks import ALONE, Group, Ranks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
@@ -31,6 +33,7 @@ NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmeti
 WARNINGS = (UserWarning, RuntimeWarning)  # about this step; deprecation warnings are not
 MOST_WARNINGS = 3  # that a note names
 LONGEST_WARNING = 300  # characters
+T = TypeVar("T")
 TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # cut from warnings: a place in PyTorch's sources
 
 
@@ -57,11 +60,13 @@ class Bench:
         self.leftovers = Leftovers(self.device)
         self.misread_bytes = 0  # left by earlier passes and included in the measured peak
         self.num_steps = 0
+        self.value_reads = ""  # which values a rehearsed step reads that it does not have, in words
         self.step_digests: StepDigests | None = None  # of the memory pass's steps; None if not watched
         self._build = build
         self._seen: Seen = {}  # observations of the blocks, made on the first model only
         self._built: Callable[[], nn.Module | None] = lambda: None  # returns the last model, if it still exists
         self._notes: list[Note] = []
+        self._unknown: dict[str, str] = {}  # what an extra run was to find out, and why it failed
         self._warnings = StepWarnings()
         self._own_calls = OwnCalls()  # the model's own checkpoint calls in the last step
         self._remark: Callable[[], Note | None] = lambda: None  # the strategy's, after a step
@@ -137,6 +142,21 @@ class Bench:
         self.num_steps += 1
         return step(mark)
 
+    def extra(self, what: str, run: Callable[[], T], *, is_local: bool = False) -> T | None:
+        """Return the result of a run that the user did not ask for; if it raises, None, and `what` is noted as unknown.
+
+        So it never decides the outcome. The memory that it took is free again. Of several ranks, which take part in
+        each other's runs, none can go on alone: unless the run `is_local`, the error is raised.
+        """
+        try:
+            return run()
+        except Exception as error:  # the user's model may raise anything
+            if isinstance(self.group, Ranks) and not is_local:
+                raise
+            self._unknown[what] = _in_short(error)
+        self.device.release()  # after the handler, whose traceback holds tensors
+        return None
+
     def hearing(self) -> AbstractContextManager[None]:
         """Return a context manager that collects warnings, as `gradients` does."""
         return self._warnings.heard()
@@ -148,6 +168,9 @@ class Bench:
 
     def all_notes(self) -> list[Note]:
         """Return the notes of this rank, then those that only other ranks have."""
+        if self._unknown:
+            texts = [f"{what} ({why})" for what, why in self._unknown.items()]
+            self.note("GCP057", f"not known, as a step that gcprof adds to find out fails: {'; '.join(texts)}")
         for note in (note for notes in self.group.gather(self._notes) for note in notes):
             self.note(note.code, note.text)
         return self._notes
@@ -181,7 +204,7 @@ class Bench:
         """Note memory that passes left allocated, and what keeps it; return why the trial is invalid, if it is."""
         if not self.leftovers.most_bytes:
             return None
-        keeper = self._keeper()
+        keeper = self.extra("what keeps the bytes of earlier passes", self._keeper) or "what keeps them is not known"
         if self.misread_bytes:
             text = f"{bytes_text(self.misread_bytes)} that earlier passes left are in the peak: {keeper}"
             self.note("GCP038", text)
@@ -257,6 +280,15 @@ class StepWarnings:
         lines = list(self.lines)
         more = len(lines) - MOST_WARNINGS
         return "; ".join([*lines[:MOST_WARNINGS], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _in_short(error: Exception) -> str:
+    """Return what was raised and at which line of the user's; only that memory ran out, as sizes are of no use."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return "out of memory"
+    line = innermost_line(error)
+    words = f"{type(error).__name__}: {_first_line(hide(str(error)))}"
+    return f"{words} ({line})" if line else words
 
 
 def _first_line(text: str) -> str:

@@ -30,6 +30,7 @@ UNTRAINED = "no parameter trains, so there is no gradient to compare"
 def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     """Compare the trial with its baseline's digests; return the result, and why the trial is invalid, if it is.
 
+    It decides nothing if its own steps fail after those of the memory pass, which are the user's, did not.
     The baseline is compared with itself, which gives the noise floor. A strategy runs no further steps if those of its
     memory pass were watched and are bit-equal.
     """
@@ -38,6 +39,14 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
         bench.note("GCP006", "gradients were not compared: --verify off")
         return None, None
     bench.begin("equality")
+    if "memory" not in bench.trial.passes:
+        return _compared(bench)
+    compared = bench.extra("whether the gradients are those without checkpointing", lambda: _compared(bench))
+    return compared or (None, equality.judge(None, strict=case.verify == "strict"))
+
+
+def _compared(bench: Bench) -> tuple[Equality | None, str | None]:
+    case = bench.trial.case
     comparison = _Comparison(bench)
     result = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
     if result is None:
@@ -91,7 +100,12 @@ class _Comparison:
         if case.precision == "fp32":
             return result
         exact = msgspec.structs.replace(case, precision="fp32")
-        difference = equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group)
+        difference = self._bench.extra(
+            "how far this precision is from fp32",
+            lambda: equality.apart(lambda: self._gradients(exact), lambda: self._gradients(case), self._group),
+        )
+        if difference is None:
+            return result
         self._bench.note("GCP013", f"in {case.precision} the gradients differ by {difference:.1e} from those in fp32")
         return msgspec.structs.replace(result, precision_difference=difference)
 
@@ -127,9 +141,12 @@ class _Comparison:
         """Add how many parameters lack a gradient; a note names them for the baseline, or if the strategy lost any."""
         is_told = self._case == self._case.baseline or result.missing
         if self._lost and is_told:
-            built = self._bench.build_unwatched(self._case)
-            self._bench.note("GCP045", missing_gradients.explanation(built.workload, self._lost))
+            self._bench.extra("why parameters get no gradient", self._tell_lost)
         return msgspec.structs.replace(result, num_without_gradient=len(self._lost))
+
+    def _tell_lost(self) -> None:
+        workload = self._bench.build_unwatched(self._case).workload
+        self._bench.note("GCP045", missing_gradients.explanation(workload, self._lost))
 
     def others(self, result: Equality) -> tuple[str, ...]:
         """Return the differing buffers, without statistics of norms, which no forward reads in training."""
@@ -152,6 +169,7 @@ class _Comparison:
             lambda rank: lambda: self._alone(rank),
             lambda rank: lambda: self._alone(rank, nudge=True),
             self._group,
+            attempt=lambda run: self._bench.extra("whether gradients are averaged over the ranks", run, is_local=True),
         )
 
     def _against(self, baseline: Case, step: GradientStep, digests: dict[str, str], applied: Applied) -> Equality:
@@ -223,18 +241,30 @@ def verify_averaging(
     alone: Callable[[int], GradientStep],
     nudged: Callable[[int], GradientStep],
     group: Group,
+    *,
+    attempt: Callable[[Callable[[], Results]], Results | None] = lambda run: run(),
 ) -> Equality:
     """Add to `result` how far the ranks' gradients are from one process's mean gradients over all ranks' batches.
 
     `alone(rank)` is the step of one process with the batch of a rank; `nudged(rank)` is the same with weights changed
-    in the last bit, which shows the effect of rounding. It is run only if the gradients are not bit-equal.
+    in the last bit, which shows the effect of rounding. It is run only if the gradients are not bit-equal. `attempt`
+    runs what one process runs alone, and returns None if it fails: `result` is then returned as it is.
     """
     own = step_results.collect(step)
-    mean = _mean([step_results.collect(alone(rank)) for rank in range(group.size)], group.rank)
+
+    def mean_of(ways: Callable[[int], GradientStep]) -> Results | None:
+        mean = attempt(lambda: _mean([step_results.collect(ways(rank)) for rank in range(group.size)], group.rank))
+        return mean if all(group.gather(mean is not None)) else None
+
+    mean = mean_of(alone)
+    if mean is None:
+        return result
     across = equality.compared(mean, own, group)
     if not across.largest_difference:
         return msgspec.structs.replace(result, ranks_difference=0.0)
-    nudged_mean = _mean([step_results.collect(nudged(rank)) for rank in range(group.size)], group.rank)
+    nudged_mean = mean_of(nudged)
+    if nudged_mean is None:
+        return result
     return msgspec.structs.replace(
         result,
         ranks_difference=across.largest_difference,

@@ -43,7 +43,7 @@ NOTHING_TRAINS = "no parameter trains, and nothing else that the loss depends on
 
 @contextmanager
 def explained(bench: Bench) -> Iterator[None]:
-    """Add notes to an error: which recompute raised it, the likely cause, and the model's own checkpoints."""
+    """Add notes to an error: which recompute raised it, the likely cause, what it read, the model's own checkpoints."""
     try:
         yield
     except Exception as error:  # the user's model may raise anything; it is re-raised
@@ -51,6 +51,8 @@ def explained(bench: Bench) -> Iterator[None]:
             error.add_note(WHERE + where)
         if cause := _found_cause(bench, error):
             error.add_note(CAUSE + cause)
+        if bench.value_reads:  # perhaps the reason
+            error.add_note(bench.value_reads)
         if note := bench.own_checkpoints():  # with them, a step may fit that does not fit without
             error.add_note(note.text)
         raise

@@ -20,7 +20,8 @@ def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
 
     The weights are restored: a factory may return the same module each time.
     """
-    if not _can_watch(bench, built):
+    digests = _digests(bench, built)
+    if digests is None:
         yield step
         return
 
@@ -29,11 +30,20 @@ def watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
             loss: torch.Tensor = step(mark)
             return loss
 
-    digests = StepDigests(built.workload)
     with weights_kept(built.workload):
         yield digests.watched(heard)
         digests.finish()
-    bench.step_digests = digests
+    bench.step_digests = digests if digests.digests else None
+
+
+def _digests(bench: Bench, built: Assembled) -> StepDigests | None:
+    """Return what takes the digests; None if they cannot be used, or if the model has state that cannot be read."""
+    if not _can_watch(bench, built):
+        return None
+    try:
+        return StepDigests(built.workload)
+    except Exception:  # noqa: BLE001  state of a user's class; the equality pass, which reads it too, tells why
+        return None
 
 
 def _can_watch(bench: Bench, built: Assembled) -> bool:
@@ -54,7 +64,9 @@ def weights_kept(workload: Workload) -> Iterator[None]:
     """Restore the weights that steps in the block change, from copies on the host."""
     parameters = [one for one in trained(workload).values() if one.requires_grad and not one.is_meta]
     weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
-    yield
-    with torch.no_grad():
-        for parameter, weight in zip(parameters, weights, strict=True):
-            local(parameter).copy_(weight)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, weight in zip(parameters, weights, strict=True):
+                local(parameter).copy_(weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -29,8 +30,8 @@ from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_
 from profiler.training.workload import Mark, Step, Workload
 
 NO_ROOM = (
-    "the step without the strategy does not fit into the same process, so the two are not timed alternately: the "
-    "ratio compares rounds in separate processes"
+    "the step without the strategy does not fit into the same process, or fails there, so the two are not timed "
+    "alternately: the ratio compares rounds in separate processes"
 )
 MOST_NAMED = 3  # modules
 
@@ -46,6 +47,10 @@ def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
 
 def _flops(bench: Bench) -> dict[str, Any]:
     bench.begin("flops")
+    return bench.extra("FLOPs, and how often each block runs", lambda: _counted(bench)) or {}
+
+
+def _counted(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
     calls: list[int] = []
     built = bench.build(calls=calls)
@@ -61,11 +66,8 @@ def _flops(bench: Bench) -> dict[str, Any]:
     try:
         with reads if bench.device.is_hollow else nullcontext(), by_blocks.watched() if by_blocks else nullcontext():
             counted = flops.read(built.workload, look, watching=recomputes.watching())
-    except Exception as error:  # the user's model may raise anything; it is re-raised
-        if reads.places:
-            error.add_note(f"{ZEROS}: {reads}")  # perhaps the reason
-        raise
-    _tell_reads(bench, reads)
+    finally:
+        _tell_reads(bench, reads)
     readings = {**counted, "block_calls": tuple(calls)}
     if built.own_calls.has_compiled():
         _tell_left_out(bench, built.applied.recomputes, calls)
@@ -84,7 +86,8 @@ def _has_found_blocks(built: Assembled) -> bool:
 
 def _tell_reads(bench: Bench, reads: ValueReads) -> None:
     """Note which operators read tensor values, which a rehearsed step does not have."""
-    texts = [f"{ZEROS}: {reads}; sizes that follow from them are not real"] if reads.places else []
+    bench.value_reads = f"{ZEROS}: {reads}" if reads.places else ""
+    texts = [f"{bench.value_reads}; sizes that follow from them are not real"] if reads.places else []
     if unknown_masks:
         lines = ", ".join(filter(None, unknown_masks))
         texts.append(f"{WHOLE} ({lines})" if lines else WHOLE)
@@ -96,7 +99,8 @@ def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict
     """Return what custom Functions keep despite checkpoints; for the baseline, note needlessly saved bytes instead."""
     if bench.trial.case != bench.trial.case.baseline:
         return kept_on_ctx(loss, workload)
-    _tell_needless(bench, needless_bytes(loss, workload), workload)
+    nbytes = needless_bytes(loss, workload)
+    bench.extra("where bytes are saved needlessly", lambda: _tell_needless(bench, nbytes, workload))
     return {}
 
 
@@ -119,7 +123,7 @@ def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload
     """Note modules that the model's own code recomputes in the backward of the baseline."""
     if bench.trial.case != bench.trial.case.baseline or not any(bench.group.gather(bool(recomputes.modules))):
         return
-    if names := recomputes.names(workload):
+    if names := bench.extra("which modules the backward runs again", lambda: recomputes.names(workload)):
         bench.note("GCP064", remark(names))
 
 
@@ -194,7 +198,8 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     if any(bench.group.gather(left_bytes > 0)):
         total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
         room = total - own["peak_bytes"] - memory_growth.NUM_STEPS * left_bytes if total and is_known else None
-        _tell_growth(bench, built, optimizer, counted, room)
+        grows = partial(_tell_growth, bench, built, optimizer, counted, room)
+        bench.extra("whether memory grows from step to step", grows)
     return own, gathered
 
 
@@ -239,8 +244,12 @@ def _rank_bytes(own: dict[str, Any], gathered: int | None) -> RankBytes:
 
 def _operators(bench: Bench) -> dict[str, Any]:
     bench.begin(OPERATORS)
-    _, step = bench.build().trainer()
-    return operators.read(bench.device, lambda mark: bench.counted(step, mark))
+
+    def hidden() -> dict[str, Any]:
+        _, step = bench.build().trainer()
+        return operators.read(bench.device, lambda mark: bench.counted(step, mark))
+
+    return bench.extra("what operators take besides their results", hidden) or {}
 
 
 def _time(bench: Bench) -> dict[str, Any]:

@@ -84,8 +84,21 @@ def _timeline(trace: Trace, blocks: tuple[str, ...]) -> Timeline:
 def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None = None) -> Followed:
     """Return one traced step of the trial's case; `build` replaces the catalogue's model. Raises as `predict` does.
 
-    `with_choices` adds the floors and peaks of other block choices; the case must be one without checkpointing.
+    `with_choices` adds the floors and peaks of other block choices, if the hooks that these need do not fail; the case
+    must be one without checkpointing.
     """
+    if not with_choices:
+        return _followed(trial, build, with_choices=False)
+    try:
+        return _followed(trial, build, with_choices=True)
+    except Exception as error:  # noqa: BLE001  the model may raise anything; if the step itself fails, it does so again
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    followed = _followed(trial, build, with_choices=False)
+    remark = f"whether other blocks would lower the peak is not known: {why}"
+    return msgspec.structs.replace(followed, remarks=(*followed.remarks, remark))
+
+
+def _followed(trial: Trial, build: Build | None, *, with_choices: bool) -> Followed:
     built, trace, assumed = trace_case(
         trial.case,
         calibration=trial.calibration,

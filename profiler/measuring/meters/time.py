@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 from msgspec import UNSET, UnsetType
 
 from profiler.core import paired_steps
@@ -47,7 +47,7 @@ class _Series:
     def __init__(self, switch: Switch | None) -> None:
         self.switch = switch
         self.first: list[Sample] = []  # warm-up steps, before those that are timed
-        self.plain_first: list[Sample] | None = None  # without it; [] if that did not fit, None if not run
+        self.plain_first: list[Sample] | None = None  # without it; [] if that did not fit or failed, None if not run
         self.own: list[Sample] = []
         self.plain: list[Sample] = []
         self.is_late = False  # whether there is no time for pairs of steps with and without it
@@ -163,7 +163,7 @@ def _read(  # noqa: PLR0913  `read_together` explains them
         if len(series) > 1:
             _settle_among(series, one, sample, is_late)
         else:
-            _settle(one, sample, device, is_late, is_brief=is_brief)
+            _settle(one, sample, device, group, is_late, is_brief=is_brief)
         one.warm_up(sample, warmup, lambda slowest: is_late(2 * slowest))
     fastest = min(sample.seconds for one in series for sample in (*one.first[-1:], *(one.plain_first or ())))
     times = _steps_per_sample(fastest, max(SHORTEST, TICKS * device.tick_seconds))
@@ -172,7 +172,8 @@ def _read(  # noqa: PLR0913  `read_together` explains them
     cycles: list[float] = []
     while timed := [one for one in series if one.stopped is None]:
         order = step_order(len(cycles), len(timed), round_number=round_number)
-        cycles.append(_run_cycle(timed, lambda: sample(times), order))
+        plain = partial(_without, partial(sample, times), device, group) if len(series) == 1 else None
+        cycles.append(_run_cycle(timed, partial(sample, times), order, plain))
         reasons = [one.stop_reason(sampling, samples=samples, least_pairs=least_pairs) for one in timed]
         is_over = None in reasons and is_late(times * max(cycles))
         waits = bool(sampling and sampling.ends_together) and None in reasons and not is_over
@@ -185,16 +186,23 @@ def _read(  # noqa: PLR0913  `read_together` explains them
 
 
 def _settle(
-    one: _Series, sample: Callable[[], Sample], device: Device, is_late: Callable[[float], bool], *, is_brief: bool
+    one: _Series,
+    sample: Callable[[], Sample],
+    device: Device,
+    group: Group,
+    is_late: Callable[[float], bool],
+    *,
+    is_brief: bool,
 ) -> None:
     """Run the first step with the strategy, unless brief, and the first without it, if it can be switched off."""
     if is_brief and one.switch is not None:
-        one.plain_first = [sample()]
-        one.is_late = is_late(3 * one.plain_first[0].seconds)
-        return
+        one.plain_first = _without(sample, device, group)
+        if one.plain_first:
+            one.is_late = is_late(3 * one.plain_first[0].seconds)
+            return
     one.first = [one.take(sample)]
-    if one.switch is not None and not is_late(3 * one.first[0].seconds):
-        one.plain_first = _without(sample, device)
+    if one.plain_first is None and one.switch is not None and not is_late(3 * one.first[0].seconds):
+        one.plain_first = _without(sample, device, group)
 
 
 def _settle_among(
@@ -207,24 +215,40 @@ def _settle_among(
     one.plain_first = [sample()] if one is series[0] else series[0].plain_first
 
 
-def _without(sample: Callable[[], Sample], device: Device) -> list[Sample]:
-    """Run the first step without the strategy; return no sample if it does not fit in memory."""
+def _without(sample: Callable[[], Sample], device: Device, group: Group) -> list[Sample]:
+    """Run a step without the strategy; return no sample if it fails, as it does where it does not fit in memory."""
     try:
         return [sample()]
-    except torch.OutOfMemoryError:
-        pass  # leave the handler first: the traceback holds tensors, which the release below could not free
-    device.release()
+    except Exception:  # the user's model may raise anything
+        if group.size > 1:  # the other ranks wait for this one
+            raise
+    device.release()  # after the handler, whose traceback holds tensors
     return []
 
 
-def _run_cycle(timed: list[_Series], sample: Callable[[], Sample], order: list[int]) -> float:
-    """Run a step of each strategy, and one without if that fits; return the sum of their seconds."""
+def _run_cycle(
+    timed: list[_Series],
+    sample: Callable[[], Sample],
+    order: list[int],
+    plain: Callable[[], list[Sample]] | None,
+) -> float:
+    """Run a step of each strategy, and one without if that fits; return the sum of their seconds.
+
+    Where the step without fails, `plain` returns no sample: from then on there are no pairs.
+    """
     is_paired = bool(timed[0].plain_first) and not timed[0].is_late
-    taken = {place: timed[place - 1].take(sample) if place else sample() for place in order if place or is_paired}
+    taken: dict[int, Sample] = {}
+    for place in order:
+        if place:
+            taken[place] = timed[place - 1].take(sample)
+        elif is_paired:
+            taken.update((0, one) for one in (plain() if plain else [sample()]))
     for place, one in enumerate(timed, start=1):
         one.own.append(taken[place])
-        if is_paired:
+        if 0 in taken:
             one.plain.append(taken[0])
+        elif is_paired:
+            one.plain, one.plain_first = [], []
     return sum(sample.seconds for sample in taken.values())
 
 

@@ -13,7 +13,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
 from profiler.core.units import few
 from profiler.training.checkpointing.call_routes import CalledBlock, Calls, ToCalls
-from profiler.training.checkpointing.one_forward import NotKept, run_forward
+from profiler.training.checkpointing.one_forward import NotKept, Refused, run_forward
 from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.marked_functions import listened
 from profiler.training.workload import Workload
@@ -116,7 +116,7 @@ def _look(workload: Workload, blocks: tuple[str, ...]) -> _Look:
     """Run one forward, which leaves everything as it was; return the calls in it."""
     try:
         return _looked(workload, blocks, keeps=False)
-    except NotKept:
+    except (NotKept, Refused):
         return _looked(workload, blocks, keeps=True)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from profiler.core.errors import Unsupported
 from profiler.training import plain_state
 from profiler.training.workload import Workload, restored, tensors
 
@@ -19,24 +21,38 @@ METADATA = {  # functions of a tensor that do not use its contents
 }  # fmt: skip
 
 
+NO_HOOKS = "support saved tensor hooks"  # torch.func's message, as in a forward that calls torch.func.grad
+
+
 class NotKept(Exception):
     """A backward within the forward needs a saved tensor that was not kept."""
 
 
-def run_forward(
-    workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] = lambda tensor: None
-) -> None:
+class Refused(Unsupported):
+    """The forward allows no hooks on what autograd saves."""
+
+
+def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] | None = None) -> None:
     """Run one forward and leave everything as it was; `saved` is called with each tensor that autograd would save.
 
-    Raises NotKept if the forward differentiates and nothing is kept.
+    Raises NotKept if the forward differentiates and nothing is kept, and Refused if it allows no hooks, which only a
+    forward that `keeps` all and calls no `saved` does without.
     """
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | None:
-        saved(tensor)  # every node of the graph keeps this hook: see observed_forward._Saved
+        if saved is not None:
+            saved(tensor)  # every node of the graph keeps this hook: see observed_forward._Saved
         return tensor.detach() if keeps else None
 
-    with restored(workload.module), plain_state.kept(workload.module), saved_tensors_hooks(pack, _unpack):
-        workload.loss(workload.module, workload.batch)
+    hooks = nullcontext() if keeps and saved is None else saved_tensors_hooks(pack, _unpack)
+    try:
+        with restored(workload.module), plain_state.kept(workload.module), hooks:
+            workload.loss(workload.module, workload.batch)
+    except RuntimeError as error:
+        if NO_HOOKS not in str(error):
+            raise
+        text = "its forward, which calls torch.func, allows no hooks on what autograd saves; `all` needs none"
+        raise Refused(f"what the blocks save cannot be seen: {text}") from error
 
 
 def _unpack(kept: torch.Tensor | None) -> torch.Tensor:

@@ -1,0 +1,271 @@
+"""What gcprof runs besides the step that was asked for decides no outcome: where it fails, that is a note."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from profiler.core.case import OPERATORS, PASSES, Choice, Trial
+from profiler.core.record import Record
+from profiler.measuring import equality_pass, passes
+from profiler.measuring.bench import Bench
+from profiler.measuring.meters import equality, flops, memory_growth, operators, own_recomputes, step_results
+from profiler.measuring.trial import measure
+from profiler.predicting.prediction import follow_case
+from profiler.training import plain_state
+from profiler.training.models.user import as_workload
+from tests import make
+from tests.program import gcprof
+from tests.user_models import adapter, frozen_tower, grows, no_gradient, own_recompute
+
+KEPT = []  # batches that `keeping` keeps
+
+
+def chain() -> Any:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), (torch.ones(2, 4),), lambda output: output.mean()
+
+
+def keeping() -> Any:
+    module, batch, loss = chain()
+    KEPT.append(module)
+    return module, batch, loss
+
+
+def measured(build: Any, strategy: str = "none", *, asked: tuple[str, ...] = PASSES, **fields: Any) -> Record:
+    case = make.case(strategy, model=Choice("own"), batch_size=None, warmup=0, samples=1, **fields)
+    return measure(Trial(case=case, passes=asked, digests={}), build=lambda: as_workload(build()))
+
+
+def unknown(record: Record) -> str:
+    return next((note.text for note in record.notes if note.code == "GCP057"), "")
+
+
+ADDED = {  # what is not known: the place of its run, the model whose step needs it, and more of the case
+    "FLOPs": (flops, "read", chain, {}),
+    "how far this precision is from fp32": (equality, "apart", chain, {"precision": "amp-bf16"}),
+    "whether memory grows": (memory_growth, "read", lambda: grows.make(how="outputs"), {}),
+    "what keeps the bytes": (Bench, "_keeper", keeping, {}),
+    "where bytes are saved needlessly": (passes, "frozen_modules", frozen_tower.make, {}),
+    "why parameters get no gradient": (equality_pass.missing_gradients, "explanation", no_gradient.make, {}),
+    "which modules the backward runs again": (own_recomputes.OwnRecomputes, "names", own_recompute.make, {}),
+    "what operators take": (operators, "read", chain, {"asked": ("memory", OPERATORS)}),
+    "whether the gradients are": (step_results, "copied", chain, {}),
+    "whether the gradients": (plain_state, "image", chain, {}),
+}
+ERRORS = {ValueError: "planted", torch.OutOfMemoryError: "out of memory"}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("what", ADDED)
+def test_a_run_that_was_not_asked_for_and_fails_is_a_note_on_a_row_whose_peak_stands(what, error, monkeypatch):
+    where, name, build, more = ADDED[what]
+    peak = measured(build, **{**more, "asked": ("memory",)}).readings.peak_bytes
+
+    def failing(*_: object, **__: object) -> None:
+        raise error("planted")
+
+    monkeypatch.setattr(where, name, failing)
+    record = measured(build, **{"asked": ("equality", "flops", "memory"), **more})
+
+    assert (record.outcome, record.readings.peak_bytes) == ("ok", peak)
+    assert what in unknown(record)
+    assert ERRORS[error] in unknown(record)
+
+
+def test_nothing_is_unknown_of_a_step_whose_added_runs_succeed():
+    assert unknown(measured(chain, asked=("equality", "flops", "memory"), precision="amp-bf16")) == ""
+
+
+def test_a_step_that_is_only_possible_under_autocast_is_not_failed_by_its_comparison_with_fp32():
+    torch.manual_seed(0)
+    module, (inputs, targets), loss = adapter.make()
+    with pytest.raises(RuntimeError, match="same dtype"):
+        loss(module(inputs), targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss(module(inputs), targets).backward()  # as a user trains it
+
+    record = measured(adapter.make, asked=("equality", "memory"), precision="amp-bf16")
+
+    assert record.outcome == "ok"
+    assert record.equality.gradients_equal
+    assert record.equality.precision_difference is None
+    assert "fp32 (RuntimeError: mat1 and mat2 must have the same dtype" in unknown(record)
+
+
+def test_gradients_that_could_not_be_compared_are_invalid_where_that_is_asked_for(monkeypatch):
+    def failing(*_: object, **__: object) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(step_results, "copied", failing)
+    record = measured(chain, asked=("equality", "memory"), verify="strict")
+
+    assert (record.outcome, record.equality) == ("invalid", None)
+    assert "not verified" in record.detail
+
+
+class Narrow(nn.Module):
+    """Its blocks have room under a checkpoint alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            value = checkpoint(self.within, block, value, use_reentrant=False)
+        return value.mean()
+
+    def within(self, block: nn.Module, value: torch.Tensor) -> torch.Tensor:
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.tanh(block(value))
+
+
+def test_a_step_that_only_its_own_checkpoints_make_fit_is_ok_though_what_keeps_memory_cannot_be_found():
+    def build() -> Any:
+        KEPT.append(Narrow())
+        return KEPT[-1], (torch.ones(2, 4),)
+
+    record = measured(build, "own", asked=("flops", "memory", "time"))
+
+    assert record.outcome == "ok"
+    assert "what keeps the bytes of earlier passes (out of memory)" in unknown(record)
+    codes = [note.code for note in record.notes]
+    assert "GCP060" in codes
+    assert "GCP038" in codes
+
+
+LEFT_OVER = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+CACHE = {}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        CACHE["x"] = x.detach() * 2
+        return x.mean()
+
+
+def make():
+    return Net(), (torch.randn(4096, 256),)
+"""
+LOOP = """
+from net import *
+
+def reserved(checkpointed):
+    global checkpoint
+    import net
+    net.checkpoint = checkpoint if checkpointed else lambda block, x, use_reentrant: block(x)
+    with torch.device("cuda"):
+        module, (x,) = make()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(x).backward()
+        optimizer.step()
+    most = torch.cuda.max_memory_reserved()
+    del module, x, optimizer
+    CACHE.clear()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return most
+
+found = [reserved(True), reserved(False)]
+"""
+
+
+@pytest.mark.nightly
+def test_a_row_that_fits_is_not_told_as_out_of_memory_by_the_step_that_looks_for_what_keeps_memory(hollow, tmp_path):
+    (tmp_path / "net.py").write_text(LEFT_OVER)
+    own, plain = hollow.python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{LOOP}")
+    assert own < plain / 2
+
+    room = (own + plain) // 2
+    words = ("rehearse", "net.py:make", "--strategies", "own", "--device", "h100", "--memory", f"{room // 2**20}MiB")
+    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+    records = [json.loads(line) for line in Path(tmp_path, "run", "trials.jsonl").read_text().splitlines()]
+    outcomes = {record["case"]["strategy"]: record["outcome"] for record in records}
+
+    assert done.returncode in (0, 1), done.stderr
+    assert outcomes == {"none": "out_of_memory", "own": "ok"}
+
+
+@pytest.mark.slow
+def test_a_failed_run_gives_back_its_memory(hollow):
+    code = """
+from profiler.core.case import Trial
+from profiler.measuring.bench import Bench
+from tests import make
+import torch
+
+bench = Bench(Trial(case=make.case(device="cuda:0"), passes=("memory",)), print)
+before = torch.cuda.memory_reserved()
+def run():
+    held = [torch.empty(2**20, device="cuda:0")]
+    while True:
+        held.append(torch.cat([held[-1], held[-1]]))
+bench.extra("this", run)
+found = [torch.cuda.memory_reserved() - before, bench.all_notes()[-1].text]
+"""
+    left, text = hollow.python(code)
+
+    assert left == 0
+    assert "this (out of memory)" in text
+
+
+class Differentiating(nn.Module):
+    """Its forward differentiates by torch.func, which allows no hooks on what autograd saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda point: torch.tanh(self.layer(point)).sum())(value).square().mean()
+
+
+def differentiating() -> Any:
+    return as_workload((Differentiating(), (torch.randn(8, 4),)))
+
+
+def test_a_step_that_allows_no_hooks_is_explained_without_the_choices_of_blocks_that_need_them():
+    trial = Trial(case=make.case(model=Choice("own"), batch_size=None, device="fake:cpu"))
+    plain = follow_case(trial, build=differentiating)
+
+    followed = follow_case(trial, build=differentiating, with_choices=True)
+
+    assert followed.trace.operators == plain.trace.operators
+    assert followed.choices is None
+    assert "saved tensor hooks" in followed.remarks[-1]
+
+
+def test_frozen_blocks_are_counted_in_a_forward_that_allows_no_hooks():
+    def build() -> Any:
+        module = nn.Module()
+        module.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        module.layers[2].requires_grad_(False)  # and never run
+        run = lambda point: torch.tanh(module.layers[1](torch.tanh(module.layers[0](point)))).sum()  # noqa: E731
+        module.forward = lambda value: torch.func.grad(run)(value).square().mean()
+        return module, (torch.randn(8, 4),)
+
+    record = measured(build, asked=("memory",))
+
+    assert record.outcome == "ok"
+    assert record.built.num_blocks == 2
