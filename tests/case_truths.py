@@ -26,6 +26,7 @@ from tests.user_models import (
     keeps,
     modes,
     no_gradient,
+    overwritten,
     own_checkpoint,
 )
 
@@ -72,6 +73,24 @@ def frozen_prefix() -> dict[str, Facts]:
 def no_gradients() -> dict[str, Facts]:
     build = no_gradient.make
     return _with_lost(compared(build, {}), {"none": (build, None)}, noted=("none",))
+
+
+def written_over() -> dict[str, Facts]:
+    """In float64, and each block with a matrix of its own, which nothing writes over: `all` has these gradients."""
+    torch.manual_seed(0)
+    module, (inputs, targets), loss = overwritten.on_ctx()
+    loss(module(inputs), targets).backward()
+    wrong = [parameter.grad.double() for parameter in module.parameters()]
+    module.zero_grad()
+    value = inputs.double()
+    for block in module.double():
+        value = torch.tanh(block.fc(value) @ block.host[0].double())
+    loss(value, targets.double()).backward()
+    right = [parameter.grad for parameter in module.parameters()]
+    pairs = zip(right, wrong, strict=True)
+    amount = max(float((one - two).abs().max() / max(one.abs().max(), two.abs().max())) for one, two in pairs)
+    none = {"outcome": "invalid", "detail": f"wrong by {amount:.1e}"}
+    return {"none": none, "all": {"gradients": "differ", "detail": "it is `none` that is wrong"}}
 
 
 def _with_lost(

@@ -54,6 +54,7 @@ from tests.case_truths import (
     overlooked,
     routed,
     unknown_operator,
+    written_over,
 )
 from tests.pages import DOCS
 
@@ -106,6 +107,7 @@ CASES = (
     Case(BASELINE, "own_checkpoint.py:wrapped:way=lossy,drop=0.5", ("none", "all", "own"), lossy),
     Case(BASELINE, "own_checkpoint.py:wrapped", ("none", "own"), own_bytes),
     Case(BASELINE, "no_gradient.py:make", ("none",), no_gradients),
+    Case(BASELINE, "overwritten.py:on_ctx", BOTH, written_over),
     *(
         Case(MODES, f"modes.py:{factory}", BOTH, partial(in_mode, factory))
         for factory in ("training", "evaluating", "partly")

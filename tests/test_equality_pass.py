@@ -534,6 +534,12 @@ class Scripted:
         return built.ran.loss if number == 1 else built.ran.again()
 
 
+@pytest.fixture(autouse=True)
+def the_baseline_is_right(monkeypatch):
+    """The losses that are written down have no slope: tests/test_silent_errors.py holds the judge to those that do."""
+    monkeypatch.setattr(equality_pass.finite_differences, "side", lambda built, first, second: "first")
+
+
 @pytest.fixture
 def unrepairable(monkeypatch):
     monkeypatch.setattr(equality_pass, "is_repairable", lambda workload, applied: False)

@@ -145,7 +145,12 @@ class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def is_reproducible(equality: Equality, precision: str) -> bool:
     """Whether two runs without checkpointing agree closely enough to compare others with them."""
-    return (equality.noise_floor or 0.0) <= REPRODUCIBLE.get(precision, HALF_REPRODUCIBLE)
+    return (equality.noise_floor or 0.0) <= reproducible(precision)
+
+
+def reproducible(precision: str) -> float:
+    """Return how far two runs of the same step may differ, relative."""
+    return REPRODUCIBLE.get(precision, HALF_REPRODUCIBLE)
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 import torch
 
 from profiler.core import gradient_verdict
 from profiler.core.case import Case
-from profiler.core.record import Applied, Equality
+from profiler.core.record import Applied, Equality, reproducible
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.memory_pass_digests import weights_kept
-from profiler.measuring.meters import equality, step_results, tensor_values
+from profiler.measuring.meters import equality, finite_differences, silent_errors, step_results, tensor_values
 from profiler.measuring.meters.step_results import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
 from profiler.training import gradient_hooks, missing_gradients, plain_state
@@ -42,7 +43,7 @@ def compare(bench: Bench) -> tuple[Equality | None, str | None]:
     if "memory" not in bench.trial.passes:
         return _compared(bench)
     compared = bench.extra("whether the gradients are those without checkpointing", lambda: _compared(bench))
-    return compared or (None, equality.judge(None, strict=case.verify == "strict"))
+    return compared or (None, gradient_verdict.judge(None, strict=case.verify == "strict"))
 
 
 def _compared(bench: Bench) -> tuple[Equality | None, str | None]:
@@ -51,28 +52,47 @@ def _compared(bench: Bench) -> tuple[Equality | None, str | None]:
     result = comparison.of_baseline() if case == case.baseline else comparison.of_strategy()
     if result is None:
         bench.note("GCP003", "gradients were not compared: there is no result without checkpointing")
-    elif not result.buffers_equal:
+        return None, gradient_verdict.judge(None, strict=case.verify == "strict")
+    result = comparison.with_lost(result)
+    _tell(bench, comparison, result)
+    return result, _reason(bench, comparison, result)
+
+
+def _tell(bench: Bench, comparison: _Comparison, result: Equality) -> None:
+    """Note what differs besides gradients, and if comparing these proves nothing."""
+    if not result.buffers_equal:
         bench.note("GCP004", _buffers(result, comparison.others(result), comparison.is_repairable))
-    if result:
-        result = comparison.with_lost(result)
-    if result and not comparison.tells:
+    if not comparison.tells:
         bench.note("GCP014", VANISHED if comparison.trains else UNTRAINED)
-    if result and not result.random_state_equal:
+    if not result.random_state_equal:
         drawn = gradient_verdict.unkept(result)
         source = f" from {', '.join(drawn)}, which checkpoints do not restore" if drawn else ""
         bench.note("GCP005", f"the step draws different random numbers than without checkpointing{source}")
-    if result and result.moved:
+    if result.moved:
         names = ", ".join(result.moved[:3]) + (", ..." if len(result.moved) > 3 else "")
         text = (
             f"{names}: a step leaves this plain Python state different than without checkpointing, for example "
             "because a recompute adds to it"
         )
         bench.note("GCP049", text)
-    noise = gradient_verdict.not_reproducible(result, case.precision) if result else None
+
+
+def _reason(bench: Bench, comparison: _Comparison, result: Equality) -> str | None:
+    """Return why the trial is invalid, if it is; a baseline that does not repeat itself is only noted."""
+    case = bench.trial.case
+    noise = gradient_verdict.not_reproducible(result, case.precision)
     if noise and case == case.baseline:
         bench.note("GCP044", noise)
-    rewritten = comparison.rewritten(result) if result else ()
-    return result, gradient_verdict.why_invalid(case, result, rewritten=rewritten)
+        return None
+    if noise and not result.missing:
+        return noise
+    if comparison.wrong:
+        return comparison.wrong
+    reason = gradient_verdict.judge(result, strict=case.verify == "strict", rewritten=comparison.rewritten(result))
+    if reason and result.worst_step == 1 and not result.missing and bench.group.mesh is None:
+        what = f"whether `none` or {case.strategy} has the gradients of its loss"
+        reason += bench.extra(what, comparison.judgement) or ""
+    return reason
 
 
 class _Comparison:
@@ -82,6 +102,8 @@ class _Comparison:
         self.is_repairable = False  # whether --repair-batchnorm is off and would repair the statistics
         self.tells = False  # whether any compared gradient is finite and not zero
         self.trains = False  # whether any parameter of the compared steps trains
+        self.wrong: str | None = None  # why the gradients of the baseline itself are wrong, if they are seen to be
+        self._doubts = silent_errors.SilentErrors()  # of the baseline's own steps
         self._statistics: frozenset[str] = frozenset()  # buffers that hold the batch statistics of norms
         self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
@@ -97,6 +119,8 @@ class _Comparison:
         )
         if self._group.mesh is not None:
             result = self._across(result)
+        elif cause := self._doubts.cause():
+            self._bench.extra("whether the gradients are wrong", lambda: self._mend(result, cause))
         if case.precision == "fp32":
             return result
         exact = msgspec.structs.replace(case, precision="fp32")
@@ -136,6 +160,33 @@ class _Comparison:
         reference = msgspec.structs.replace(case, strategy=applied.reference)
         result = self._against(reference, lambda: self._gradients(case), {}, applied)
         return msgspec.structs.replace(result, against=str(applied.reference))
+
+    def _mend(self, result: Equality, cause: str) -> None:
+        """Compare with a step in which what may be wrong is not, and keep why it is if they differ."""
+        plain = step_results.collect(lambda: self._gradients(self._case))
+        with silent_errors.mended():
+            right = step_results.collect(lambda: self._gradients(self._case))
+        found = equality.compare(right, plain)
+        allowed = max(gradient_verdict.NOISE_MARGIN * (result.noise_floor or 0.0), reproducible(self._case.precision))
+        if (found.largest_difference or 0.0) > allowed:
+            amount = f"{found.largest_difference:.1e}, worst in {found.worst_parameter}"
+            self.wrong = f"the gradients are wrong by {amount}, in plain PyTorch: {cause}"
+
+    def judgement(self) -> str:
+        """Return what is to be said of two gradients that differ, besides that: which one finite differences confirm.
+
+        Nothing if it is the baseline's, as is to be expected.
+        """
+        case = self._case
+        plain = step_results.collect(lambda: self._gradients(case.baseline)).gradients
+        own = step_results.collect(lambda: self._gradients(case)).gradients
+        side = finite_differences.side(self._bench.build(case.baseline), plain, own)
+        if side == "first":
+            return ""
+        if side == "second":
+            return "; it is `none` that is wrong: finite differences of the loss agree with this row, not with `none`"
+        agree = "agree with neither" if side else "do not settle which is right"
+        return f"; neither is known to be right: finite differences of the loss {agree}"
 
     def with_lost(self, result: Equality) -> Equality:
         """Add how many parameters lack a gradient; a note names them for the baseline, or if the strategy lost any."""
@@ -196,7 +247,9 @@ class _Comparison:
         if nudge:
             step_results.nudge(built.workload)
         before = plain_state.image(module)
-        with gradient_hooks.put_back(trained(built.workload)) as dropped:
+        looks = self._case == self._case.baseline == built.case and self._group.mesh is None
+        watching = self._doubts.watching() if looks else nullcontext()
+        with gradient_hooks.put_back(trained(built.workload)) as dropped, watching:
             loss = self._bench.gradients(built)
         moved = plain_state.moved(before, plain_state.image(module))
         if built.case.precision == self._case.precision:

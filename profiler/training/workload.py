@@ -18,6 +18,10 @@ from profiler.core.own_thread import stop_if_interrupted
 Mark = Callable[[str], None]  # called with the name of the phase that begins
 Step = Callable[[Mark], Any]  # one training step
 
+STEPPED = (
+    "an optimizer steps in the backward, so that each of the micro-batches is a step of its own, by its share of the "
+    "gradient: leave --accumulate out, or step after the last"
+)
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 
 
@@ -92,7 +96,8 @@ def train_step(
     """Zero the gradients, then run forward, loss and backward for each micro-batch, then the optimizer's step.
 
     `mark` is called with the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the
-    step ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid as `loss_of` does.
+    step ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid as `loss_of` does, and
+    if a parameter is written in the backward of a micro-batch before the last, whose gradients are not all there yet.
     """
     stop_if_interrupted()
     mark("zero")
@@ -107,7 +112,10 @@ def train_step(
             loss = loss_of(workload)
             mark("backward")
             part = loss / accumulate if accumulate > 1 else loss
+            versions = [] if number == accumulate else _versions(workload)
             (scaler.scale(part) if scaler else part).backward()
+            if versions and _versions(workload) != versions:
+                raise Invalid(STEPPED)
     mark("optimizer")
     if optimizer is not None and scaler is not None:
         scaler.step(optimizer)
@@ -116,6 +124,11 @@ def train_step(
         optimizer.step()
     mark("end")
     return loss.detach()
+
+
+def _versions(workload: Workload) -> list[int]:
+    parameters = map(local, trained(workload).values())
+    return [parameter._version for parameter in parameters if not parameter.is_inference()]
 
 
 def loss_of(workload: Workload) -> torch.Tensor:

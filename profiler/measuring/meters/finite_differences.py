@@ -1,0 +1,104 @@
+"""Judges which of two gradients is the loss's, by central differences of the loss: without any backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from profiler.measuring.meters.step_results import Gradients
+from profiler.measuring.meters.tensor_values import dense
+from profiler.training import plain_state
+from profiler.training.assemble import Assembled
+from profiler.training.workload import Workload, loss_of, restored, trained
+
+STEPS = {torch.float64: (1e-4, 1e-5), None: (1e-2, 3e-3)}  # of the weights' norm; in double, or in the model's types
+NEAR = 0.1  # of the way from one gradient to the other: a slope so near to an end is that gradient's
+SAME_LOSS = 2.0**-5  # relative: a loss in double that differs by more draws other numbers, or is of other work
+
+
+def side(built: Assembled, first: Gradients, second: Gradients) -> str | None:
+    """Return "first" or "second", whose slope along their difference the loss has, or "neither"; None if unknown.
+
+    `built` is a fresh workload without checkpointing; it is left as it was. The loss is computed in double precision if
+    the model allows it, else as it is. It is unknown if steps of different lengths give different slopes.
+    """
+    pairs = {name: (gradient, second.get(name)) for name, gradient in first.items()}
+    doubles = {
+        name: (dense(gradient).double(), dense(other).double())
+        for name, (gradient, other) in pairs.items()
+        if gradient is not None and other is not None and not gradient.is_complex()
+    }
+    length = float(sum((gradient - other).square().sum() for gradient, other in doubles.values()) ** 0.5)
+    direction = {name: (gradient - other) / length for name, (gradient, other) in doubles.items()}
+    slope = float(sum((doubles[name][0] * direction[name]).sum() for name in doubles))  # of the first
+    for dtype, steps in STEPS.items():
+        try:
+            slopes = _slopes(built, direction, dtype, steps)
+        except RuntimeError:  # the forward mixes the types of tensors, some of which are not the module's own
+            if dtype is None:
+                raise
+            continue
+        places = [(slope - found) / length for found in slopes]
+        if places and max(places) - min(places) <= NEAR:
+            return next((end for end, at in (("first", 0), ("second", 1)) if abs(places[-1] - at) <= NEAR), "neither")
+    return None
+
+
+def _slopes(
+    built: Assembled, direction: dict[str, torch.Tensor], dtype: torch.dtype | None, steps: tuple[float, ...]
+) -> list[float]:
+    """Return the loss's slope in this direction for each length of step; none if it has another loss in this type."""
+    plain = _loss(built, built.workload)
+    with _in_type(built.workload, dtype) as workload:
+        parameters = {name: trained(workload)[name] for name in direction}
+        starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        norm = float(sum(start.double().square().sum().cpu() for start in starts.values()) ** 0.5) or 1.0
+
+        def loss_at(distance: float) -> float:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(starts[name] + distance * direction[name].to(starts[name]))
+            return _loss(built, workload)
+
+        try:
+            if not abs(loss_at(0.0) - plain) <= SAME_LOSS * abs(plain):
+                return []
+            return [(loss_at(step * norm) - loss_at(-step * norm)) / (2 * step * norm) for step in steps]
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(starts[name])
+
+
+def _loss(built: Assembled, workload: Workload) -> float:
+    """Return the loss of the step, the mean of its micro-batches'; nothing else of the step stays."""
+    count = built.case.accumulate
+    with restored(workload.module), plain_state.kept(workload.module):
+        built.seed(1)
+        return sum(float(loss_of(workload).detach()) for _ in range(count)) / count
+
+
+@contextmanager
+def _in_type(workload: Workload, dtype: torch.dtype | None) -> Iterator[Workload]:
+    """Yield the workload with parameters, buffers and batch of another floating-point type; None changes nothing."""
+    if dtype is None:
+        yield workload
+        return
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    module = workload.module
+    before = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
+    batch = pytree.tree_map_only(torch.Tensor, lambda tensor: cast(tensor.detach()), workload.batch)
+    try:
+        for tensor, data in before:
+            tensor.data = cast(data)
+        yield msgspec.structs.replace(workload, batch=batch)
+    finally:
+        for tensor, data in before:
+            tensor.data = data

@@ -1,0 +1,74 @@
+"""Steps in which plain PyTorch goes on with what was written over, or with what was cast before, without a word."""
+
+import torch
+from torch import nn
+
+SCALE = 3.0
+
+
+class OnCtx(torch.autograd.Function):
+    """A product whose matrix is an attribute of ctx: no version counter is checked."""
+
+    @staticmethod
+    def forward(ctx, value, matrix):
+        ctx.matrix = matrix
+        return value @ matrix
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.matrix.t(), None
+
+
+class Block(nn.Module):
+    """Fetches its matrix from the host into a slot that may be every block's."""
+
+    def __init__(self, slot):
+        super().__init__()
+        self.host, self.slot, self.fc = [torch.randn(8, 8)], [slot], nn.Linear(8, 8)
+
+    def forward(self, value):
+        self.slot[0].copy_(self.host[0])
+        return torch.tanh(OnCtx.apply(self.fc(value), self.slot[0]))
+
+
+def _batch():
+    return torch.randn(4, 8), torch.randn(4, 8)
+
+
+def on_ctx():
+    slot = torch.empty(8, 8)
+    return nn.Sequential(Block(slot), Block(slot)), _batch(), nn.functional.mse_loss
+
+
+def kept():
+    return nn.Sequential(Block(torch.empty(8, 8)), Block(torch.empty(8, 8))), _batch(), nn.functional.mse_loss
+
+
+class Twice(nn.Module):
+    """Uses its weights once where gradients are off, and then with them."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.fc, self.out, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), scale
+
+    def forward(self, value):
+        value = torch.tanh(self.fc(value)).detach()
+        if self.scale != 1:
+            with torch.no_grad():
+                self.fc.weight.mul_(self.scale)
+        return self.out(self.fc(value))
+
+
+def rescaled():
+    return Twice(SCALE), _batch(), nn.functional.mse_loss
+
+
+class LookedAt(Twice):
+    def forward(self, value):
+        with torch.no_grad():
+            value = torch.tanh(self.fc(value))
+        return super().forward(value)
+
+
+def looked_at():
+    return LookedAt(1), _batch(), nn.functional.mse_loss
