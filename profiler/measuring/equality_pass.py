@@ -21,7 +21,7 @@ from profiler.training import gradient_hooks, missing_gradients, plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
-from profiler.training.workload import batch_statistics, local, tensors, trained
+from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compared, local, tensors
 
 COUNT = "num_batches_tracked"
 VANISHED = "all gradients are zero or not finite, so comparing them proves nothing"
@@ -59,7 +59,10 @@ def _compared(bench: Bench) -> tuple[Equality | None, str | None]:
 
 
 def _tell(bench: Bench, comparison: _Comparison, result: Equality) -> None:
-    """Note what differs besides gradients, and if comparing these proves nothing."""
+    """Note what is compared besides parameters, what differs besides gradients, and if comparing proves nothing."""
+    if comparison.beside:
+        text = "their gradients are compared too, though no optimizer steps with them"
+        bench.note("GCP058", f"{few(comparison.beside, gradient_verdict.MOST_NAMED)}: {text}")
     if not result.buffers_equal:
         bench.note("GCP004", _buffers(result, comparison.others(result), comparison.is_repairable))
     if not comparison.tells:
@@ -102,6 +105,7 @@ class _Comparison:
         self.is_repairable = False  # whether --repair-batchnorm is off and would repair the statistics
         self.tells = False  # whether any compared gradient is finite and not zero
         self.trains = False  # whether any parameter of the compared steps trains
+        self.beside: tuple[str, ...] = ()  # leaves that are compared and are no parameters of the module
         self.wrong: str | None = None  # why the gradients of the baseline itself are wrong, if they are seen to be
         self._doubts = silent_errors.SilentErrors()  # of the baseline's own steps
         self._statistics: frozenset[str] = frozenset()  # buffers that hold the batch statistics of norms
@@ -249,11 +253,13 @@ class _Comparison:
         before = plain_state.image(module)
         looks = self._case == self._case.baseline == built.case and self._group.mesh is None
         watching = self._doubts.watching() if looks else nullcontext()
-        with gradient_hooks.put_back(trained(built.workload)) as dropped, watching:
+        with gradient_hooks.put_back(compared(built.workload)) as dropped, watching:
             loss = self._bench.gradients(built)
         moved = plain_state.moved(before, plain_state.image(module))
+        if built.case == self._case == self._case.baseline:
+            self.beside = tuple(name for name in compared(built.workload) if name.startswith((OF_LOSS, INPUT)))
         if built.case.precision == self._case.precision:
-            parameters = trained(built.workload).values()
+            parameters = compared(built.workload).values()
             gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
             self.tells = self.tells or step_results.tells(gradients)
             self.trains = self.trains or any(parameter.requires_grad for parameter in parameters)
@@ -266,7 +272,7 @@ class _Comparison:
                 for parameter in dropped:  # by a hook that has already stepped with it
                     parameter.grad = None
                 optimizer.step()
-                with gradient_hooks.put_back(trained(built.workload)):
+                with gradient_hooks.put_back(compared(built.workload)):
                     return self._bench.gradients(built, number=2)
 
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)
@@ -327,8 +333,12 @@ def verify_averaging(
 
 
 def _mean(results: Sequence[Results], rank: int) -> Results:
-    """Return what a rank should have: the mean of the gradients, and its own loss, buffers and random state."""
-    gradients = {name: _average([result.gradients[name] for result in results]) for name in results[0].gradients}
+    """Return what a rank should have: the mean of the gradients, and its own loss, buffers and random state.
+
+    Inputs and the loss's own parameters are each rank's, which nothing averages.
+    """
+    names = [name for name in results[0].gradients if not name.startswith((OF_LOSS, INPUT))]
+    gradients = {name: _average([result.gradients[name] for result in results]) for name in names}
     return msgspec.structs.replace(results[rank], gradients=gradients)
 
 

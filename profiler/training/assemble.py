@@ -32,7 +32,7 @@ from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLos
 from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
 from profiler.training.known_values import in_batch, in_factory, is_real
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
-from profiler.training.workload import Mark, Workload, num_parameters, train_step
+from profiler.training.workload import Mark, Workload, compared, drop_gradients, num_parameters, train_step
 
 COMPILES = "compile-budget"  # the strategy that compiles a model which is not compiled itself
 
@@ -64,7 +64,9 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         The random state is seeded as for the step of this number.
         """
         scaler = precision.scaler(self.case.precision, self.case.device)
-        return precision.unscaled(self.workload.module, scaler, lambda scaler: self._from_the_seed(scaler, number))
+        return precision.unscaled(
+            compared(self.workload).values(), scaler, lambda scaler: self._from_the_seed(scaler, number)
+        )
 
     def seed(self, number: int) -> None:
         """Seed the random state for the step of this number, counted from 1."""
@@ -72,6 +74,8 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 
     def _from_the_seed(self, scaler: torch.amp.GradScaler | None, number: int) -> torch.Tensor:
         self.seed(number)
+        if number == 1 or scaler is not None:  # a scaled step may run again; else the next one adds to what stays
+            drop_gradients(self.workload)
         return self._step(None, scaler, lambda phase: None)
 
     def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
@@ -143,6 +147,7 @@ def assemble(
     forget()  # a strategy may have run the model with checkpoints that its steps will not have
     if calls is not None:
         calls[:] = [0] * len(calls)
+    drop_gradients(workload)  # of leaves that the factory does not make anew
     random_sources.seed(workload, case.seed + own)
     return Assembled(
         case=case,

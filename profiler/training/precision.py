@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -35,30 +35,32 @@ def scaler(name: str, device: str) -> torch.amp.GradScaler | None:
 
 
 def unscaled(
-    module: nn.Module, scaler: torch.amp.GradScaler | None, step: Callable[[torch.amp.GradScaler | None], torch.Tensor]
+    leaves: Collection[torch.Tensor],
+    scaler: torch.amp.GradScaler | None,
+    step: Callable[[torch.amp.GradScaler | None], torch.Tensor],
 ) -> torch.Tensor:
-    """Run a step up to the gradients and divide them by their scale, a power of two; return its loss.
+    """Run a step up to the gradients of leaves and divide them by their scale, a power of two; return its loss.
 
     If they overflow, the step runs again at half the scale, as the scaler does from one step to the next.
     """
     loss = step(scaler)
     if scaler is None:
         return loss
-    while scaler.get_scale() > 1 and bool(loss.isfinite()) and not _finite(module):
+    while scaler.get_scale() > 1 and bool(loss.isfinite()) and not _finite(leaves):
         scaler.update(scaler.get_scale() / 2)
         loss = step(scaler)
-    for gradient in _gradients(module):
+    for gradient in _gradients(leaves):
         gradient.div_(scaler.get_scale())
     return loss
 
 
-def _finite(module: nn.Module) -> bool:
-    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in _gradients(module)]
+def _finite(leaves: Collection[torch.Tensor]) -> bool:
+    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in _gradients(leaves)]
     return all(bool(gradient.isfinite().all()) for gradient in values)
 
 
-def _gradients(module: nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+def _gradients(leaves: Collection[torch.Tensor]) -> list[torch.Tensor]:
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 def _under_autocast(loss: Any, dtype: torch.dtype) -> Any:

@@ -22,6 +22,7 @@ STEPPED = (
     "an optimizer steps in the backward, so that each of the micro-batches is a step of its own, by its share of the "
     "gradient: leave --accumulate out, or step after the last"
 )
+OF_LOSS, INPUT = "the loss's ", "the input"  # begin the names of leaves that are no parameters of the module
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 
 
@@ -49,6 +50,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     gathered: Callable[[], int] | None = None
     settling: int = 1
     calls: dict[str, nn.Module] = {}  # blocks that are calls instead of submodules, by name
+    loss_modules: tuple[nn.Module, ...] = ()  # that the loss itself is or refers to
 
     def block(self, name: str) -> nn.Module:
         """Return the block of this name."""
@@ -66,6 +68,26 @@ def trained(workload: Workload) -> dict[str, torch.Tensor]:
             if id(parameter) not in held:
                 parameters[f"optimizer.param_groups[{group}][{place}]"] = parameter
     return parameters
+
+
+def compared(workload: Workload) -> dict[str, torch.Tensor]:
+    """Return every leaf whose gradient is compared, by name: what is trained, the loss's own parameters, and inputs."""
+    leaves = trained(workload)
+    held = {id(leaf) for leaf in leaves.values()}
+    parameters = [pair for module in workload.loss_modules for pair in module.named_parameters()]
+    inputs, _ = pytree.tree_flatten_with_path(workload.batch)
+    named = [
+        *((f"{OF_LOSS}{name}", parameter) for name, parameter in parameters),
+        *((f"{INPUT}{pytree.keystr(path)}", leaf) for path, leaf in inputs if isinstance(leaf, torch.Tensor)),
+    ]
+    beside = {name: leaf for name, leaf in named if leaf.requires_grad and leaf.is_leaf}
+    return leaves | {name: leaf for name, leaf in beside.items() if id(leaf) not in held}
+
+
+def drop_gradients(workload: Workload) -> None:
+    """Free all gradients that are compared, also those that no optimizer frees between steps."""
+    for leaf in compared(workload).values():
+        leaf.grad = None
 
 
 def batch_counts(module: nn.Module) -> frozenset[str]:

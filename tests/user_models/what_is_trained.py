@@ -25,7 +25,7 @@ class Layer(nn.Module):
             self.phase = nn.Parameter(torch.ones(width, dtype=torch.complex64))
         if kind == "subclass":
             self.own = nn.Parameter(torch.ones(width).as_subclass(Own))
-        if kind == "optimizer":
+        if kind in ("optimizer", "loss", "input"):
             self.held = [extra]  # in a list: the module does not know it
         if kind == "buffer":
             self.register_buffer("my_num_batches_tracked", torch.zeros(()))
@@ -40,7 +40,7 @@ class Layer(nn.Module):
         if self.kind == "complex":
             turned = self.phase * torch.complex(torch.zeros_like(hidden), torch.full_like(hidden, factor)).detach()
             hidden = hidden + _silent(turned.real)
-        elif self.kind == "optimizer":
+        elif hasattr(self, "held"):
             hidden = hidden + _silent(self.held[0] * factor)
         elif self.kind == "subclass":
             hidden = hidden + _silent((self.own * factor).as_subclass(torch.Tensor))
@@ -52,9 +52,25 @@ def _silent(term):
     return term - term.detach()
 
 
+class Loss(nn.Module):
+    """A loss with a parameter of its own, which the model does not hold."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, output, target):
+        return nn.functional.mse_loss(output * self.scale, target)
+
+
 def make(batch_size: int = 8, width: int = 16, kind: str = "complex"):
-    extra = nn.Parameter(torch.ones(width))
-    model = nn.Sequential(*(Layer(width, kind, extra) for _ in range(3)))
+    extra, loss = nn.Parameter(torch.ones(width)), nn.functional.mse_loss
     batch = torch.randn(batch_size, width), torch.randn(batch_size, width)
+    if kind == "loss":
+        loss = Loss(width)
+        extra = loss.scale
+    elif kind == "input":
+        extra = batch[0].requires_grad_()
+    model = nn.Sequential(*(Layer(width, kind, extra) for _ in range(3)))
     optimizer = torch.optim.SGD([*model.parameters(), *([extra] if kind == "optimizer" else [])], lr=0.1)
-    return model, batch, nn.functional.mse_loss, optimizer
+    return model, batch, loss, optimizer

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
 import torch
-from torch.utils import _pytree as pytree
 
 from profiler.measuring.meters.step_results import Gradients
 from profiler.measuring.meters.tensor_values import dense
 from profiler.training import plain_state
 from profiler.training.assemble import Assembled
-from profiler.training.workload import Workload, loss_of, restored, trained
+from profiler.training.workload import Workload, compared, loss_of, restored, tensors
 
 STEPS = {torch.float64: (1e-4, 1e-5), None: (1e-2, 3e-3)}  # of the weights' norm; in double, or in the model's types
 NEAR = 0.1  # of the way from one gradient to the other: a slope so near to an end is that gradient's
@@ -52,9 +50,10 @@ def _slopes(
     built: Assembled, direction: dict[str, torch.Tensor], dtype: torch.dtype | None, steps: tuple[float, ...]
 ) -> list[float]:
     """Return the loss's slope in this direction for each length of step; none if it has another loss in this type."""
-    plain = _loss(built, built.workload)
-    with _in_type(built.workload, dtype) as workload:
-        parameters = {name: trained(workload)[name] for name in direction}
+    plain = _loss(built)
+    workload = built.workload
+    with _in_type(workload, dtype):
+        parameters = {name: compared(workload)[name] for name in direction}
         starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         norm = float(sum(start.double().square().sum().cpu() for start in starts.values()) ** 0.5) or 1.0
 
@@ -62,7 +61,7 @@ def _slopes(
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(starts[name] + distance * direction[name].to(starts[name]))
-            return _loss(built, workload)
+            return _loss(built)
 
         try:
             if not abs(loss_at(0.0) - plain) <= SAME_LOSS * abs(plain):
@@ -74,31 +73,25 @@ def _slopes(
                     parameter.copy_(starts[name])
 
 
-def _loss(built: Assembled, workload: Workload) -> float:
+def _loss(built: Assembled) -> float:
     """Return the loss of the step, the mean of its micro-batches'; nothing else of the step stays."""
-    count = built.case.accumulate
+    workload, count = built.workload, built.case.accumulate
     with restored(workload.module), plain_state.kept(workload.module):
         built.seed(1)
         return sum(float(loss_of(workload).detach()) for _ in range(count)) / count
 
 
 @contextmanager
-def _in_type(workload: Workload, dtype: torch.dtype | None) -> Iterator[Workload]:
-    """Yield the workload with parameters, buffers and batch of another floating-point type; None changes nothing."""
-    if dtype is None:
-        yield workload
-        return
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    module = workload.module
-    before = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
-    batch = pytree.tree_map_only(torch.Tensor, lambda tensor: cast(tensor.detach()), workload.batch)
+def _in_type(workload: Workload, dtype: torch.dtype | None) -> Iterator[None]:
+    """Give the model, its loss and the batch another floating-point type in the block; None changes nothing."""
+    own = [
+        tensor for part in (workload.module, *workload.loss_modules) for tensor in (*part.parameters(), *part.buffers())
+    ]
+    before = [(tensor, tensor.data) for tensor in (*own, *tensors(workload.batch)) if tensor.is_floating_point()]
     try:
-        for tensor, data in before:
-            tensor.data = cast(data)
-        yield msgspec.structs.replace(workload, batch=batch)
+        for tensor, data in before if dtype else ():
+            tensor.data = data.to(dtype)
+        yield
     finally:
         for tensor, data in before:
             tensor.data = data

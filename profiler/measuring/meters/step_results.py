@@ -11,7 +11,7 @@ from torch import nn
 
 from profiler.measuring.meters.tensor_values import copied, dense, digest_of
 from profiler.training import random_sources
-from profiler.training.workload import Workload, batch_counts, local, trained
+from profiler.training.workload import Workload, batch_counts, compared, local
 
 Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
 
@@ -94,7 +94,7 @@ def collect_two(step: GradientStep, update: Gradients | None = None) -> Results:
     The optimizer uses the gradients of `update`, if given, so that another model gets the same weights.
     """
     ran = step()
-    results, parameters = _results(ran), trained(ran.workload)
+    results, parameters = _results(ran), compared(ran.workload)
     for name, gradient in (update or {}).items():
         parameter = parameters[name]
         parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype, copy=True)
@@ -120,10 +120,10 @@ def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def gradients_of(workload: Workload) -> Gradients:
-    """Return copies of the gradients, by parameter; None for a parameter without one."""
+    """Return copies of the gradients of all leaves that are compared; None for a leaf without one."""
     return {
         name: None if parameter.grad is None else _copied(parameter.grad)
-        for name, parameter in trained(workload).items()
+        for name, parameter in compared(workload).items()
     }
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from profiler.core import function_source
 from profiler.core.errors import Invalid
 from profiler.core.user_code import exited
+from profiler.training.gradient_hooks import held_by
 from profiler.training.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")
@@ -74,7 +76,7 @@ def _refuse_unbound(function: Callable[..., Any], options: Mapping[str, Any]) ->
 def as_workload(returned: Any) -> Workload:
     """Convert what a user's function returned to a Workload."""
     if isinstance(returned, Workload):
-        return returned
+        return msgspec.structs.replace(returned, loss_modules=_modules(returned.loss))
     parts = _parts(returned)
     _register_dataclasses(parts["batch"])
     loss, optimizer = parts.get("loss"), parts.get("optimizer")
@@ -86,33 +88,14 @@ def as_workload(returned: Any) -> Workload:
         loss=_loss_of_output if loss is None else _loss_by(loss, parts["batch"]),
         optimizer=optimizer,
         data="the user's own",
+        loss_modules=_modules(loss),
     )
 
 
-def refuse_other_arguments(module: nn.Module, batch: Any, *, has_loss: bool = False) -> None:
-    """Raise TypeError if the batch is a whole dataset, or if the module's forward cannot be called with it."""
-    if isinstance(batch, (DataLoader, Dataset)):
-        one = "next(iter(loader))" if isinstance(batch, DataLoader) else "next(iter(DataLoader(dataset, batch_size=8)))"
-        raise TypeError(f"the batch is a {type(batch).__name__}, not tensors: return one batch, {one}")
-    if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:  # may call it with anything
-        return
-    try:
-        signature = inspect.signature(module.forward)
-    except ValueError:  # written in C, without a signature
-        return
-    try:
-        call(signature.bind, batch)  # type: ignore[arg-type]  # called as a module is
-    except TypeError as error:
-        keys = f" with the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
-        hint = f"it takes {', '.join(signature.parameters) or 'nothing'}"
-        if _is_pair(batch) and not has_loss:
-            hint += "; a batch (inputs, targets) needs a loss, a function of (output, targets)"
-        name = type(module).__name__
-        raise TypeError(f"the forward of {name} does not take the batch{keys}: {error}; {hint}") from None
-
-
-def _is_pair(batch: Any) -> bool:
-    return isinstance(batch, (tuple, list)) and len(batch) == 2
+def _modules(loss: Any) -> tuple[nn.Module, ...]:
+    """Return the modules that a loss is or refers to, perhaps the model among them."""
+    held = [loss, *(held_by(loss) if callable(loss) else ())]
+    return tuple(dict.fromkeys(part for part in held if isinstance(part, nn.Module)))
 
 
 def _register_dataclasses(batch: Any) -> None:

@@ -193,9 +193,15 @@ def _few_labels(strategies: Sequence[Choice]) -> str:
 
 
 def below(rows: Sequence[Row]) -> list[str]:
-    """Return the lines below a table: why rows are not ok, the noise floor, the notes, the files of plans."""
+    """Return the lines below a table: why rows are not ok, noise floor, what was compared, notes, files of plans."""
     notes = [f"note: {remark}" for remark in remarks(rows)]
-    return [*reasons(rows), *_floor(rows), *notes, *files_of_labels(row.case.strategy for row in rows)]
+    return [
+        *reasons(rows),
+        *_floor(rows),
+        *_compared(rows),
+        *notes,
+        *files_of_labels(row.case.strategy for row in rows),
+    ]
 
 
 def _memory(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -275,6 +281,14 @@ def _floor(rows: Sequence[Row]) -> list[str]:
     if floor is None:
         return []
     return [f"noise floor: none against itself is known to {spread_text(floor)}; no smaller difference is reported"]
+
+
+def _compared(rows: Sequence[Row]) -> list[str]:
+    """Return a line on what the column of gradients is about, if any were compared."""
+    digests = [row.equality.digests for row in rows if row.equality is not None]
+    if not any("second step" in one for one in digests):
+        return []
+    return ["gradients: of all parameters, in the first two steps; what goes wrong in a later step is not found"]
 
 
 def batch(case: Case) -> str:
