@@ -7,12 +7,14 @@ from contextlib import nullcontext
 
 import msgspec
 import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from profiler.core import gradient_verdict
 from profiler.core.case import Case
 from profiler.core.record import Applied, Equality, reproducible
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
+from profiler.measuring.forward_changes import CAUSE, what_moves
 from profiler.measuring.memory_pass_digests import weights_kept
 from profiler.measuring.meters import equality, finite_differences, silent_errors, step_results, tensor_values
 from profiler.measuring.meters.step_results import GradientStep, Ran, Results
@@ -25,6 +27,10 @@ from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compare
 
 COUNT = "num_batches_tracked"
 VANISHED = "all gradients are zero or not finite, so comparing them proves nothing"
+STOPPED = (
+    "an operator saves a tensor that it fills only afterwards, as RReLU does its noise, and the recompute stops "
+    "before: torch.utils.checkpoint.set_checkpoint_early_stop(False) lets it finish"
+)
 UNTRAINED = "no parameter trains, so there is no gradient to compare"
 
 
@@ -91,8 +97,12 @@ def _reason(bench: Bench, comparison: _Comparison, result: Equality) -> str | No
         return noise
     if comparison.wrong:
         return comparison.wrong
-    reason = gradient_verdict.judge(result, strict=case.verify == "strict", rewritten=comparison.rewritten(result))
+    rewritten = comparison.rewritten(result)
+    reason = gradient_verdict.judge(result, strict=case.verify == "strict", rewritten=rewritten)
     if reason and result.worst_step == 1 and not result.missing and bench.group.mesh is None:
+        is_explained = result.moved or gradient_verdict.unkept(result) or rewritten
+        if not is_explained and (cause := bench.extra("why the gradients differ", comparison.cause)):
+            return f"{reason}; {CAUSE}{cause}"
         what = f"whether `none` or {case.strategy} has the gradients of its loss"
         reason += bench.extra(what, comparison.judgement) or ""
     return reason
@@ -175,6 +185,15 @@ class _Comparison:
         if (found.largest_difference or 0.0) > allowed:
             amount = f"{found.largest_difference:.1e}, worst in {found.worst_parameter}"
             self.wrong = f"the gradients are wrong by {amount}, in plain PyTorch: {cause}"
+
+    def cause(self) -> str | None:
+        """Return why a recompute may give other gradients: what it finds changed, or that it stops too early."""
+        if found := what_moves(self._bench.build_unwatched(self._case).workload, None):
+            return found
+        plain = step_results.collect(lambda: self._gradients(self._case.baseline))
+        with set_checkpoint_early_stop(False):
+            whole = step_results.collect(lambda: self._gradients(self._case))
+        return STOPPED if equality.compare(plain, whole).gradients_equal else None
 
     def judgement(self) -> str:
         """Return what is to be said of two gradients that differ, besides that: which one finite differences confirm.

@@ -16,12 +16,11 @@ from torch.utils.checkpoint import CheckpointError
 from profiler.core.units import few
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.bench import Bench
-from profiler.measuring.forward_changes import MOST_NAMED, SWITCH, what_moves
+from profiler.measuring.forward_changes import CAUSE, MOST_NAMED, SWITCH, what_moves
 from profiler.training import missing_gradients
 from profiler.training.checkpointing.call_routes import CalledBlock
 from profiler.training.workload import Workload
 
-CAUSE = "likely cause: "  # prefix of the note that is added to an error
 CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint's message, if selective
 CACHED_CAST = (
     "autocast had already cast this weight and kept the result, so only the recompute casts it; "

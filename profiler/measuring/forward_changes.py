@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.utils.checkpoint
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -19,6 +20,7 @@ from profiler.training import plain_state, random_sources
 from profiler.training.checkpointing.routed_block import own_class
 from profiler.training.workload import Workload, loss_of
 
+CAUSE = "likely cause: "  # prefix of a cause, in a note that is added to an error and in a reason
 SWITCH = "requires_grad of "
 MOST_NAMED = 3
 DEEPEST = 4  # levels of objects within objects that are read
@@ -26,6 +28,14 @@ BUFFER = "the buffer "
 TURNED = (
     "changed since a checkpointed block ran in the forward, so the recompute saves other tensors: change it "
     "after the backward, or checkpoint other blocks (--blocks)"
+)
+DUAL = (
+    "the blocks run within a level of forward-mode differentiation (torch.autograd.forward_ad), which is over when the "
+    "backward recomputes them: checkpoint what contains the level, or leave such blocks out (--blocks)"
+)
+FILLED = (
+    "is changed by the forward, as a cache is, and the recompute finds it changed: give each step a cache that its "
+    "blocks only read, or none"
 )
 LENT = (
     "is called with tensors that stand in for its parameters, as torch.func.functional_call puts them there, and "
@@ -44,6 +54,10 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
     are_switches = any(name.startswith(SWITCH) for name in moved)
     if calls.lent:
         return f"'{calls.lent}' {LENT}"
+    if calls.is_dual:
+        return DUAL
+    if filled := calls.filled():
+        return f"{few(filled, MOST_NAMED)} {FILLED}"
     if not are_switches and (turned := calls.turned()):
         return f"{few(turned, MOST_NAMED)} is {TURNED}"
     if frozen and not are_switches:
@@ -67,20 +81,32 @@ class _Calls:
 
     def __init__(self, module: nn.Module) -> None:
         self.lent: str | None = None  # the first module that was called with parameters not its own
+        self.is_dual = False  # whether any was called within a level of forward-mode differentiation
         self._names = {id(child): name for name, child in module.named_modules()}
         self._own = {id(child): {id(parameter) for parameter in child.parameters()} for child in module.modules()}
         self._parameters = {id(parameter): (name, parameter) for name, parameter in module.named_parameters()}
         self._seen: dict[int, set[bool]] = {}
+        self._containers: dict[int, tuple[str, Any, str | None]] = {}  # name, dict or list, text when called
 
     def called(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Record the parameters of a module that is about to be called."""
         if id(module) not in self._names or not _is_under_checkpoint(sys._getframe()):
             return
+        self.is_dual = self.is_dual or forward_ad._current_level >= 0
+        keywords = sys._getframe(1).f_locals.get("kwargs") or {}  # of nn.Module._call_impl, which gives hooks none
+        for argument in (*arguments, *keywords.values()):
+            if isinstance(argument, (dict, list)) and id(argument) not in self._containers:
+                name = f"a {type(argument).__name__} that '{self._names[id(module)]}' is called with"
+                self._containers[id(argument)] = name, argument, plain_state.text(argument)
         for parameter in module.parameters():
             if id(parameter) in self._own[id(module)]:
                 self._seen.setdefault(id(parameter), set()).add(parameter.requires_grad)
             else:
                 self.lent = self.lent or self._names[id(module)]
+
+    def filled(self) -> list[str]:
+        """Return the dicts and lists that have changed since a module was called with them."""
+        return [name for name, held, before in self._containers.values() if plain_state.text(held) != before]
 
     def turned(self) -> list[str]:
         """Return the requires_grad switches that have changed since a call, as text."""
