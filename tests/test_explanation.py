@@ -263,3 +263,17 @@ def test_any_trace_can_be_explained_and_its_modules_add_up_to_the_peak(trace: Tr
     assert found.peak.nbytes == max(live(trace))
     assert sum(share.nbytes for share in found.modules) + found.others_bytes == found.peak.nbytes
     assert found.floor.nbytes <= found.peak.nbytes
+
+
+def test_a_remedy_that_is_impossible_here_is_left_out():
+    """A batch of one has no half, and the host is no other memory for a step that runs there."""
+    on_host, blocks = traced(SMALL, batch_size=64)
+    on_gpu = msgspec.structs.replace(on_host, device="cuda")
+
+    def kinds(trace: Trace, **fields: Any) -> set[str]:
+        return {remedy.kind for remedy in explain(trace, blocks=blocks, **fields).remedies}
+
+    assert {"offload", "batch"} <= kinds(on_gpu)
+    assert kinds(on_gpu, batch_size=1) == kinds(on_gpu) - {"batch"}
+    assert "batch" in kinds(on_host)
+    assert "offload" not in kinds(on_host)

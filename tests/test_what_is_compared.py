@@ -68,7 +68,7 @@ def plain_leaf(kind: str, call: Callable[..., torch.Tensor]) -> torch.Tensor:
     return (loss.scale if kind == "loss" else inputs).grad
 
 
-@pytest.mark.parametrize(("kind", "name"), [("loss", "the loss's scale"), ("input", "the input[0]")])
+@pytest.mark.parametrize(("kind", "name"), [("loss", "the loss's scale"), ("input", "input tensor 0")])
 def test_a_leaf_that_is_no_parameter_of_the_model_is_compared_and_told(kind, name):
     right = plain_leaf(kind, lambda layer, value: layer(value))
     wrong = plain_leaf(kind, partial(checkpoint, use_reentrant=False))

@@ -52,14 +52,15 @@ def explain(
     baseline: Trace | None = None,
     split: str | None = None,
     choices: BlockChoices | None = None,
+    batch_size: int | None = None,
 ) -> Explanation:
     """Explain the peak of a traced step.
 
     `blocks` are the names of the model's blocks in order; `baseline` is the trace of the same step without
-    checkpointing, `choices` are what other blocks come to, and `split` is only passed on. The floor is that of the
-    baseline if there is one, since what runs only in a recompute is not in it. But if the step's peak is below that
-    floor, because its checkpoints hold more than these blocks, the floor is the step's own. A trace that is its own
-    baseline needs no reason.
+    checkpointing, `choices` are what other blocks come to, `batch_size` is None if it is not known, and `split` is only
+    passed on. The floor is that of the baseline if there is one, since what runs only in a recompute is not in it. But
+    if the step's peak is below that floor, because its checkpoints hold more than these blocks, the floor is the step's
+    own. A trace that is its own baseline needs no reason.
     """
     if baseline is trace:
         baseline = None
@@ -79,7 +80,12 @@ def explain(
         num_others=len(others),
         others_bytes=sum(share.nbytes for share in others),
         floor=least,
-        remedies=remedies(trace, floor_bytes=least.nbytes, are_too_many=why is not None and why.kind == INPUTS),
+        remedies=remedies(
+            trace,
+            floor_bytes=least.nbytes,
+            are_too_many=why is not None and why.kind == INPUTS,
+            can_halve=batch_size != 1,
+        ),
         choices=choices,
         better=better_blocks(choices) if choices else None,
         baseline_bytes=live_bytes.peak(baseline).nbytes if baseline else None,
@@ -120,29 +126,30 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int  # an upper bound of what it takes off the peak
 
 
-def remedies(trace: Trace, *, floor_bytes: int, are_too_many: bool = False) -> tuple[Remedy, ...]:
+def remedies(
+    trace: Trace, *, floor_bytes: int, are_too_many: bool = False, can_halve: bool = True
+) -> tuple[Remedy, ...]:
     """Return every remedy that could lower the peak by a hundredth or more, the strongest first. Bytes.
 
     The gain is the peak of the step less its peak with other lifetimes of its storages: half the batch; an optimizer
     without state; gradients freed as they arrive (the optimizer's step in the backward); gradients dropped instead of
     kept between steps; saved activations (with checkpoints, their inputs) on the host except where they are made and
-    last used; the loss in chunks. An optimizer in the backward is impossible if gradients of several micro-batches are
-    added. If there `are_too_many` checkpoints, the way to the floor is fewer of them: `coarser` instead of
+    last used; the loss in chunks. What is impossible is left out: an optimizer in the backward if gradients of several
+    micro-batches are added, the host as another memory if the step runs there, half of a batch that is not `can_halve`.
+    If there `are_too_many` checkpoints, the way to the floor is fewer of them: `coarser` instead of
     `checkpointing`.
     """
     highest = max(live(trace))
     is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
-    changes: dict[str, Change] = {
-        "batch": _half_batch(trace),
-        "optimizer": _no_state,
-        "gradients": _freed_gradients,
-        "kept-gradients": _dropped_gradients(trace),
-        "host-inputs" if is_recomputed else "offload": _offloaded,
-    }
+    changes: dict[str, Change] = {"optimizer": _no_state, "kept-gradients": _dropped_gradients(trace)}
+    if can_halve:
+        changes["batch"] = _half_batch(trace)
+    if not is_accumulated(trace):
+        changes["gradients"] = _freed_gradients
+    if trace.device != "cpu":
+        changes["host-inputs" if is_recomputed else "offload"] = _offloaded
     if in_chunks := chunked(trace):
         changes["loss"] = in_chunks
-    if is_accumulated(trace):
-        del changes["gradients"]
     gains = {"coarser" if are_too_many else "checkpointing": highest - floor_bytes}
     gains |= {
         kind: highest - _changed_peak(trace, change, is_half_batch=kind == "batch") for kind, change in changes.items()

@@ -22,7 +22,7 @@ STEPPED = (
     "an optimizer steps in the backward, so that each of the micro-batches is a step of its own, by its share of the "
     "gradient: leave --accumulate out, or step after the last"
 )
-OF_LOSS, INPUT = "the loss's ", "the input"  # begin the names of leaves that are no parameters of the module
+OF_LOSS, INPUT = "the loss's ", "input tensor "  # begin the names of leaves that are no parameters of the module
 GRANULE = {"cpu": 1, "cuda": 512}  # bytes: the CPU's allocator reports what was asked for, CUDA's rounds up
 
 
@@ -75,10 +75,9 @@ def compared(workload: Workload) -> dict[str, torch.Tensor]:
     leaves = trained(workload)
     held = {id(leaf) for leaf in leaves.values()}
     parameters = [pair for module in workload.loss_modules for pair in module.named_parameters()]
-    inputs, _ = pytree.tree_flatten_with_path(workload.batch)
     named = [
         *((f"{OF_LOSS}{name}", parameter) for name, parameter in parameters),
-        *((f"{INPUT}{pytree.keystr(path)}", leaf) for path, leaf in inputs if isinstance(leaf, torch.Tensor)),
+        *((f"{INPUT}{number}", tensor) for number, tensor in enumerate(tensors(workload.batch))),
     ]
     beside = {name: leaf for name, leaf in named if leaf.requires_grad and leaf.is_leaf}
     return leaves | {name: leaf for name, leaf in beside.items() if id(leaf) not in held}

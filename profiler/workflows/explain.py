@@ -78,7 +78,12 @@ def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
     followed = chosen.followed
     baseline = steps[0].followed
     explanation = explain_trace(
-        followed.trace, blocks=followed.blocks, baseline=baseline.trace, split=followed.split, choices=baseline.choices
+        followed.trace,
+        blocks=followed.blocks,
+        baseline=baseline.trace,
+        split=followed.split,
+        choices=baseline.choices,
+        batch_size=chosen.case.batch_size,
     )
     beside = next(iter(beside_traced([chosen])), None)
     return Explained(step=chosen, explanation=explanation, beside=beside)

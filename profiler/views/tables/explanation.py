@@ -26,11 +26,11 @@ MOST_MODULES = 8  # for the same reason
 NOTEWORTHY = 0.02  # of the peak: the workspace of an operator is shown from here on
 MOST_REMEDIES = 4  # the strongest, for the same reason
 CATEGORIES = {"saved": "saved activations", "recomputed": "recomputed activations", "optimizer": "optimizer state"}
-REMEDIES = {  # each with its cost
+REMEDIES = {  # each with its cost, or with what it changes
     "checkpointing": "finer checkpointing (more recompute)",
     "coarser": "fewer checkpoints (longer segments)",
-    "batch": "half the batch (more steps)",
-    "optimizer": "no optimizer state (another optimizer)",
+    "batch": "half the batch (other gradients)",
+    "optimizer": "no optimizer state (other updates)",
     "gradients": "optimizer in the backward (no clipping)",
     "kept-gradients": "gradients set to None (free)",
     "offload": "activations on the host (copies)",
