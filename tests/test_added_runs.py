@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
-from profiler.measuring import equality_pass, passes
+from profiler.measuring import passes
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, flops, memory_growth, operators, own_recomputes, step_results
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case
-from profiler.training import plain_state
+from profiler.training import missing_gradients, plain_state
 from profiler.training.models.user import as_workload
 from tests import make
 from tests.program import gcprof
@@ -52,7 +52,7 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "whether memory grows": (memory_growth, "read", lambda: grows.make(how="outputs"), {}),
     "what keeps the bytes": (Bench, "_keeper", keeping, {}),
     "where bytes are saved needlessly": (passes, "frozen_modules", frozen_tower.make, {}),
-    "why parameters get no gradient": (equality_pass.missing_gradients, "explanation", no_gradient.make, {}),
+    "why parameters get no gradient": (missing_gradients, "explanation", no_gradient.make, {}),
     "which modules the backward runs again": (own_recomputes.OwnRecomputes, "names", own_recompute.make, {}),
     "what operators take": (operators, "read", chain, {"asked": ("memory", OPERATORS)}),
     "whether the gradients are": (step_results, "copied", chain, {}),

@@ -59,7 +59,7 @@ def of_float64_on_ctx() -> dict[str, torch.Tensor]:
     """Each block with a matrix of its own, which nothing writes over, in float64."""
     module, (inputs, targets), loss = plain(overwritten.on_ctx)
     module, value = module.double(), inputs.double()
-    for block in module:
+    for block in module.children():
         value = torch.tanh(block.fc(value) @ block.host[0].double())
     loss(value, targets.double()).backward()
     return gradients(module)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from profiler.measuring.meters.step_results import Gradients
-from profiler.measuring.meters.tensor_values import dense
+from profiler.measuring.meters.tensor_values import dense, widest
 from profiler.training import plain_state
 from profiler.training.assemble import Assembled
 from profiler.training.workload import Workload, compared, loss_of, restored, tensors
@@ -26,13 +26,15 @@ def side(built: Assembled, first: Gradients, second: Gradients) -> str | None:
     """
     pairs = {name: (gradient, second.get(name)) for name, gradient in first.items()}
     doubles = {
-        name: (dense(gradient).double(), dense(other).double())
+        name: (widest(dense(gradient)), widest(dense(other)))
         for name, (gradient, other) in pairs.items()
-        if gradient is not None and other is not None and not gradient.is_complex()
+        if gradient is not None and other is not None
     }
-    length = float(sum((gradient - other).square().sum() for gradient, other in doubles.values()) ** 0.5)
+    length = float(sum((gradient - other).abs().square().sum() for gradient, other in doubles.values()) ** 0.5)
+    if not 0 < length < float("inf"):
+        return None
     direction = {name: (gradient - other) / length for name, (gradient, other) in doubles.items()}
-    slope = float(sum((doubles[name][0] * direction[name]).sum() for name in doubles))  # of the first
+    slope = float(sum((doubles[name][0].conj() * direction[name]).sum().real for name in doubles))  # of the first
     for dtype, steps in STEPS.items():
         try:
             slopes = _slopes(built, direction, dtype, steps)
@@ -55,7 +57,7 @@ def _slopes(
     with _in_type(workload, dtype):
         parameters = {name: compared(workload)[name] for name in direction}
         starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        norm = float(sum(start.double().square().sum().cpu() for start in starts.values()) ** 0.5) or 1.0
+        norm = float(sum(start.abs().double().square().sum().cpu() for start in starts.values()) ** 0.5) or 1.0
 
         def loss_at(distance: float) -> float:
             with torch.no_grad():

@@ -80,7 +80,7 @@ def mended() -> Iterator[None]:
     enter = torch.autocast.__enter__
 
     def entered(block: Any) -> Any:
-        result = enter(block)
+        result = enter(block)  # type: ignore[no-untyped-call]
         torch.set_autocast_cache_enabled(False)  # its exit restores it
         return result
 

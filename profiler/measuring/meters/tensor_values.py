@@ -23,7 +23,7 @@ def difference(reference: torch.Tensor | None, other: torch.Tensor | None, *, le
     reference, other = dense(reference), dense(other)
     if torch.equal(bytes_of(reference), bytes_of(other)):
         return 0.0
-    wide, other_wide = _widest(reference), _widest(other)
+    wide, other_wide = widest(reference), widest(other)
     scale = torch.maximum(wide.abs().max(), other_wide.abs().max()).clamp(min=least_scale)
     relative = float((wide - other_wide).abs().max() / scale)
     return relative if math.isfinite(relative) else 2.0
@@ -50,7 +50,7 @@ def largest(tensor: torch.Tensor) -> float:
     return float(values.masked_fill(~values.isfinite(), 0).max()) if values.numel() else 0.0
 
 
-def _widest(tensor: torch.Tensor) -> torch.Tensor:
+def widest(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
