@@ -98,6 +98,32 @@ def _modules(loss: Any) -> tuple[nn.Module, ...]:
     return tuple(dict.fromkeys(part for part in held if isinstance(part, nn.Module)))
 
 
+def refuse_other_arguments(module: nn.Module, batch: Any, *, has_loss: bool = False) -> None:
+    """Raise TypeError if the batch is a whole dataset, or if the module's forward cannot be called with it."""
+    if isinstance(batch, (DataLoader, Dataset)):
+        one = "next(iter(loader))" if isinstance(batch, DataLoader) else "next(iter(DataLoader(dataset, batch_size=8)))"
+        raise TypeError(f"the batch is a {type(batch).__name__}, not tensors: return one batch, {one}")
+    if module._forward_pre_hooks or type(module).__call__ is not nn.Module.__call__:  # may call it with anything
+        return
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        call(signature.bind, batch)  # type: ignore[arg-type]  # called as a module is
+    except TypeError as error:
+        keys = f" with the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+        hint = f"it takes {', '.join(signature.parameters) or 'nothing'}"
+        if _is_pair(batch) and not has_loss:
+            hint += "; a batch (inputs, targets) needs a loss, a function of (output, targets)"
+        name = type(module).__name__
+        raise TypeError(f"the forward of {name} does not take the batch{keys}: {error}; {hint}") from None
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
 def _register_dataclasses(batch: Any) -> None:
     """Register the types of the dataclasses in a batch, at any depth, so that their tensors are moved and counted."""
     while kinds := {type(leaf) for leaf in pytree.tree_leaves(batch) if _is_dataclass(leaf)}:
