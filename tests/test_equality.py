@@ -21,6 +21,7 @@ from profiler.core.errors import Unsupported
 from profiler.measuring.meters import equality, step_results, tensor_values
 from profiler.training import models
 from profiler.training.strategies import TABLE, compile_budget
+from profiler.training.workload import Workload
 from tests import make
 from tests.catalogue_choices import EVERY
 from tests.chain_models import workload
@@ -187,6 +188,48 @@ def test_a_gradient_on_one_side_only_is_as_different_as_can_be():
 def test_the_largest_value_is_one_of_those_that_are_finite():
     assert tensor_values.largest(torch.tensor([0.5, -0.75, math.inf, math.nan])) == 0.75
     assert tensor_values.largest(torch.tensor([math.inf])) == tensor_values.largest(torch.zeros(0)) == 0.0
+
+
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_values_are_compared_a_part_at_a_time(monkeypatch, place):
+    monkeypatch.setattr(tensor_values, "CHUNK", 3)
+    reference, other = torch.ones(7), torch.ones(7)
+    other[place] = 4.0
+
+    assert tensor_values.difference(reference, other) == 3 / 4
+    assert tensor_values.largest(other) == 4.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+def test_gradients_of_a_gpu_are_compared_on_it_a_part_at_a_time(monkeypatch):
+    monkeypatch.setattr(tensor_values, "CHUNK", 2**16)
+    weight = nn.Parameter(torch.ones(2**20, device="cuda:0"))
+    ran = step_results.Ran(
+        workload=Workload(module=nn.ParameterList([weight]), batch=(), loss=lambda module, batch: module[0].sum()),
+        loss=weight.sum(),
+        again=weight.sum,
+    )
+    ran.loss.backward()
+    results = step_results.collect(lambda: ran)
+    gradients = {name: gradient + 1 for name, gradient in results.gradients.items()}
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+
+    equality.compare(results, msgspec.structs.replace(results, gradients=gradients))
+
+    assert 2 * 8 * 2**16 <= torch.cuda.max_memory_allocated() - before < 8 * 2**20  # of float64; whole, one takes more
+
+
+@pytest.mark.gpu_arithmetic
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")
+def test_a_difference_is_the_same_on_a_gpu():
+    reference, other = torch.randn(1000), torch.randn(1000)
+
+    on_gpu = tensor_values.difference(reference, other, device=torch.device("cuda:0"))
+
+    assert on_gpu == tensor_values.difference(reference, other)
 
 
 def test_negative_zero_is_not_bit_equal_to_zero():

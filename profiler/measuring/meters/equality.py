@@ -122,7 +122,7 @@ def compare(reference: Results, other: Results) -> Equality:
     differences = {
         (name, number): amount
         for number, (pair, is_equal) in enumerate(zip(pairs, equal_gradients, strict=True), start=1)
-        for name, amount in _differences(*pair, is_equal=is_equal).items()
+        for name, amount in _differences(*pair, is_equal=is_equal, device=other.device).items()
     }
     worst = max(differences, key=lambda place: differences[place])
     missing = {
@@ -134,7 +134,7 @@ def compare(reference: Results, other: Results) -> Equality:
     buffers = {
         name: amount
         for name, buffer in reference.buffers.items()
-        if (amount := difference(buffer, other.buffers.get(name)))
+        if (amount := difference(buffer, other.buffers.get(name), device=other.device))
     }
     return Equality(
         loss_equal=all(equal_bits({"": first.loss}, {"": second.loss}) for first, second in pairs),
@@ -157,7 +157,9 @@ def compare(reference: Results, other: Results) -> Equality:
     )
 
 
-def _differences(reference: Results | Second, other: Results | Second, *, is_equal: bool) -> dict[str, float]:
+def _differences(
+    reference: Results | Second, other: Results | Second, *, is_equal: bool, device: torch.device
+) -> dict[str, float]:
     """Return the relative difference of each gradient, and of the loss.
 
     A gradient that is 0 but for rounding, such as that of a bias before a BatchNorm, is compared with the largest
@@ -166,10 +168,10 @@ def _differences(reference: Results | Second, other: Results | Second, *, is_equ
     if is_equal:
         gradients = dict.fromkeys(reference.gradients, 0.0)
     else:
-        sizes = [largest(tensor) for tensor in reference.gradients.values() if tensor is not None]
+        sizes = [largest(tensor, device=device) for tensor in reference.gradients.values() if tensor is not None]
         least = LEAST_SCALE * max(sizes, default=0.0)
         gradients = {
-            name: difference(tensor, other.gradients.get(name), least_scale=least)
+            name: difference(tensor, other.gradients.get(name), least_scale=least, device=device)
             for name, tensor in reference.gradients.items()
         }
     return {**gradients, "(loss)": difference(reference.loss, other.loss)}

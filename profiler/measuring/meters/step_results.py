@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import nn
 
-from profiler.measuring.meters.tensor_values import copied, dense, digest_of
+from profiler.measuring.meters.tensor_values import HOST, copied, dense, digest_of
 from profiler.training import random_sources
 from profiler.training.workload import Workload, batch_counts, compared, local
 
@@ -45,6 +45,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     random_states: dict[str, torch.Tensor]  # by source
     moved: Mapping[str, str] = {}  # plain Python attributes that the step has changed, with what they hold
     second: Second | None = None
+    device: torch.device = HOST  # of the step: its differences from another are reduced there
 
     def digests(self) -> dict[str, str]:
         """Return one digest (128 bits, in hexadecimal) of each kind of result; equal results have equal digests."""
@@ -111,6 +112,7 @@ def _results(ran: Ran) -> Results:
         counts=batch_counts(ran.workload.module),
         random_states=random_sources.states(ran.workload, ran.loss.device),
         moved=ran.moved,
+        device=ran.loss.device,
     )
 
 
