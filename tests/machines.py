@@ -58,8 +58,9 @@ def chosen() -> str | None:
 
 
 def python_path() -> str:
-    """PYTHONPATH for a process of a test: the repository's, and before it what doubles the machine."""
-    return os.pathsep.join([*([str(SITE)] if chosen() else []), str(ROOT)])
+    """PYTHONPATH for a process of a test: this one's, before it the repository's and what doubles the machine."""
+    own = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*([str(SITE)] if chosen() else []), str(ROOT), *([own] if own else [])])
 
 
 def variables() -> dict[str, str]:

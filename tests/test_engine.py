@@ -74,6 +74,20 @@ def test_a_server_that_died_is_replaced():
     assert record.outcome == "ok"
 
 
+@pytest.mark.parametrize(("model", "module", "is_there"), [
+    ("dense-chain:widths=4+4", "profiler.training.models.dense_chain", True),
+    ("tests.user_models.any_order:make", "tests.user_models.any_order", False),
+])  # fmt: skip
+def test_the_server_imports_a_model_of_the_table_once_for_all_children_and_never_a_users(
+    engine, model, module, is_there
+):
+    list(engine.run([Trial(case=make.case(model=Choice(model), batch_size=None, samples=1, warmup=0))]))
+
+    told = engine.ask("tests.faults.trials:imported", module, failing="no answer")
+
+    assert told == {"is_there": is_there}
+
+
 def test_the_survey_tells_the_cpu_first(engine):
     devices = engine.survey()
 

@@ -79,6 +79,12 @@ def test_the_coarse_machine_takes_a_step_of_less_than_100_ms_to_be_too_fast():
     assert machines.TABLE["coarse"].tick_seconds * TICKS == pytest.approx(0.1)
 
 
+def test_a_process_of_a_test_finds_what_this_one_found_on_pythonpath(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    assert environment()["PYTHONPATH"].split(os.pathsep)[-2:] == [str(machines.ROOT), str(tmp_path)]
+
+
 @pytest.mark.slow
 def test_the_option_of_pytest_reaches_its_workers_and_what_they_start(tmp_path: Path):
     (tmp_path / "test_theirs.py").write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,8 +15,8 @@ import profiler
 from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.core.errors import UserError
 from tests import examples, make
+from tests.program import environment
 
-ROOT = Path(__file__).parents[1]
 HOSTILE = "<script>alert(1)</script>&\"'"
 
 
@@ -140,9 +139,7 @@ def test_a_run_tells_what_it_is(run):
 @pytest.mark.parametrize(("name", "is_there"), [("load", False), ("apply", True)])
 def test_only_what_needs_torch_imports_it(name, is_there):
     code = f"import sys, profiler; profiler.{name}; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
 
     assert done.stdout == f"{is_there}\n"
 
@@ -154,7 +151,7 @@ def test_a_run_is_loaded_and_shown_where_there_is_no_torch(run):
         "print(len(run.rows()), len(run.to_pandas()), '<table' in run._repr_html_())"
     )
     words = [sys.executable, "-c", code, str(run.folder)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(words, capture_output=True, text=True, env=environment())
 
     assert done.stdout == f"{len(run.rows())} {len(run.rows())} True\n", done.stderr
 

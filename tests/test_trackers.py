@@ -1,6 +1,5 @@
 """Stored runs in experiment trackers: what is written is read back by the tracker's own reader."""
 
-import os
 import struct
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from profiler.integrations.trackers.entries import entries
 from profiler.runs import store
 from tests import examples, make
 from tests.make import MIB
+from tests.program import environment
 
-ROOT = Path(__file__).parents[1]
 RECORDS = [
     make.record("none", peak=100 * MIB, seconds=(0.1, 0.2, 0.3)),
     make.record("segments:k=2", peak=50 * MIB, saved=30 * MIB, seconds=(0.2, 0.2, 0.6)),
@@ -165,11 +164,11 @@ def test_a_store_that_mlflow_cannot_reach_is_told(run, monkeypatch, capsys):
     assert "MLflow cannot write to 'nonsense://store'" in capsys.readouterr().err
 
 
-def gcprof(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+def gcprof(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in environment().items() if not name.startswith("WANDB_")}
     return subprocess.run(
         [sys.executable, "-m", "profiler", *words],
-        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        env={**inherited, **more},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -247,9 +246,7 @@ def test_trackers_are_written_where_torch_is_not_imported(kind, run):
     code = (
         f"import sys; from profiler.cli import answer; answer({['export', 'run', '--to', kind]!r}); print(*sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
 
     assert done.returncode == 0, done.stderr
     assert kind in done.stdout.split()

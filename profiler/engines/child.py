@@ -8,7 +8,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -65,15 +65,25 @@ class Child:
     """A child as a context manager: requests it from the server on entry, kills it on exit if it still runs."""
 
     def __init__(
-        self, control: socket.socket, entry: str, text: str, *, log: Path | None, is_asked: bool = False
+        self,
+        control: socket.socket,
+        entry: str,
+        text: str,
+        *,
+        needs: Sequence[str] = (),
+        log: Path | None,
+        is_asked: bool = False,
     ) -> None:
-        """With `is_asked` the channel has two directions, and `go_on` asks for the next of several results."""
+        """The server imports the modules that the child `needs` first.
+
+        With `is_asked` the channel has two directions, and `go_on` asks for the next of several results.
+        """
         self.messages: list[dict[str, Any]] = []
         self.damage: str | None = None  # why its messages cannot be trusted
         self.flooded = False  # it sent more than MESSAGE_BYTES, and is ended for that
         self._control = control
         self._number = next(NUMBERS)
-        request = {"number": self._number, "entry": entry, "text": text, "folder": _folder()}
+        request = {"number": self._number, "entry": entry, "needs": needs, "text": text, "folder": _folder()}
         self._request = json.dumps(request).encode() + b"\n"
         self._log = Log(log)
         self._is_asked = is_asked

@@ -1,11 +1,11 @@
 """The server process: imports torch once, then forks a child for every request. Knows nothing of trials.
 
-A request is one line of JSON on a Unix socket: {"number", "entry", "text", "folder"} for a child, sent with two file
-descriptors, its channel and its output; or {"kill", "signal"}. The server sends {"number", "pid"} when a child begins,
-the same with "status" when it has ended, and "refused" if the system cannot start it. Processes that a child started in
-a session of their own are adopted by the server when the child has ended, and killed. When the client is gone, however
-it died, the server kills every child's process group and ends. It never uses CUDA, which does not survive a fork once
-it is initialized.
+A request is one line of JSON on a Unix socket: {"number", "entry", "needs", "text", "folder"} for a child, sent with
+two file descriptors, its channel and its output; or {"kill", "signal"}. The modules that a child needs are imported
+here, once for all children. The server sends {"number", "pid"} when a child begins, the same with "status" when it has
+ended, and "refused" if the system cannot start it. Processes that a child started in a session of their own are adopted
+by the server when the child has ended, and killed. When the client is gone, however it died, the server kills every
+child's process group and ends. It never uses CUDA, which does not survive a fork once it is initialized.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class _Server:
         return True
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        for name in request["needs"]:
+            if name not in sys.modules:
+                with suppress(Exception):  # the child fails in the same way, and says so
+                    importlib.import_module(name)
+                gc.freeze()
         server, refused = os.getpid(), None
         try:
             pid = os.fork()

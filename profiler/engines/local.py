@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from profiler.engines.server import Server
 from profiler.rehearsal.smoke import readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
+from profiler.training import models
 
 RUN_TRIAL = f"{WORKER}:run_trial"
 RUN_TRIALS = f"{TRACING}:run_trials"
@@ -175,7 +176,8 @@ class Local:
         self._await_memory()
         requested_at = time.monotonic()
         rehearses = trial.case.is_rehearsed
-        with self._child(self._entry, self._request(trial), _log_name(trial), rehearses=rehearses) as child:
+        words = self._entry, self._request(trial), _log_name(trial)
+        with self._child(*words, needs=_needs(trial, self._entry), rehearses=rehearses) as child:
             child.on_stage = self._tells(trial)
             ended = child.wait(self._stage_seconds)
             record = trial_record(trial, child, ended, requested_at)
@@ -213,7 +215,7 @@ class Local:
         """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
         requests = f"[{','.join(map(self._request, trials))}]"
         requested_at = time.monotonic()  # the child may begin before this process goes on
-        with self._child(entry, requests, _log_name(trials[0])) as child:
+        with self._child(entry, requests, _log_name(trials[0]), needs=_needs(trials[0], entry)) as child:
             for place, trial in enumerate(trials):
                 if place:
                     requested_at = time.monotonic()
@@ -251,7 +253,7 @@ class Local:
         answer = self.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not report its free memory")
         return int(answer["free"])
 
-    def _child(self, entry: str, text: str, log: str, *, rehearses: bool = False) -> Child:
+    def _child(self, entry: str, text: str, log: str, *, needs: Sequence[str] = (), rehearses: bool = False) -> Child:
         assert self._servers, "enter the engine first"
         server = self._servers.get(rehearses)
         if server is None or not server.alive():
@@ -259,7 +261,8 @@ class Local:
                 server.close()
             server = self._servers[rehearses] = self._server(rehearses=rehearses)
         server.await_ready()
-        return Child(server.control, entry, text, log=self._log(log), is_asked=entry in (RUN_TRIALS, RUN_TOGETHER))
+        is_asked = entry in (RUN_TRIALS, RUN_TOGETHER)
+        return Child(server.control, entry, text, needs=needs, log=self._log(log), is_asked=is_asked)
 
     def _server(self, *, rehearses: bool) -> Server:
         preload = PRELOAD if self._measures or rehearses else PRELOAD_TO_TRACE
@@ -272,6 +275,12 @@ class Local:
         """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out and not ended.refused:
             self._servers[rehearses].close()  # its process may end later, but gets no more trials
+
+
+def _needs(trial: Trial, entry: str) -> list[str]:
+    """Return the modules of the entry and of a model of the table, which may import transformers; no user's code."""
+    targets = entry, models.TABLE.get(trial.case.model.name.partition(":")[0], "")
+    return [target.partition(":")[0] for target in targets if target]
 
 
 def _log_name(trial: Trial) -> str:

@@ -70,6 +70,11 @@ def one_after_another(request: str, channel: int) -> None:
         tell(channel, {"one": attempt(one, on_pass=lambda name: None, by=measure)})
 
 
+def imported(module: str, channel: int) -> None:
+    """Runs in the child: whether the server gave it the module."""
+    tell(channel, {"is_there": module in sys.modules})
+
+
 def escape(request: str, channel: int) -> None:
     """Runs in the child: leaves a process in a session of its own."""
     words = [sys.executable, "-c", "import time; time.sleep(3600)"]
