@@ -15,6 +15,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 aten = torch.ops.aten
+MORE_IN_2_11 = {
+    (4096, 50, 64), (8192, 50, 64), (65536, 50, 64), (65536, 50, 768), (65536, 50, 2048), (65536, 300, 64),
+}  # fmt: skip
 MARGIN = 24 * 2**10  # bytes: what a sort takes for its counts
 HALF_AND_FULL = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -79,7 +82,12 @@ def test_backwards_of_memory_efficient_attention_take_what_is_foreseen(
 @pytest.mark.parametrize("width", [64, 768, 2048])
 @pytest.mark.parametrize("num_weights", [50, 300, 1000, 30000])
 @pytest.mark.parametrize("number", [3072, 4096, 8192, 65536])
-def test_backwards_of_embeddings_take_what_is_foreseen(number: int, num_weights: int, width: int) -> None:
+def test_backwards_of_embeddings_take_what_is_foreseen(
+    number: int, num_weights: int, width: int, request: pytest.FixtureRequest
+) -> None:
+    if torch.__version__.startswith("2.11.") and (number, num_weights, width) in MORE_IN_2_11:
+        reason = "aten::embedding_dense_backward of torch 2.11 takes one list of indices more than that of 2.15"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     gradient = torch.empty(number, width, device="cuda")
     indices = torch.zeros(number, dtype=torch.long, device="cuda")
 

@@ -93,7 +93,10 @@ def test_nights_rehearse_on_the_oldest_torch_that_is_announced_and_on_the_newest
 
     assert smoke["strategy"]["matrix"]["torch"] == [f"=={oldest}.*", "==2.11.*", f">={oldest}"]
     assert smoke["env"]["PIP_CONSTRAINT"] == ""
-    assert smoke["steps"][-1]["run"] == ".venv/bin/just smoke"
+    always, of_one = smoke["steps"][-2:]
+    assert always["run"] == ".venv/bin/just smoke"
+    assert of_one["if"] == "matrix.torch == '==2.11.*'"  # the tests of CUDA, on the torch of a GPU that is at hand
+    assert "pytest --hollow h100,count=8 -m gpu" in of_one["run"]
 
 
 def test_the_pythons_of_the_tests_are_those_that_are_announced():

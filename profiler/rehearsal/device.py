@@ -80,6 +80,7 @@ def load(folder: Path | None = None) -> None:
         raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
     folder = folder or proven_libraries()
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers of torch 2.11 find no device
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
         for path in sorted(folder.glob(f"{name}.so.*")):

@@ -94,6 +94,9 @@ def batch_norm(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return strided_batch_norm(input, *args, **kwargs)
 
 
+_RMS_NORM_IS_CAST = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")  # not in 2.11
+
+
 class _FusedRmsNorm(torch.autograd.Function):
     """Saves its input, its weight and one number per row: the kernels of a layer norm, without the mean.
 
@@ -122,7 +125,7 @@ def rms_norm(
     input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
     """Run the fused kernel if the weight has the input's dtype."""
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu") and _RMS_NORM_IS_CAST:
         input, weight = cast((input, weight), torch.float32)
         with torch.autocast("cpu", enabled=False):
             return rms_norm(input, normalized_shape, weight, eps)

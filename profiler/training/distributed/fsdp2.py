@@ -90,7 +90,12 @@ def _groups(module: nn.Module) -> list[Any]:
     states: list[Any] = [
         submodule._get_fsdp_state() for submodule in module.modules() if isinstance(submodule, FSDPModule)
     ]
-    return [group for state in states for group in state._fsdp_param_groups]
+    groups = [  # torch 2.11 has one for each state
+        group
+        for state in states
+        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    ]
+    return [group for group in groups if group is not None]
 
 
 def _gathered(module: nn.Module) -> list[torch.Tensor]:
