@@ -401,6 +401,30 @@ found = torch.cuda.memory_reserved()
     assert found == [12 * MIB, 20 * MIB]  # even numbers of MiB; pages of 20
 
 
+@pytest.mark.slow
+def test_on_a_gpu_that_says_it_is_real_all_of_a_real_one_is_run(hollow, tmp_path):
+    words = ("--model", "mlp", "--strategies", "all", "--device", "cuda:0", "--rounds", "2", "--predict")
+
+    done = hollow.gcprof_as_if_real("run", *words, "-o", "run", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    records = store.load(tmp_path / "run").records
+    measured = [record for record in records if not record.case.is_predicted]
+    predicted = {str(record.case.strategy): record.readings for record in records if record.case.is_predicted}
+    assert [record.outcome for record in records] == ["ok"] * 6
+    for record in measured:
+        assert evidence(record.case, record.environment) == "measured"
+        assert record.environment.device_name == gpu_specs.find("h100").name
+        assert record.readings.step_seconds
+        if record.round == 1:
+            assert {"equality", "flops", "memory", "time"} <= set(record.stage_seconds)
+            assert record.equality.gradients_equal
+            assert "GCP014" in [
+                note.code for note in record.notes
+            ]  # nothing is computed: equal gradients prove nothing
+            assert predicted[str(record.case.strategy)].peak_bytes == record.readings.peak_bytes
+
+
 COMPILED = "transformer:layers=1,dropout=0"
 BUDGETS = "none,compile-budget:budget=0.5"
 
