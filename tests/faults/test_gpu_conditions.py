@@ -79,10 +79,17 @@ def test_fault_48_another_process_on_the_device_is_seen(engine, other):
 
 
 @needs_nvml
-def test_twin_48_alone_on_the_device_nothing_is_said(engine):
-    (row,) = rows([timed(engine)])
+def test_twin_48_beside_this_process_alone_no_other_is_seen(engine):
+    torch.zeros(1, device="cuda:0")  # on a real device its context is another process's to the trial
+    here = Cuda("cuda:0").conditions().num_others
 
-    assert not [note for note in row.notes if note.code == "GCP012"]
+    record = timed(engine)
+
+    others = {one.num_others for one in record.readings.conditions}
+    assert here in (0, None)
+    assert others <= {here, 1}
+    (row,) = rows([record])
+    assert any(note.code == "GCP012" for note in row.notes) == (1 in others)
 
 
 @pytest.mark.gpu_shared
