@@ -51,9 +51,13 @@ golden:
 gallery *words:
     {{python}} -m tests.gallery {{words}}
 
-# on a CUDA machine, in 8 minutes: its tests, then measured, rehearsed and predicted side by side
+# the first ten minutes on a CUDA machine, in the order of their worth: all results in one archive
 gpu folder="results/gpu" *words:
     {{python}} -m benchmarks.gpu {{folder}} {{words}}
+
+# what a CUDA machine with torch lacks of gcprof's needs, for `python3 -m benchmarks.gpu` there
+gpu-packages version="3.12":
+    {{python}} -m pip install --quiet --upgrade --target build/gpu-site --python-version {{version}} --only-binary :all: --no-deps msgspec
 
 # start-up of a trial, against a new interpreter
 bench-startup *words:

@@ -1,119 +1,173 @@
-"""Everything that is checked on a CUDA machine, in at most 8 minutes: `just gpu [FOLDER]`.
+"""The first minutes on a GPU, in the order of their worth: `just gpu [FOLDER]`, or `python3 -m benchmarks.gpu FOLDER`.
 
-First the `gpu` tests: where they fail, nothing else runs. Then the sweep of configs/gpu.toml, measured, rehearsed and
-predicted; the accuracy of predictions; the published systems at full size; and three plans. Each step prints to a file
-of its own and is ended when its seconds are over. `steps.txt` lists the steps with their exit codes and seconds. On a
-hollow device (`GCPROF_HOLLOW=h200`) this is a dry run; `--small` takes less time.
+Nothing is installed there: if msgspec is missing, it is found in build/gpu-site, which `just gpu-packages` fills. Each
+step has its own limit and prints to files of its own. After each, all that is there goes into FOLDER/evidence.tar.gz,
+so that a run that is cut off loses one step at most; none stops another. The steps of the first call fit into its
+seconds, those that follow are for a second one (`--only tests,compiled`). What needs no device is not done there:
+`python -m benchmarks.gpu_rows rows.jsonl --against` rehearses and predicts the same steps elsewhere.
+On a hollow device (`GCPROF_HOLLOW=h100`) all this is a dry run, which takes some `--patience`, or is `--small`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from profiler.rehearsal.device import ASKED
-
-SECONDS = 480.0  # of all steps together
-PATIENCE = 3  # times as long for a dry run, which traces and rehearses on whatever CPU there is
+ROOT = Path(__file__).parents[1]
+PACKAGES = ROOT / "build/gpu-site"  # for a machine that lacks them
+SECONDS = 570.0  # of the first call, where a call may take 600
+LEAST_SECONDS = 12.0  # left, for a step to begin
+GRACE_SECONDS = 5.0  # between an interrupt, after which pytest lists what failed, and the end
+SHOWN = 12  # last lines of each output
+ENVIRONMENT = {
+    **{"PYTHONUNBUFFERED": "1", "COLUMNS": "200", "TOKENIZERS_PARALLELISM": "false"},
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
+}
+PYTHON = (sys.executable,)
+GCPROF = (*PYTHON, "-m", "profiler")
+PYTEST = (*PYTHON, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu")
+BYTES = ("test_gpu_buffers.py", "test_allocations.py", "test_copies.py", "test_gpu_predicted.py")
+OTHERS = ("test_gpu.py", "faults/test_gpu_workers.py", "faults/test_gpu_conditions.py")
+IMPORTED = "import transformers, torchvision.models, timm, accelerate, torch._dynamo"
+BERT = ("hf:bert:head=classification,sequence=128", "--batch-size", "64", "--optimizer", "adamw")
 
 
 class Step(NamedTuple):
-    """One command, and the most seconds that it may take."""
+    """Commands side by side, by the name of their output, and the most seconds that they may take."""
 
     name: str
-    words: tuple[str, ...]
     seconds: float
-    hollow: str | None = None  # the GPU to rehearse on instead of the one that is here
+    commands: dict[str, tuple[str, ...]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where run folders, tables and texts go")
+    parser.add_argument("folder", type=Path, help="where the archive goes")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of all steps together")
+    parser.add_argument("--only", default="", help="steps, by commas")
+    parser.add_argument("--patience", type=float, default=1.0, help="times as many seconds, for a dry run")
     parser.add_argument("--small", action="store_true", help="small models: a dry run")
-    parser.add_argument("--rehearse", default="h200", help="the word of the GPU that is here, to be rehearsed too")
-    parser.add_argument("--device", default="cuda:0", help="cpu tries the script itself where there is no CUDA")
     asked = parser.parse_args()
+    until = time.monotonic() + asked.seconds * asked.patience
     asked.folder.mkdir(parents=True, exist_ok=True)
-    codes: dict[str, int | None] = {}
-    patience = PATIENCE if asked.small else 1
-    began = time.monotonic()
-    lines = [f"{'step':22} {'exit code':>9} {'seconds':>8}"]
-    for step in steps(asked.folder, asked.device, asked.rehearse, small=asked.small):
-        left = patience * SECONDS - (time.monotonic() - began)
-        codes[step.name], seconds = run(step, asked.folder, min(patience * step.seconds, left))
-        code = codes[step.name]
-        lines.append(f"{step.name:22} {'ended' if code is None else code:>9} {seconds:8.1f}")
-        print(lines[-1], flush=True)
-        (asked.folder / "steps.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        if step.name == "tests" and code:
-            print((asked.folder / "tests.txt").read_text(encoding="utf-8")[-4000:])
-            break
-    return int(any(code != 0 for code in codes.values()))
+    work = Path(tempfile.mkdtemp(prefix="gcprof-gpu-"))
+    only = [name for name in asked.only.split(",") if name]
+    codes: list[int] = []
+    for step in steps(work, asked.device, patience=asked.patience, small=asked.small):
+        if only and step.name not in only:
+            continue
+        left = until - time.monotonic() - GRACE_SECONDS
+        if left < LEAST_SECONDS:
+            _note(work, f"{step.name} left out: {left:.0f} s are left")
+        else:
+            codes += run(step, work, min(step.seconds * asked.patience, left))
+        pack(work, asked.folder)
+    return int(any(codes))
 
 
-def steps(folder: Path, device: str, gpu: str, *, small: bool) -> list[Step]:
-    """What is run, in order: commands of gcprof, besides the tests and the benchmark."""
-    python = sys.executable
-    gcprof = (python, "-m", "profiler")
-    size = ("--model", "mlp,mnist-cnn:channels=8", "--batch-size", "8") if small else ()
-    models = ("mlp",) if small else ()
-    sweep = (*gcprof, "run", "--config", "configs/gpu.toml", *size)
-    plan = (*gcprof, "plan", "--device", device, "--budget", "75%", "--rounds", "1")
+def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False) -> list[Step]:
+    """What is run, in order. The rows and the tests beside them are of bytes, which neighbours leave as they are."""
+    sweep = ("--model", "mnist-cnn:channels=8", "--batch-size", "8") if small else ()
+    published = ("--predict",) if small else ("--device", device)
+    plan = ("transformer:layers=4,width=256", "--batch-size", "16") if small else BERT
+    rows = (
+        f"{work}/rows.jsonl",
+        "--seconds",
+        str(75 * patience),
+        *(("--most", "3", "--workers", "2") if small else ()),
+    )
+    bytes_tests = (
+        (*BYTES[:1], "-k", "first_dimension", "-n", "0") if small else (*BYTES, "-n", "5", "--dist", "worksteal")
+    )
+    other_tests = (*OTHERS[:1], "-k", "survey") if small else OTHERS
+    compiled = ("transformer:layers=4,width=256", "--strategies", "all,compile-budget", "--rounds", "1")
+
+    def gcprof(name: str, *words: str, output: str = "") -> dict[str, tuple[str, ...]]:
+        return {name: (*GCPROF, *words, "-o", f"{work}/{output or name}")}
+
+    def module(name: str, *words: str) -> dict[str, tuple[str, ...]]:
+        return {name: (*PYTHON, "-m", f"benchmarks.gpu_{name}", *words)}
+
+    def tests(name: str, words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        files = [f"{ROOT}/tests/{word}" if word.endswith(".py") else word for word in words]
+        return {name: (*PYTEST, f"--rootdir={ROOT}", "-c", f"{ROOT}/pyproject.toml", *files)}
+
     return [
-        Step("tests", (python, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/test_gpu.py"), 150.0),
-        Step("sweep", (*sweep, "--device", device, "--predict", "-o", f"{folder}/sweep"), 120.0),
-        Step("sweep rehearsed", (*sweep, "--device", "cuda:0", "-o", f"{folder}/rehearsed"), 60.0, hollow=gpu),
-        Step("compared", (*gcprof, "compare", f"{folder}/sweep", f"{folder}/rehearsed"), 10.0),
+        Step("facts", 45, {**module("facts", device), "imports": (*PYTHON, "-c", IMPORTED)}),  # read from a cold disk
         Step(
-            "accuracy",
-            (python, "-m", "benchmarks.accuracy", *models, "--device", device, "-o", f"{folder}/accuracy.md"),
-            90.0,
+            "sweep",
+            110,
+            gcprof("sweep", "run", *sweep, "--segments", "1,2,4,8,16,32", "--device", device, "--predict"),
         ),
-        *[Step(name, published(gcprof, name, folder, device, small=small), 60.0) for name in PUBLISHED],
-        *[
-            Step(name, (*plan, *(SMALL_PLAN if small else words), "-o", f"{folder}/{name}.json"), 60.0)
-            for name, words in PLANS.items()
-        ],
+        Step("rows", 110, {**module("rows", *rows), **tests("tests-bytes", bytes_tests)}),
+        Step("bare", 40, module("bare", *(("mnist",) if small else ()))),
+        Step("bert", 100, gcprof("bert", "reproduce", "bert", *published)),
+        Step("trainer", 40, gcprof("trainer", "reproduce", "hf-trainer", "--device", device)),
+        Step("resnet152", 65, gcprof("resnet152", "reproduce", "resnet152", *published)),
+        Step(
+            "plan",
+            60,
+            gcprof("plan", "plan", *plan, "--device", device, "--budget", "75%", "--rounds", "1", output="plan.json"),
+        ),
+        Step("tests", 60, tests("tests", (*other_tests, "-n", "0"))),
+        Step("compiled", 45, gcprof("compiled", "run", *compiled, "--device", device)),
     ]
 
 
-PUBLISHED = ("mnist-cnn", "bert", "resnet152", "cifar-resnet")
-PLANS = {
-    "plan-bert": ("hf:bert:head=classification,sequence=128", "--batch-size", "64", "--optimizer", "adamw"),
-    "plan-resnet152": ("torchvision:resnet152", "--batch-size", "32"),
-    "plan-cifar-resnet": ("cifar-resnet:depth=19", "--batch-size", "1280", "--optimizer", "momentum"),
-}
-SMALL_PLAN = ("transformer:layers=4,width=256", "--batch-size", "16")
-
-
-def published(gcprof: tuple[str, ...], name: str, folder: Path, device: str, *, small: bool) -> tuple[str, ...]:
-    """The command of a published system: measured on the device at full size, or predicted where models are small."""
-    how = ("--predict",) if small else ("--device", device)
-    return (*gcprof, "reproduce", name, *how, "-o", f"{folder}/{name}")
-
-
-def run(step: Step, folder: Path, seconds: float) -> tuple[int | None, float]:
-    """The step's exit code, None where it was ended, and its seconds. Its output goes to a file."""
+def run(step: Step, work: Path, seconds: float) -> list[int]:
+    """The exit codes of the step's commands, each in a session of its own; all are ended when the seconds are over."""
     began = time.monotonic()
-    environment = os.environ | ({ASKED: step.hollow} if step.hollow else {})
-    with (folder / f"{step.name.replace(' ', '-')}.txt").open("w", encoding="utf-8") as output:
-        try:
-            done = subprocess.run(
-                step.words,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=max(1.0, seconds),
-                env=environment,
-                check=False,
-            )
-            return done.returncode, time.monotonic() - began
-        except subprocess.TimeoutExpired:
-            return None, time.monotonic() - began
+    path = [str(ROOT), *([] if find_spec("msgspec") else [str(PACKAGES)]), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, path)), "MPLCONFIGDIR": str(work / "matplotlib")}
+    environment = {"HOME": str(work), **os.environ, **ENVIRONMENT, **own}
+    started = {}
+    for name, words in step.commands.items():
+        with (work / f"{name}.txt").open("wb") as output:
+            started[name] = subprocess.Popen(
+                words, cwd=ROOT if name.startswith("tests") else work, env=environment, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+    for name, process in started.items():
+        code = _ended(process, began + seconds)
+        _note(work, f"{name}: exit code {code}, {time.monotonic() - began:.0f} s of {seconds:.0f}")
+        print("\n".join((work / f"{name}.txt").read_text(errors="replace").splitlines()[-SHOWN:]), flush=True)
+    return [process.returncode for process in started.values()]
+
+
+def _ended(process: subprocess.Popen[bytes], until: float) -> int:
+    """Wait for the process; interrupt, then kill all of its session that is still there when the time is over."""
+    for number, more in ((signal.SIGINT, 0.0), (signal.SIGKILL, GRACE_SECONDS)):
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(max(0.0, until + more - time.monotonic()))
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    return process.wait()
+
+
+def _note(work: Path, line: str) -> None:
+    print(f"== {line}", flush=True)
+    with (work / "steps.txt").open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def pack(work: Path, folder: Path) -> None:
+    """Put all that is there into the archive, which is a whole one at any time."""
+    new = folder / ".evidence.tar.gz"
+    with tarfile.open(new, "w:gz", compresslevel=1) as archive:
+        archive.add(work, "evidence")
+    new.replace(folder / "evidence.tar.gz")
 
 
 if __name__ == "__main__":
