@@ -26,9 +26,8 @@ test-all *words:
     {{python}} -m pytest -m "" {{words}}
 
 # CUDA's tests, by PyTorch's own CUDA code, on devices that have memory and do no arithmetic
-test-hollow:
-    {{python}} -m pytest --hollow h100,count=8 -m gpu
-    {{python}} -m pytest --hollow t4 -m gpu
+test-hollow *devices="h100,count=8 t4":
+    for device in {{devices}}; do {{python}} -m pytest --hollow $device -m gpu || exit 1; done
 
 # a training step on the hollow device of the installed torch against arithmetic, then a run there
 smoke:
