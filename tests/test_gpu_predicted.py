@@ -81,21 +81,24 @@ FUSED = {
     "shared_keys": ("fp32",),
     "labels_in_a_closure": ("fp32", "bf16", "amp-bf16"),
 }
-UNKNOWN = {
-    "gru_cell": pytest.mark.xfail(
-        not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_thnn_fused_gru_cell", "Meta"),
-        reason="aten::_thnn_fused_gru_cell has no shapes without a device in torch 2.11: its prediction fails",
-        strict=True,
-    )
-}
+
+
+def unlike_2_15(model: str, precision: str, strategy: str) -> str | None:
+    """Which operator of torch 2.11 is predicted as it is in 2.15, or not at all; None for all else."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if model == "gru_cell" and not has_kernel("aten::_thnn_fused_gru_cell", "Meta"):
+        return "aten::_thnn_fused_gru_cell has no shapes without a device in torch 2.11: its prediction fails"
+    is_cast = has_kernel("aten::rms_norm", "AutocastCUDA")
+    if (model, precision, strategy) == ("rms_norm", "amp-bf16", "all") and not is_cast:
+        return "aten::rms_norm, which torch 2.11 runs in steps under autocast, holds less in a recompute"
+    return None
 
 
 @pytest.mark.parametrize("strategy", ["none", "all"])
-@pytest.mark.parametrize(
-    ("model", "precision"),
-    [pytest.param(model, one, marks=UNKNOWN.get(model, ())) for model, all_ in FUSED.items() for one in all_],
-)
-def test_a_users_step_with_fused_kernels_holds_what_was_predicted(engine, model, precision, strategy):
+@pytest.mark.parametrize(("model", "precision"), [(model, one) for model, all_ in FUSED.items() for one in all_])
+def test_a_users_step_with_fused_kernels_holds_what_was_predicted(engine, request, model, precision, strategy):
+    if reason := unlike_2_15(model, precision, strategy):
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     real = case(f"tests/user_models/fused_kernels.py:{model}", strategy, None, "sgd", {"precision": precision})
 
     trials = [Trial(case=one, passes=("memory",)) for one in (real, predicted_for(real))]
