@@ -18,7 +18,6 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,12 +34,12 @@ ENVIRONMENT = {
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"),
 }
 PYTHON = (sys.executable,)
-GCPROF = (*PYTHON, "-m", "profiler")
 PYTEST = (*PYTHON, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu")
-BYTES = ("test_gpu_buffers.py", "test_allocations.py", "test_copies.py", "test_gpu_predicted.py")
-OTHERS = ("test_gpu.py", "faults/test_gpu_workers.py", "faults/test_gpu_conditions.py")
+BYTES = [f"tests/test_{name}.py" for name in ("gpu_buffers", "allocations", "copies", "gpu_predicted")]
+OTHERS = ("tests/test_gpu.py", "tests/faults/test_gpu_workers.py", "tests/faults/test_gpu_conditions.py")
 IMPORTED = "import transformers, torchvision.models, timm, accelerate, torch._dynamo"
-BERT = ("hf:bert:head=classification,sequence=128", "--batch-size", "64", "--optimizer", "adamw")
+BERT = "hf:bert:head=classification,sequence=128 --batch-size 64 --optimizer adamw"
+COMPILED = "transformer:layers=4,width=256 --strategies all,compile-budget"
 
 
 class Step(NamedTuple):
@@ -78,52 +77,41 @@ def main() -> int:
 
 
 def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False) -> list[Step]:
-    """What is run, in order. The rows and the tests beside them are of bytes, which neighbours leave as they are."""
-    sweep = ("--model", "mnist-cnn:channels=8", "--batch-size", "8") if small else ()
-    published = ("--predict",) if small else ("--device", device)
-    plan = ("transformer:layers=4,width=256", "--batch-size", "16") if small else BERT
-    rows = (
-        f"{work}/rows.jsonl",
-        "--seconds",
-        str(75 * patience),
-        *(("--most", "3", "--workers", "2") if small else ()),
-    )
-    bytes_tests = (
-        (*BYTES[:1], "-k", "first_dimension", "-n", "0") if small else (*BYTES, "-n", "5", "--dist", "worksteal")
-    )
-    other_tests = (*OTHERS[:1], "-k", "survey") if small else OTHERS
-    compiled = ("transformer:layers=4,width=256", "--strategies", "all,compile-budget", "--rounds", "1")
+    """What is run, in order. The rows and the tests beside them are of bytes, which neighbors leave as they are."""
+    there = f"--device {device}"
+    sweep = "--model mnist-cnn:channels=8 --batch-size 8" if small else ""
+    rows = "--most 3 --workers 2" if small else ""
+    bytes_tests = f"-n 0 {BYTES[0]} -k first_dimension" if small else f"-n 5 --dist worksteal {' '.join(BYTES)}"
+    published = "--predict" if small else there
+    plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
+    tests = f"{OTHERS[0]} -k survey" if small else " ".join(OTHERS)
 
-    def gcprof(name: str, *words: str, output: str = "") -> dict[str, tuple[str, ...]]:
-        return {name: (*GCPROF, *words, "-o", f"{work}/{output or name}")}
-
-    def module(name: str, *words: str) -> dict[str, tuple[str, ...]]:
-        return {name: (*PYTHON, "-m", f"benchmarks.gpu_{name}", *words)}
-
-    def tests(name: str, words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        files = [f"{ROOT}/tests/{word}" if word.endswith(".py") else word for word in words]
-        return {name: (*PYTEST, f"--rootdir={ROOT}", "-c", f"{ROOT}/pyproject.toml", *files)}
+    def gcprof(name: str, words: str) -> dict[str, tuple[str, ...]]:
+        return {name: (*PYTHON, "-m", "profiler", *words.split())}
 
     return [
-        Step("facts", 45, {**module("facts", device), "imports": (*PYTHON, "-c", IMPORTED)}),  # read from a cold disk
-        Step(
-            "sweep",
-            110,
-            gcprof("sweep", "run", *sweep, "--segments", "1,2,4,8,16,32", "--device", device, "--predict"),
-        ),
-        Step("rows", 110, {**module("rows", *rows), **tests("tests-bytes", bytes_tests)}),
-        Step("bare", 40, module("bare", *(("mnist",) if small else ()))),
-        Step("bert", 100, gcprof("bert", "reproduce", "bert", *published)),
-        Step("trainer", 40, gcprof("trainer", "reproduce", "hf-trainer", "--device", device)),
-        Step("resnet152", 65, gcprof("resnet152", "reproduce", "resnet152", *published)),
-        Step(
-            "plan",
-            60,
-            gcprof("plan", "plan", *plan, "--device", device, "--budget", "75%", "--rounds", "1", output="plan.json"),
-        ),
-        Step("tests", 60, tests("tests", (*other_tests, "-n", "0"))),
-        Step("compiled", 45, gcprof("compiled", "run", *compiled, "--device", device)),
-    ]
+        Step("facts", 45, {
+            "facts": (*PYTHON, "-m", "benchmarks.gpu_facts", device),
+            "imports": (*PYTHON, "-c", IMPORTED),  # read from a cold disk
+        }),
+        Step("sweep", 110, gcprof(
+            "sweep", f"run {sweep} --segments 1,2,4,8,16,32 --predict {there} -o {work}/sweep"
+        )),
+        Step("rows", 110, {
+            "rows": (*PYTHON, "-m", "benchmarks.gpu_rows", f"{work}/rows.jsonl",
+                     "--seconds", str(75 * patience), *rows.split()),
+            "tests-bytes": (*PYTEST, *bytes_tests.split()),
+        }),
+        Step("bare", 40, {"bare": (*PYTHON, "-m", "benchmarks.gpu_bare", *(["mnist"] if small else []))}),
+        Step("bert", 100, gcprof("bert", f"reproduce bert {published} -o {work}/bert")),
+        *([] if small else [  # which a hollow device refuses
+            Step("trainer", 40, gcprof("trainer", f"reproduce hf-trainer {there} -o {work}/trainer")),
+        ]),
+        Step("resnet152", 65, gcprof("resnet152", f"reproduce resnet152 {published} -o {work}/resnet152")),
+        Step("plan", 60, gcprof("plan", f"plan {plan} {there} --budget 75% --rounds 1 -o {work}/plan.json")),
+        Step("tests", 60, {"tests": (*PYTEST, "-n", "0", *tests.split())}),
+        Step("compiled", 45, gcprof("compiled", f"run {COMPILED} --rounds 1 {there} -o {work}/compiled")),
+    ]  # fmt: skip
 
 
 def run(step: Step, work: Path, seconds: float) -> list[int]:
