@@ -118,16 +118,16 @@ def _configuration(count: int) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415  0.1 s, for ranks alone
     from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415  as above
 
-    has_timeout = "shutdown_timeout" in LaunchConfig.__dataclass_fields__  # torch 2.11 has none yet
     made = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=0, run_id="gcprof",
         rdzv_backend="c10d", rdzv_endpoint=f"{HERE}:0", local_addr=HERE,
         start_method="fork", monitor_interval=POLL_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         numa_options=NumaOptions(affinity_mode=AffinityMode.NODE),  # without any it uses CUDA, which cannot be forked
-        **({"shutdown_timeout": GRACE_SECONDS} if has_timeout else {}),
     )  # fmt: skip
     made.numa_options = None
+    if hasattr(made, "shutdown_timeout"):  # torch 2.11 has none yet
+        made.shutdown_timeout = GRACE_SECONDS
     return made
 
 
