@@ -1,61 +1,43 @@
-"""The first minutes on a GPU (`benchmarks.gpu`): no step costs another one its results."""
+"""The first minutes on a GPU (`benchmarks.gpu`), where there is none: no step costs another one its results."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
-from benchmarks.gpu import Step
-
-LATER = ("tests", "compiled")  # for a second call
+from tests.program import environment
 
 
-def test_the_limits_of_the_first_call_fit_into_it(tmp_path: Path):
-    steps = gpu.steps(tmp_path, "cuda:0")
-
-    assert [step.name for step in steps][-len(LATER) :] == list(LATER)
-    assert sum(step.seconds for step in steps if step.name not in LATER) <= gpu.SECONDS
-
-
-def python(name: str, code: str) -> dict[str, tuple[str, ...]]:
-    return {name: (sys.executable, "-c", code)}
+def evidence(folder: Path, *words: str) -> tuple[int, dict[str, str]]:
+    """The exit code, and the texts in the archive."""
+    command = [sys.executable, "-m", "benchmarks.gpu", str(folder), *words]
+    done = subprocess.run(
+        command, env=environment(CUDA_VISIBLE_DEVICES=""), cwd=folder, capture_output=True, text=True, check=False
+    )
+    with tarfile.open(folder / "evidence.tar.gz") as archive:
+        names = [name for name in archive.getnames() if name.endswith(".txt")]
+        return done.returncode, {Path(name).stem: archive.extractfile(name).read().decode() for name in names}
 
 
 @pytest.mark.slow
-def test_what_was_printed_is_in_the_archive_of_steps_that_end_fail_and_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    hangs = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('hangs', flush=True); "
-    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(gpu, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(gpu, "steps", lambda *given, **more: [
-        Step("fails", 60, python("fails", "print('failed'); raise SystemExit(3)")),
-        Step("hangs", 1, {**python("hangs", f"{hangs}signal.pause()"), **python("beside", "print('is whole')")}),
-        Step("ends", 60, python("ends", "print('ended')")),
-    ])  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["gpu", str(tmp_path)])
+def test_a_step_that_fails_stops_no_other_and_all_that_was_printed_is_in_one_archive(tmp_path: Path):
+    code, texts = evidence(tmp_path, "--small", "--only", "facts,bare")
 
-    assert gpu.main() == 1
-
-    with tarfile.open(tmp_path / "evidence.tar.gz") as archive:
-        texts = {name: archive.extractfile(f"evidence/{name}.txt").read().decode() for name in
-                 ("fails", "hangs", "beside", "ends", "steps")}  # fmt: skip
-    printed = [texts[name].strip() for name in ("fails", "hangs", "beside", "ends")]
-    assert printed == ["failed", "hangs", "is whole", "ended"]
-    assert [line.split(",")[0] for line in texts["steps"].splitlines()] == [
-        "fails: exit code 3", "hangs: exit code -9", "beside: exit code 0", "ends: exit code 0"
-    ]  # fmt: skip
+    assert code == 1
+    assert {"facts", "imports", "bare", "steps"} == set(texts)
+    assert "torch" in texts["facts"]
+    assert texts["facts"].splitlines()[-1].startswith("RuntimeError")  # there is no GPU
+    assert "Error" in texts["bare"].splitlines()[-1]
+    codes = {line.partition(":")[0]: line.split()[3] for line in texts["steps"].splitlines()}
+    assert codes == {"facts": "1,", "imports": "0,", "bare": "1,"}
 
 
-def test_a_step_that_no_time_is_left_for_is_left_out_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu, "steps", lambda *given, **more: [Step("late", 60, python("late", "print('ran')"))])
-    monkeypatch.setattr(sys, "argv", ["gpu", str(tmp_path), "--seconds", str(gpu.LEAST_SECONDS)])
+def test_steps_that_no_time_is_left_for_are_left_out_and_said_so(tmp_path: Path):
+    code, texts = evidence(tmp_path, "--only", "sweep,plan", "--seconds", "0")
 
-    gpu.main()
-
-    with tarfile.open(tmp_path / "evidence.tar.gz") as archive:
-        assert archive.getnames() == ["evidence", "evidence/steps.txt"]
+    assert code == 0
+    assert [line.partition(":")[0] for line in texts["steps"].splitlines()] == ["sweep left out", "plan left out"]
