@@ -25,7 +25,7 @@ def evidence(folder: Path, *words: str) -> tuple[int, dict[str, str]]:
 
 @pytest.mark.slow
 def test_a_step_that_fails_stops_no_other_and_all_that_was_printed_is_in_one_archive(tmp_path: Path):
-    code, texts = evidence(tmp_path, "--small", "--only", "facts,bare")
+    code, texts = evidence(tmp_path, "--small", "--only", "facts,bare", "--patience", "10")
 
     assert code == 1
     assert {"facts", "imports", "bare", "steps"} == set(texts)
