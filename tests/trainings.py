@@ -34,7 +34,7 @@ def mlp() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Any) -> None:
         super().__init__()
         self.layers = nn.ModuleList(kind(WIDTH, WIDTH, batch_first=True) for _ in range(2))
 
@@ -132,7 +132,7 @@ def observed() -> nn.Module:
 class Recomputing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = mlp()
+        self.layers = nn.ModuleList(_block() for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -159,6 +159,7 @@ class Remembering(nn.Module):
     """Changes its buffers, its attributes and its class in the forward."""
 
     num_forwards = 0
+    latest: torch.Tensor | None = None
 
     def __init__(self) -> None:
         super().__init__()
