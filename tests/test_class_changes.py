@@ -64,7 +64,8 @@ STRATEGIES = {"all": ((0,), (1,), (2,), (3,)), "segments:k=2": ((0, 1),)}
 
 @pytest.fixture
 def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore()  # type: ignore[attr-defined]  # which it exports, rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # which it has
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 

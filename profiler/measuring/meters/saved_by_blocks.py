@@ -14,9 +14,7 @@ from profiler.measuring.meters.needless_graph import resting, saved_bytes
 from profiler.training.blocks import offered_blocks
 from profiler.training.workload import Workload, bytes_by_storage, tensors
 
-GAIN = (
-    0.25  # of all that is saved: other blocks that lower it by less are not named, as a backward takes more than that
-)
+GAIN = 0.25  # of all that is saved: blocks that lower it by less are not named, as a backward takes more than that
 
 
 class _Call(NamedTuple):
@@ -76,7 +74,7 @@ class SavedByBlocks:
             return None
         others = [(self._left(names, savers), pattern) for pattern, names in self._offered.items() if pattern]
         best, pattern = min(others, default=(own, ""))
-        if best.most > own.most - GAIN * total:
+        if best.most > min(own.most, total) - GAIN * total:
             return None
         percent = (1 - own.within / total) * 100
         return (
