@@ -59,7 +59,12 @@ class Room(NamedTuple):
 
 ROOMS = {
     "meters": Room(
-        ("profiler/measuring/meters/[!est]*.py", "profiler/measuring/meters/time.py"),
+        (
+            "profiler/measuring/meters/[!est]*.py",
+            "profiler/measuring/meters/saved_by_blocks.py",
+            "profiler/measuring/meters/silent_errors.py",
+            "profiler/measuring/meters/time.py",
+        ),
         (
             "tests/test_meters.py",
             "tests/test_memory.py",

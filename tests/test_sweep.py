@@ -20,7 +20,7 @@ def written(folder: Path, text: str | bytes) -> Path:
 
 
 def test_there_are_the_configs_that_the_documentation_names():
-    assert {path.stem for path in CONFIGS} >= {"quick", "mnist-cnn", "mlp", "gpu"}
+    assert {path.stem for path in CONFIGS} >= {"quick", "mnist-cnn", "mlp"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -93,7 +93,7 @@ def test_scarce_a_fork_that_is_refused_is_told_and_the_server_lives(monkeypatch:
     server._control, server._children = theirs, {}
     monkeypatch.setattr(os, "fork", failing(errno.EAGAIN))
 
-    server._fork({"number": 7}, [channel, output])
+    server._fork({"number": 7, "needs": []}, [channel, output])
 
     said = json.loads(ours.recv(1 << 16))
     assert said == {"number": 7, "pid": None, "refused": os.strerror(errno.EAGAIN)}
