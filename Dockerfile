@@ -8,7 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
 RUN pip install --index-url "$TORCH_INDEX" "torch>=2.9" torchvision
 
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml hatch_build.py README.md LICENSE /src/
 COPY profiler /src/profiler
 COPY configs /src/configs
 COPY results/reference /src/results/reference

@@ -1,5 +1,6 @@
 # What developing needs. CI runs `just check`, the tests, the audit, the wheel and the documentation.
 python := ".venv/bin/python"
+site := ".venv/lib/python3.11/site-packages"
 measuring := replace("""
     tests/test_api.py tests/test_callbacks.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
     tests/test_max_batch.py tests/test_parent.py tests/test_plan_command.py tests/test_published.py tests/test_ranks.py
@@ -146,6 +147,10 @@ bench-rehearse *words:
 bench-published-memory *words:
     {{python}} -m benchmarks.published_memory -o docs/published-memory.md {{words}}
 
+# training scripts as people write them, rehearsed and run without the watch: writes docs/scripts.md
+bench-scripts *words:
+    {{python}} -m benchmarks.scripts -o docs/scripts.md {{words}}
+
 # what operators allocate without memory, against what they do, on PyTorch's own samples; with --hollow h100, on CUDA
 bench-operators *words:
     {{python}} -m benchmarks.operators {{words}}
@@ -187,13 +192,17 @@ bench-load *words:
 bench-ray *words:
     {{python}} -m benchmarks.ray_cases {{words}}
 
-# wheel and source distribution in dist/, looked through; then the wheel in an empty folder, without test packages
-wheel:
+# wheels, one pure and one for Linux with the prebuilt libraries of the hollow device, and source distribution in dist/,
+# looked through; then the wheel in an empty folder, without test packages
+wheel *sites=site:
     #!/usr/bin/env bash
     set -euo pipefail
     {{python}} -m build --outdir dist .
+    rm -rf build/prebuilt
+    {{python}} -m profiler.rehearsal.build build/prebuilt {{sites}}
+    GCPROF_PREBUILT=$PWD/build/prebuilt {{python}} -m build --wheel --outdir dist .
+    {{python}} -m tests.wheel dist/gcprof-*.whl
     wheel=$(ls -t "$PWD"/dist/gcprof-*.whl | head -n 1)
-    {{python}} -m tests.wheel "$wheel"
     empty=$(mktemp -d)
     trap 'rm -rf "$empty"' EXIT
     cd "$empty"
@@ -204,6 +213,12 @@ wheel:
     venv/bin/gcprof doctor
     venv/bin/gcprof run mlp --segments 1,2 --rounds 1
     venv/bin/gcprof show
+    env -i HOME="$empty" venv/bin/gcprof rehearse mlp --segments 1,2 --device t4  # without a compiler
+
+# the headers and libraries of CUDA 12, for which older releases of torch are built, for `just wheel`
+cuda12:
+    python3 -m venv build/cuda12
+    PIP_CONSTRAINT= build/cuda12/bin/pip install torch==2.9.1
 
 # fails where a tag is not the version: `just tag-is-version v0.1.0`
 tag-is-version tag:

@@ -31,11 +31,12 @@ ROOMS = {
     "training": _room("core", "torch torchvision timm transformers"),
     "request": _room("core training"),
     "rehearsal": _room("core", "torch"),
+    "scripts": _room("core rehearsal", "torch"),
     "measuring": _room("core training", "torch psutil pynvml"),
     "predicting": _room("core planning analysis training measuring", "torch"),
     "runs": _room("core analysis"),
     "engines": _room("core analysis training request rehearsal measuring predicting runs", "torch ray submitit"),
-    "views": _room("core planning analysis training runs", "pandas matplotlib jinja2 pyarrow rich"),
+    "views": _room("core planning analysis training runs scripts", "pandas matplotlib jinja2 pyarrow rich"),
     "integrations": _room(
         "core analysis training measuring runs engines", "torch transformers tensorboard wandb mlflow"
     ),
@@ -44,7 +45,7 @@ ROOMS = {
         "core planning analysis training request measuring predicting views workflows", "torch"
     ),
     "api": _room("workflows/in_process"),
-    "cli": _room("core planning analysis training request runs engines views integrations workflows", "typer"),
+    "cli": _room("core planning analysis training request scripts runs engines views integrations workflows", "typer"),
 }
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build, smoke
+from profiler.rehearsal import build, cache, smoke
 from profiler.rehearsal.smoke import Check, Verdict
 from tests.hollow import LEAVE, OPEN
 
@@ -30,20 +30,20 @@ def kept(hollow, tmp_path, monkeypatch):
     """The folder of the libraries, in a cache of the test's own, in which nothing was tried yet."""
     folder = build.libraries()
     own = tmp_path / "gcprof" / "hollow" / folder.name
-    shutil.copytree(folder, own, symlinks=True, ignore=shutil.ignore_patterns(smoke.VERDICT))
+    shutil.copytree(folder, own, symlinks=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return own
 
 
 def put(folder: Path, verdict: Verdict) -> None:
-    (folder / smoke.VERDICT).write_bytes(msgspec.json.encode(verdict))
+    smoke.verdict_file(folder).write_bytes(msgspec.json.encode(verdict))
 
 
 @pytest.mark.nightly
 def test_a_training_step_of_the_installed_torch_is_as_arithmetic_has_it(kept):
-    assert smoke.proven_libraries() == kept
+    assert smoke.proven_libraries()[0] == kept
 
-    verdict = msgspec.json.decode((kept / smoke.VERDICT).read_bytes(), type=Verdict)
+    verdict = msgspec.json.decode(smoke.verdict_file(kept).read_bytes(), type=Verdict)
     assert verdict.wrong() == []
     assert {check.phase.rpartition(": ")[2] for check in verdict.checks} >= {
         "convolution", "layer norm", "linear", "attention", "loss", "backward", "AdamW", "states deleted",
@@ -80,7 +80,7 @@ def test_a_torch_that_was_tried_is_not_tried_again(kept, monkeypatch):
     put(kept, FINE)
     monkeypatch.setattr(smoke, "run", lambda folder: pytest.fail("it is tried again"))
 
-    assert smoke.proven_libraries() == kept
+    assert smoke.proven_libraries()[0] == kept
 
 
 def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, monkeypatch):
@@ -98,13 +98,13 @@ def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, mo
 
 @pytest.mark.parametrize("text", ["", "{", '{"torch": 1}'])
 def test_a_verdict_that_cannot_be_read_is_found_anew(text, kept, monkeypatch):
-    (kept / smoke.VERDICT).write_text(text, encoding="utf-8")
+    smoke.verdict_file(kept).write_text(text, encoding="utf-8")
     monkeypatch.setattr(smoke, "run", lambda folder: FINE)
 
     smoke.proven_libraries()
 
-    assert msgspec.json.decode((kept / smoke.VERDICT).read_bytes(), type=Verdict) == FINE
-    assert [path.name for path in kept.iterdir() if path.name.startswith("tmp")] == []
+    assert msgspec.json.decode(smoke.verdict_file(kept).read_bytes(), type=Verdict) == FINE
+    assert not list(kept.parent.glob(f"{cache.BUILDING}*"))
 
 
 def test_a_command_is_refused_in_one_line_where_the_torch_failed(kept, hollow, tmp_path):
@@ -125,7 +125,7 @@ def test_a_step_that_does_not_end_well_is_refused_with_its_last_words_and_not_ke
     assert refused.value.exit_code == 3
     told = "a training step on the hollow device ended with exit code 1: ZeroDivisionError: division by zero"
     assert refused.value.message == f"{told} (not supported: cuNew)"
-    assert not (kept / smoke.VERDICT).exists()
+    assert not smoke.verdict_file(kept).exists()
 
 
 ASK = """

@@ -34,7 +34,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "core/secret_filter.py": "what is secret, to hide it",
     "predicting/trace/replay.py": "settings of the caching allocator",
     "core/gpu_specs.py": "where its user keeps files of GPUs",
-    "rehearsal/build.py": "CC; handed on to the compiler and to a Python that asks torch",
+    "rehearsal/build.py": "CC; handed on to the compiler",
     "rehearsal/cache.py": "where its user keeps caches",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
     "rehearsal/smoke.py": "handed on to the step that is tried, without what changes its figures",
@@ -42,8 +42,8 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "integrations/trackers/mlflow.py": "where its user keeps experiments",
     "integrations/trackers/wandb.py": "whether its user wants it online, and where",
 }
-# the server; for rehearsals a compiler, a Python that asks torch what it is built for, and one that tries a step
-STARTS_PROCESSES = {"core/server_process.py", "rehearsal/build.py", "rehearsal/smoke.py"}
+# the server; for rehearsals a compiler, a Python that tries a step, and the user's own command
+STARTS_PROCESSES = {"core/server_process.py", "rehearsal/build.py", "rehearsal/smoke.py", "scripts/launch.py"}
 ENDS_PROCESSES = {
     "engines/forkserver.py": "its children and their groups",
     "engines/server.py": "its own",

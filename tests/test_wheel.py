@@ -42,6 +42,7 @@ def test_the_package_holds_no_test_no_secret_and_no_absolute_path(tmp_path):
         ("tests/make.py", "", "tests/make.py: no file of the package"),
         ("profiler/.env", "", "profiler/.env: no file of the package"),
         ("profiler/one.pkl", "", "profiler/one.pkl: no file of the package"),
+        ("profiler/one.so", "", "profiler/one.so: no file of the package"),
         ("profiler/one.py", "DATA = '/home/ada/data'", "profiler/one.py: the path /home/ada/data"),
         ("profiler/one.json", '{"folder": "/Users/ada/x"}', "profiler/one.json: the path /Users/ada/x"),
         ("profiler/one.py", "DATA = r'C:\\Users'", "profiler/one.py: the path C:\\Users"),

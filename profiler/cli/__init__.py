@@ -19,7 +19,7 @@ import typer.main
 from profiler.cli.added_options import with_added
 from profiler.cli.help import Command, Group, about, examples
 from profiler.cli.options import VARIABLE
-from profiler.cli.output import COMMAND
+from profiler.cli.output import COMMAND, SCRIPT, split_script
 from profiler.cli.process import drop_unwritable, open_standard
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
@@ -69,9 +69,12 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 }
 
 
-def command(name: str) -> Callable[..., Any]:
+SCRIPTS = {"rehearse": "profiler.cli.script:rehearse"}  # the same words with a command of the user's behind `--`
+
+
+def command(name: str, *, of_script: bool = False) -> Callable[..., Any]:
     """Import and return the function of a command."""
-    function: Callable[..., Any] = load_function(COMMANDS[name])
+    function: Callable[..., Any] = load_function((SCRIPTS if of_script else COMMANDS)[name])
     return function
 
 
@@ -109,7 +112,8 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
     app.callback()(gcprof)
     asked = next((word for word in words if word in COMMANDS), None)
     for name in COMMANDS:
-        function = command(name) if is_whole or name == asked else None
+        of_script = name in SCRIPTS and bool(SCRIPT.get())
+        function = command(name, of_script=of_script) if is_whole or name == asked else None
         text = function and function.__doc__
         app.command(name, cls=Command, help=about(text), epilog="\n".join(examples(name, text)))(
             with_added(function, name) if function else lambda: None
@@ -130,6 +134,7 @@ def answer(words: Sequence[str]) -> int:
     """Run one command and return its exit code. Every error becomes one line on stderr, here and nowhere else."""
     COMMAND.set(tuple(words))
     try:
+        words = _without_script(words)
         _refuse_bytes(words)
         _refuse_nowhere(words)
         code = _invoke([*words] or ["--help"])
@@ -149,6 +154,14 @@ def answer(words: Sequence[str]) -> int:
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  # a bug of ours must not look like a result: one line, exit code 70
         return _fail(error, words)
+
+
+def _without_script(words: Sequence[str]) -> Sequence[str]:
+    """Keep the user's command that the words end with, if any, and return the others."""
+    if words and words[0] in SCRIPTS:
+        words, script = split_script(words)
+        SCRIPT.set(tuple(script))
+    return words
 
 
 def _invoke(words: list[str]) -> int:

@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
 COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the words of the running command
 
+SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a command of the user's, behind `--`
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
+    for place, word in enumerate(words):
+        if word == "--":
+            if place + 1 == len(words):
+                raise UserError("there is no command behind --", hint="for example -- python train.py")
+            return [*words[:place]], [*words[place + 1 :]]
+        if place and word.endswith(".py") and not word.startswith("-"):
+            return [*words[:place]], ["python", *words[place:]]
+    return [*words], []
+
 
 def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     """Return the word if it is one of the choices of a flag; else raise UserError."""

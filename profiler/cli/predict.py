@@ -125,6 +125,8 @@ def rehearse(
 ) -> None:
     """Run a training step with PyTorch's own CUDA code, but without the GPU: its memory, to the byte.
 
+    Behind `--`, or from a FILE.py on, stands a command of your own, which is run as it is: gcprof rehearse --help -- it
+
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
     from profiler.request.device_choice import to_rehearse

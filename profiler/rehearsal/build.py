@@ -1,4 +1,9 @@
-"""Builds the hollow CUDA libraries with the C compiler at hand, against the headers in the installed torch's wheels."""
+"""The libraries of the hollow device: those that came with gcprof, or built here by the C compiler at hand.
+
+They know nothing of torch: one set serves every torch of a CUDA version, and older ones of its major version, with
+stubs for all functions that NVIDIA's own libraries export. `python -m profiler.rehearsal.build FOLDER SITE...` makes
+those of a wheel, from the folders in which NVIDIA's packages of each CUDA major version are installed.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from profiler.core.errors import UserError
 from profiler.rehearsal import cache
-from profiler.rehearsal.cuda_libraries import STUBS, Library, table
+from profiler.rehearsal.cuda_libraries import LIBRARIES, STUBS, Library
 
 SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
@@ -28,29 +33,57 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
 NOT_EXECUTABLE = "failed to map segment"  # of dlopen, where a file system is mounted noexec
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a tool's errors if a disk, quota or size limit is full
-LIMIT_SECONDS = 300  # for one call of a tool; all of a build take half a minute
-NEEDED = re.compile(r"\(NEEDED\).*\[(.*)\]")
-ASK_ARCHS = """
-import torch
-print(*sorted({int(arch.split("_")[1].rstrip("af")) for arch in torch._C._cuda_getArchFlags().split()}), sep=",")
-"""
+LIMIT_SECONDS = 300  # for one call of a tool; all of a build take some seconds
 LOAD = """
 import json, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1])
 from profiler.rehearsal import device; device.load(Path(sys.argv[2]))
 """
+PREBUILT = Path(__file__).parent / "prebuilt"  # in a wheel for Linux: a folder `cu13` for each CUDA major version
+ORIGIN = "origin.json"  # in such a folder: the digest of the sources, and the CUDA version of the headers
+IN_TORCH = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)", re.MULTILINE)  # in torch/version.py
+IN_HEADER = re.compile(r"#define CUDA_VERSION (\d+)")  # in cuda.h: 13020 is CUDA 13.2
+
+
+class Torch(NamedTuple):
+    """An installed torch with CUDA."""
+
+    folder: Path
+    cuda: tuple[int, int]  # the version that it is built for
+    digest: str  # of its own version
+
+    @property
+    def site(self) -> Path:
+        """Where NVIDIA's wheels are installed beside it."""
+        return self.folder.parent
 
 
 def libraries() -> Path:
-    """Return the folder of the libraries for the installed torch; build them if they are missing or damaged.
+    """Return the folder of the libraries for the installed torch: prebuilt, or else built here if not done yet.
 
-    They are kept in the user's cache folder under a digest of torch's version and of the sources. Raises UserError with
-    exit code 3 if the system is not Linux x86-64, torch is missing or has no CUDA, a tool is missing, a source does not
-    compile, or others can write to the folder; and with 74 if the folder cannot be written.
+    What is built is kept in the user's cache folder under a digest of the sources and the CUDA version. Raises
+    UserError with exit code 3 if the system is not Linux x86-64, torch is missing or has no CUDA, a tool is missing, a
+    source does not compile, or others can write to the folder; and with 74 if the folder cannot be written.
     """
-    kept = place()
+    return prebuilt(installed()) or built()
+
+
+def prebuilt(torch: Torch) -> Path | None:
+    """Return the folder of the libraries that came with gcprof and serve this torch; None where there are none."""
+    folder = PREBUILT / f"cu{torch.cuda[0]}"
+    try:
+        digest, cuda = json.loads((folder / ORIGIN).read_bytes())
+    except FileNotFoundError:
+        return None
+    return folder if digest == sources_digest() and tuple(cuda) >= torch.cuda else None
+
+
+def built() -> Path:
+    """Return the folder of the libraries that are built here; build them if they are missing or damaged."""
+    torch = installed()
+    kept = place(torch)
     try:
         if not cache.is_whole(kept):
-            _build_into(kept, _torch())
+            _build_into(kept, torch)
     except OSError as error:
         raise UserError(
             f"the hollow device's libraries cannot be kept in {kept.parent}: {error.strerror or error}",
@@ -61,13 +94,13 @@ def libraries() -> Path:
     return kept
 
 
-def place() -> Path:
-    """Return the folder for the installed torch's libraries, built or not. Raises UserError if none can be built."""
-    _refuse_other_systems()
-    return cache.folder().resolve() / _digest(_torch())
+def place(torch: Torch) -> Path:
+    """Return the folder for libraries that are built here for this torch, built or not."""
+    return cache.folder().resolve() / f"{sources_digest()}-cu{torch.cuda[0]}.{torch.cuda[1]}"
 
 
-def _refuse_other_systems() -> None:
+def installed() -> Torch:
+    """Return the installed torch without importing it. Raises UserError where nothing can be rehearsed with it."""
     here = sys.platform, platform.machine()
     if here != PLATFORM:
         raise UserError(
@@ -75,27 +108,31 @@ def _refuse_other_systems() -> None:
             hint="`gcprof predict` needs no device and works here",
             exit_code=3,
         )
-
-
-def _torch() -> Path:
-    """Return the folder of the installed torch without importing it. Raises UserError where it has no CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("rehearsing needs torch, which is not installed", hint="pip install torch", exit_code=3)
-    torch = Path(spec.submodule_search_locations[0])
-    if not (torch / "lib" / "libtorch_cuda.so").exists():
+    folder = Path(spec.submodule_search_locations[0])
+    if not (folder / "lib" / "libtorch_cuda.so").exists():
         raise UserError(
             "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA",
             hint="no GPU is needed for it: pip install torch takes the CUDA build",
             exit_code=3,
         )
-    return torch
+    text = (folder / "version.py").read_text(encoding="utf-8")
+    version = IN_TORCH.search(text)
+    if version is None:
+        raise UserError(
+            "rehearsing needs a torch that is built for CUDA, and this one names no CUDA version",
+            hint="torch's wheels do: pip install torch",
+            exit_code=3,
+        )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Torch(folder, (int(version[1]), int(version[2])), digest)
 
 
-def _digest(torch: Path) -> str:
-    """Return a digest of torch's version and of all sources, those in Python too."""
-    digest = hashlib.sha256((torch / "version.py").read_bytes())
-    room = Path(__file__).parent
+def sources_digest() -> str:
+    """Return a digest of all sources, those in Python too."""
+    digest, room = hashlib.sha256(), Path(__file__).parent
     for source in sorted([*room.glob("*.py"), *(path for path in SOURCES.rglob("*") if path.is_file())]):
         digest.update(str(source.relative_to(room)).encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
@@ -115,7 +152,7 @@ def compiler() -> tuple[str, ...]:
             hint="apt install gcc, or dnf install gcc; or CC names another",
             exit_code=3,
         )
-    for tool in (words[0], "nm", "readelf"):
+    for tool in (words[0], "nm"):
         if shutil.which(tool) is None:
             named = f"CC asks for '{tool}'" if tool == words[0] else f"rehearsing needs '{tool}'"
             raise UserError(
@@ -134,27 +171,26 @@ def _words(text: str) -> tuple[str, ...]:
         return (text,)
 
 
-def _build_into(kept: Path, torch: Path) -> None:
+def _build_into(kept: Path, torch: Torch) -> None:
     """Build in a temporary folder and rename it, so that `kept` is whole or absent; a broken `kept` is replaced."""
     words = compiler()
     with cache.locked(kept.parent):
         if cache.is_whole(kept):  # another process has built it meanwhile
             return
-        begins = f"building the hollow CUDA libraries for torch {metadata.version('torch')}, and trying them"
-        print(f"{begins}: once, for half a minute or so", file=sys.stderr)
+        version = ".".join(map(str, torch.cuda))
+        print(f"building the hollow CUDA libraries for CUDA {version}: once, for some seconds", file=sys.stderr)
         with cache.working_folder(kept.parent) as work:
             out = work / "lib"
             out.mkdir(mode=0o700)
-            _Build(torch, words, work, out).run()
+            _Build(torch.site, words, work, out).run()
             cache.publish(out, kept)
 
 
 class _Build:
     """Builds every library that a torch loads into `out`, with objects and stubs in `work`."""
 
-    def __init__(self, torch: Path, compiler: tuple[str, ...], work: Path, out: Path) -> None:
-        self._torch = torch
-        self._site = torch.parent
+    def __init__(self, site: Path, compiler: tuple[str, ...], work: Path, out: Path) -> None:
+        self._site = site  # where NVIDIA's wheels are installed
         self._compiler = compiler
         self._work = work
         self._out = out
@@ -163,21 +199,16 @@ class _Build:
         nvml = "libnvidia-ml.so.1"  # first, since a compiler that does not work fails here at once
         self._compile("-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{self._out}/{nvml}")
         self._load()
-        needed = self._needed()
-        runtime = next((name for name in needed if name.startswith("libcudart.so.")), None)
-        if runtime is None:
-            raise UserError(
-                "the hollow device cannot be built: this torch loads no libcudart, which it would stand in for",
-                hint="torch's wheels do: pip install torch",
-                exit_code=3,
-            )
-        archs = self._run(sys.executable, "-P", "-c", ASK_ARCHS, CUDA_VISIBLE_DEVICES="").strip()
-        major = runtime.rpartition(".")[2]
-        for library in table(archs, major):
-            soname = next((name for name in needed if name.startswith(f"{library.name}.so.")), None)
-            if soname:
-                self._library(library, soname)
-        self._driver(runtime)
+        for library in LIBRARIES:
+            real = next(iter(sorted(self._site.glob(f"nvidia/**/lib/{library.name}.so.*"))), None)
+            if real is None:
+                raise UserError(
+                    f"the hollow device cannot be built: there is no {library.name} of NVIDIA's beside this torch",
+                    hint="torch's wheels bring it: pip install torch",
+                    exit_code=3,
+                )
+            self._library(library, real)
+        self._driver()
         self._load()
 
     def _load(self) -> None:
@@ -193,56 +224,39 @@ class _Build:
         triton = f"{self._site}/triton/backends/nvidia/include"
         return [*own, "-idirafter", str(SOURCES / "include"), "-idirafter", triton]
 
-    def _needed(self) -> list[str]:
-        """Return the SONAMEs that torch's libraries depend on."""
-        names = ("libtorch_*.so", "libc10_cuda.so", "libcaffe2_nvrtc.so")
-        callers = [path for name in names for path in (self._torch / "lib").glob(name)]
-        return sorted({name for path in callers for name in NEEDED.findall(self._run("readelf", "-d", str(path)))})
-
-    def _library(self, library: Library, soname: str) -> None:
-        """Compile the sources of one library, with stubs for its other functions that the callers use."""
+    def _library(self, library: Library, real: Path) -> None:
+        """Compile the sources of one library, with stubs for all other functions that NVIDIA's own exports."""
         objects = []
         for source in library.sources:
-            objects.append(f"{self._work}/{soname}-{source}.o")
+            objects.append(f"{self._work}/{library.name}-{source}.o")
             self._compile(*self._headers(), *library.flags, "-c", str(SOURCES / source), "-o", objects[-1])
         own = {symbol for path in objects for symbol in self._symbols(path, "-g", "--defined-only")}
-        wanted, is_versioned = self._wanted(library, soname)
-        stubs, versions = self._work / f"{soname}.c", self._work / f"{soname}.map"
-        kinds = {name: "KNOWN" if re.fullmatch(library.known, name) else "UNKNOWN" for name in sorted(wanted - own)}
-        lines = [f"{kind}({name})" for name, kind in kinds.items()]
+        exported = self._symbols(str(real), "-D", "--defined-only")
+        is_versioned = any("@" in symbol for symbol in exported)
+        names = {symbol.partition("@")[0] for symbol in exported} - own - {real.name}
+        stubs, versions = self._work / f"{library.name}.c", self._work / f"{library.name}.map"
+        lines = [
+            f"{'KNOWN' if re.fullmatch(library.known, name) else 'UNKNOWN'}({name})"
+            for name in sorted(names)
+            if not name.startswith("_Z")  # of C++
+        ]
         text = [f"#define NOT_SUPPORTED {library.not_supported}", STUBS, *lines, ""]
         stubs.write_text("\n".join(text), encoding="utf-8")
-        versions.write_text(f"{soname if is_versioned else ''} {{\n  global: *;\n}};\n", encoding="utf-8")
-        link = ("-shared", f"-Wl,-soname,{soname}", f"-Wl,--version-script,{versions}")
-        self._compile(*link, *objects, str(stubs), "-o", f"{self._out}/{soname}", "-lpthread", "-ldl")
+        versions.write_text(f"{real.name if is_versioned else ''} {{\n  global: *;\n}};\n", encoding="utf-8")
+        link = ("-shared", f"-Wl,-soname,{real.name}", f"-Wl,--version-script,{versions}")
+        self._compile(*link, *objects, str(stubs), "-o", f"{self._out}/{real.name}", "-lpthread", "-ldl")
 
-    def _callers(self) -> Iterable[Path]:
-        yield from self._torch.glob("lib/*.so")
-        yield from self._site.glob("torchvision/*.so")
-        yield from self._site.glob("nvidia/*/lib/libcusolver.so.*")
-
-    def _wanted(self, library: Library, soname: str) -> tuple[set[str], bool]:
-        """Return the functions of a library that the callers use, and whether they ask for versioned symbols."""
-        wanted: set[str] = set()
-        is_versioned = False
-        for path in self._callers():
-            for symbol in self._symbols(str(path), "-D", "--undefined-only"):
-                name, _, version = symbol.partition("@")
-                is_versioned |= version == soname
-                if version == soname or (not version and re.match(library.symbols, name)):
-                    wanted.add(name)
-        return wanted, is_versioned
-
-    def _driver(self, runtime: str) -> None:
+    def _driver(self) -> None:
         """Link libcuda.so.1: an empty library that depends on the runtime library, which has the driver's functions.
 
         The link `libcuda.so` is for Triton before 3.9.
         """
+        (runtime,) = self._out.glob("libcudart.so.*")
         empty = self._work / "empty.c"
         empty.touch()
         link = ("-shared", str(empty), "-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed")
         out = f"{self._out}/libcuda.so.1"
-        self._compile(*link, f"-L{self._out}", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN", "-o", out)
+        self._compile(*link, f"-L{self._out}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-o", out)
         (self._out / "libcuda.so").symlink_to("libcuda.so.1")
 
     def _symbols(self, path: str, *words: str) -> list[str]:
@@ -291,3 +305,20 @@ def _run_limited(words: list[str], environment: dict[str, str]) -> subprocess.Co
             os.killpg(tool.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(words, tool.returncode, out, err)
+
+
+def main(root: Path, sites: Sequence[Path]) -> None:
+    """Build the libraries of a wheel into a folder `cuMAJOR` for each of the sites."""
+    for site in sites:
+        header = next(site.glob("nvidia/**/include/cuda.h")).read_text(encoding="utf-8")
+        number = int(IN_HEADER.findall(header)[0])
+        cuda = number // 1000, number % 1000 // 10
+        folder = root / f"cu{cuda[0]}"
+        folder.mkdir(parents=True)
+        with cache.working_folder(folder) as work:
+            _Build(site, compiler(), work, folder).run()
+        (folder / ORIGIN).write_text(json.dumps([sources_digest(), cuda]), encoding="ascii")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(site) for site in sys.argv[2:]])

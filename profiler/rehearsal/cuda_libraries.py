@@ -21,7 +21,6 @@ class Library(NamedTuple):
     """A library that torch loads, and how its stand-in is built."""
 
     name: str
-    symbols: str  # a pattern of its functions' names, for callers that link them without a symbol version
     not_supported: int  # returned by functions that are neither in the sources nor `known`
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
@@ -48,16 +47,12 @@ DNN = (
 NCCL = r"nccl(Send|Recv|AlltoAll|Gather|Scatter|CommDeregister|CommWindowDeregister)"
 FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
 NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
-
-
-def table(archs: str, major: str) -> tuple[Library, ...]:
-    """Return every library; `archs` are those that torch is built for (`70,90`), `major` is CUDA's major version."""
-    return (
-        Library("libcudart", r"(__)?cuda[A-Z]", CUDA_NOT_SUPPORTED, RUNTIME, (f"-DARCHS={archs}",)),
-        Library("libcublas", r"cublas[A-KM-Z]", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
-        Library("libcublasLt", r"cublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
-        Library("libcudnn", r"cudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
-        Library("libnccl", r"nccl[A-Z]", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
-        Library("libcufft", r"cufft[A-Z]", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
-        Library("libnvrtc", r"nvrtc[A-Z]", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), (f"-DCUDA_MAJOR={major}",), NVRTC),
-    )
+LIBRARIES = (
+    Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME),
+    Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
+    Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
+    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
+    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
+    Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
+    Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),
+)

@@ -78,7 +78,9 @@ def load(folder: Path | None = None) -> None:
     """
     if "torch" in sys.modules and not is_open():
         raise UserError("torch is imported already: a hollow device must be opened before it", exit_code=3)
-    folder = folder or proven_libraries()
+    if folder is None:
+        folder, verdict = proven_libraries()
+        os.environ["HOLLOW_ARCHS"] = verdict.archs
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers of torch 2.11 find no device
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
@@ -105,17 +107,20 @@ def has_convolved() -> bool:
 
 def choose_devices(devices: RehearsedGpu) -> None:
     """Set the variables that the libraries read at the first use of CUDA. Raises UserError for a GPU without a chip."""
-    variables = {
+    os.environ.pop("HOLLOW_BYTES", None)  # the process that started this one may have chosen others
+    os.environ.update(variables(devices))
+
+
+def variables(devices: RehearsedGpu) -> dict[str, str]:
+    """Return what tells the libraries of these devices. Raises UserError for a GPU without a chip."""
+    size = {} if devices.bytes is None else {"HOLLOW_BYTES": str(devices.bytes)}
+    return {
         "HOLLOW_KIND": _kind(gpu_specs.find(devices.gpu)),
         "HOLLOW_COUNT": str(devices.count),
         "HOLLOW_CONTEXT_BYTES": str(devices.context_bytes),
         "HOLLOW_CUDNN_WORKSPACE": str(devices.cudnn_workspace_bytes),
-        "HOLLOW_BYTES": None if devices.bytes is None else str(devices.bytes),
+        **size,
     }
-    for name, value in variables.items():
-        os.environ.pop(name, None)  # the process that started this one may have chosen others
-        if value is not None:
-            os.environ[name] = value
 
 
 def _kind(gpu: Rates) -> str:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,6 @@ import msgspec
 from profiler.core.errors import UserError
 from profiler.rehearsal import build, cache
 
-VERDICT = "smoke.json"  # in the folder of the libraries
 DEVICE = "h100,bytes=1073741824"
 SETTINGS = {  # that the arithmetic of smoke_step.py relies on
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
@@ -50,6 +49,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     torch: str
     checks: tuple[Check, ...]
+    archs: str = ""  # that its kernels are compiled for: `75,80,90`
     not_supported: tuple[str, ...] = ()  # functions that were called, and that the hollow libraries do not have
 
     def wrong(self) -> list[Check]:
@@ -57,18 +57,25 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return [check for check in self.checks if check.got != check.expected]
 
 
-def proven_libraries() -> Path:
-    """Return the folder of the libraries for the installed torch; build and test them if that is not done yet.
+def proven_libraries() -> tuple[Path, Verdict]:
+    """Return the folder of the libraries for the installed torch, and its verdict; test them if that is not done yet.
 
-    Raises UserError as `build.libraries` does, and with exit code 3 if a figure is not as expected.
+    Prebuilt ones with which the step does not end are passed over, and others built. Raises UserError as
+    `build.libraries` does, and with exit code 3 if a figure is not as expected.
     """
     folder = build.libraries()
-    verdict = _read(folder) or _keep(folder, run(folder))
+    try:
+        verdict = _read(folder) or _keep(folder, run(folder))
+    except UserError:
+        if build.prebuilt(build.installed()) is None:
+            raise
+        folder = build.built()
+        verdict = _read(folder) or _keep(folder, run(folder))
     if verdict.wrong():
         raise UserError(
             refusal(verdict), hint="`python -m profiler.rehearsal.smoke` tries it again and shows more", exit_code=3
         )
-    return folder
+    return folder, verdict
 
 
 def readiness() -> str:
@@ -76,14 +83,17 @@ def readiness() -> str:
 
     Raises UserError if nothing can be rehearsed.
     """
-    kept = build.place()
-    verdict = _read(kept)
-    if verdict is None or not cache.is_whole(kept):
+    torch = build.installed()
+    prebuilt = build.prebuilt(torch)
+    folder = prebuilt or build.place(torch)
+    verdict = _read(folder)
+    if prebuilt is None and (verdict is None or not cache.is_whole(folder)):
         words = shlex.join(build.compiler())
-        return f"not built yet: the first rehearsal compiles its libraries by `{words}` into {kept.parent}"
-    if verdict.wrong():
+        return f"not built yet: the first rehearsal compiles its libraries by `{words}` into {folder.parent}"
+    if verdict and verdict.wrong():
         raise UserError(refusal(verdict))
-    return f"ready: its libraries are built and tried, in {kept}"
+    tried = "tried" if verdict else "tried at the first rehearsal"
+    return f"ready: its libraries are {'prebuilt' if prebuilt else 'built'} and {tried}, in {folder}"
 
 
 def run(folder: Path) -> Verdict:
@@ -128,24 +138,31 @@ def _named(unsupported: tuple[str, ...]) -> str:
     return f" (not supported: {', '.join(unsupported)})" if unsupported else ""
 
 
+def verdict_file(folder: Path) -> Path:
+    """Return where the verdict on these libraries and the installed torch is kept."""
+    key = f"{folder.resolve()} {build.sources_digest()} {build.installed().digest}"
+    return cache.folder() / f"smoke-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
 def _read(folder: Path) -> Verdict | None:
     """Return the verdict that is kept in a folder; None if there is none that can be read, or it is of no figures."""
     try:
-        verdict = msgspec.json.decode((folder / VERDICT).read_bytes(), type=Verdict)
-    except (FileNotFoundError, msgspec.DecodeError):
+        verdict = msgspec.json.decode(verdict_file(folder).read_bytes(), type=Verdict)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
     return verdict if verdict.checks else None
 
 
 def _keep(folder: Path, verdict: Verdict) -> Verdict:
-    """Write the verdict beside the libraries and return it. Raises UserError (exit code 74) where that fails."""
+    """Write the verdict and return it. Raises UserError (exit code 74) where that fails."""
+    file = verdict_file(folder)
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            whole = Path(work) / VERDICT
-            whole.write_bytes(msgspec.json.encode(verdict))
-            whole.rename(folder / VERDICT)
+        with cache.locked(file.parent), cache.working_folder(file.parent) as work:
+            (work / file.name).write_bytes(msgspec.json.encode(verdict))
+            (work / file.name).rename(file)
     except OSError as error:
-        raise UserError(f"the smoke run's verdict cannot be kept in {folder}: {error.strerror}", exit_code=74) from None
+        said = f"the smoke run's verdict cannot be kept in {file.parent}: {error.strerror}"
+        raise UserError(said, hint=cache.ELSEWHERE, exit_code=74) from None
     return verdict
 
 

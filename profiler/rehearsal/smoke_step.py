@@ -6,6 +6,7 @@ Runs in its own process, which has loaded the libraries before torch.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -190,6 +191,13 @@ def _capacity() -> Iterator[Check]:
     yield "a byte more", total, torch.cuda.memory_allocated()
 
 
+def architectures() -> str:
+    """Return what the installed torch's kernels are compiled for, as HOLLOW_ARCHS has it: `75,80,90`."""
+    numbers = {int(flag.split("_")[1].rstrip("af")) for flag in str(torch._C._cuda_getArchFlags()).split()}
+    return ",".join(map(str, sorted(numbers)))
+
+
 def main() -> None:
-    """Print torch's version and the checks, as one line of JSON."""
-    print(json.dumps({"torch": torch.__version__, "checks": list(checks())}))
+    """Print torch's version, its architectures and the checks, as one line of JSON."""
+    os.environ["HOLLOW_ARCHS"] = archs = architectures()
+    print(json.dumps({"torch": torch.__version__, "archs": archs, "checks": list(checks())}))

@@ -5,6 +5,7 @@
  *   HOLLOW_BYTES          memory of each, instead of its kind's
  *   HOLLOW_CONTEXT_BYTES  what a context takes of it, once per process that uses the device (0)
  *   HOLLOW_COPY_BYTES     copies of more than so many bytes are not made (1 MiB): whole pages of the target read as zeros
+ *   HOLLOW_ARCHS          architectures that torch's kernels are compiled for, as `75,80,90` (the device's own)
  *   HOLLOW_LOG            1: names every function that is called and not supported, on stderr
  *   CUDA_VISIBLE_DEVICES  as documented: indices or GPU-UUIDs, up to the first that names no device
  *

@@ -59,14 +59,11 @@ API cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t 
     return error;
 }
 
-#ifndef ARCHS /* what torch's kernels are compiled for; CUB goes by it: build.py asks torch */
-#define ARCHS 75, 80, 86, 90, 100, 120
-#endif
-static int compiled_for(int arch) { /* the newest architecture that runs on this one, as the driver picks it */
-    static const int archs[] = {ARCHS};
-    int best = 0;
-    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
-        if (archs[i] <= arch && archs[i] / 10 == arch / 10 && archs[i] > best) best = archs[i];
+static int compiled_for(int arch) { /* the newest architecture in HOLLOW_ARCHS that runs on this one, as the driver picks it */
+    const char *word = getenv("HOLLOW_ARCHS"); /* what torch's kernels are compiled for, `75,80,90`: CUB goes by it */
+    int best = 0, one, length;
+    for (; word && sscanf(word, "%d%n", &one, &length) == 1; word += length + (word[length] == ','))
+        if (one <= arch && one / 10 == arch / 10 && one > best) best = one;
     return best ? best : arch;
 }
 

@@ -1,0 +1,160 @@
+"""Training scripts as people write them: watched by `gcprof rehearse`, and the same without the watch.
+
+Each script of tests/scripts runs unchanged, in a folder of its own, on hollow GPUs: once with nothing beside it but a
+line at its end that says what PyTorch's allocator says, and once under `gcprof rehearse`. Fails where the two do not
+agree to the byte. `-o` writes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from difflib import ndiff
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiler import __version__
+from profiler.core import gpu_specs
+from profiler.core.units import bytes_text
+from tests.scripts import runs
+from tests.scripts.runs import Run, Script
+
+HEAD = """# Training scripts, rehearsed
+
+Each row is a command that trains something, run as it stands on GPUs that were not there, each a {device}, by
+`gcprof rehearse --device {word} -- COMMAND`. Nothing here was measured. Peak and reserved are those of the process
+that reserves most; the phase is that of its peak. They are held to the same command on the same GPUs without the
+watch, with one line at its end that prints `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`: equal is
+said where both numbers of all processes are, to the byte. Seconds are of the whole command, with its import of torch,
+under the watch and without it.
+
+The scripts are those of `tests/scripts`; lines changed are those of the files that ran, against these.
+
+Made by `python -m benchmarks.scripts` with gcprof {version} and torch {torch}, on {cores} cores that other work
+shared: a load of {first} before the first row and {last} after the last.
+
+| command | lines changed | peak | reserved | phase of the peak | line | processes | equal | seconds | without |
+|---|--:|--:|--:|---|---|--:|---|--:|--:|
+"""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A command, watched and not."""
+
+    script: Script
+    alone: Run
+    watched: Run
+    lines_changed: int  # of the script that ran, against the one in tests/scripts
+
+    @property
+    def is_equal(self) -> bool:
+        are_good = self.alone.exit_code == self.watched.exit_code == 0
+        return are_good and bool(self.alone.figures) and self.alone.figures == self.watched.figures
+
+    def text(self) -> str:
+        """Return the row of the table."""
+        phase = _peak_phase(self.watched)
+        most = max(self.watched.figures, key=lambda figures: figures.reserved_bytes)
+        step = {True: ", first step", False: ""}[phase["is_first_step"]]
+        cells = (
+            f"`{_command(self.script)}`",
+            str(self.lines_changed),
+            bytes_text(most.peak_bytes),
+            bytes_text(most.reserved_bytes),
+            f"{phase['name']}{step}",
+            phase["line"],
+            str(len(self.watched.figures)),
+            "yes" if self.is_equal else "**no**",
+            f"{self.watched.seconds:.0f}",
+            f"{self.alone.seconds:.0f}",
+        )
+        return f"| {' | '.join(cells)} |\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="only these scripts")
+    parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
+    asked = parser.parse_args()
+    scripts = [script for name, script in runs.TABLE.items() if not asked.names or name in asked.names]
+    first, rows, absent = _load(), [], []
+    for script in scripts:
+        if script.missing:
+            absent.append(f"{script.name}: {', '.join(script.missing)} not installed")
+            print(absent[-1], file=sys.stderr)
+            continue
+        rows.append(run(script))
+        print(rows[-1].text(), end="", flush=True)
+    if asked.output and rows:
+        asked.output.write_text(_page(rows, absent, first=first), encoding="utf-8")
+    different = [row for row in rows if not row.is_equal]
+    for row in different:
+        print(f"{row.script.name}: {row.watched.figures}, not {row.alone.figures}", file=sys.stderr)
+    return int(bool(different) or not rows)
+
+
+def run(script: Script) -> Row:
+    """Run a script in a folder of its own, without the watch and with it."""
+    with tempfile.TemporaryDirectory() as name:
+        here, kept = Path(name, "scripts"), Path(name, "kept")
+        here.mkdir()
+        kept.mkdir()
+        runs.copied(here)
+        alone = runs.control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus)
+        watched = runs.rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+        if not watched.figures:
+            raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
+        return Row(script=script, alone=alone, watched=watched, lines_changed=_lines_changed(script, here))
+
+
+def _lines_changed(script: Script, here: Path) -> int:
+    """Return how many lines of the files that ran are not those of tests/scripts."""
+    names = [word for word in script.words if (here / word).is_file()]
+    folders = (runs.FOLDER, here)
+    pairs = [[(folder / name).read_text(encoding="utf-8").splitlines() for folder in folders] for name in names]
+    return sum(line.startswith("+ ") for ours, ran in pairs for line in ndiff(ours, ran))
+
+
+def _peak_phase(watched: Run) -> dict[str, Any]:
+    """Return the phase of the peak of the process that reserves most."""
+    processes = watched.document["variants"][0]["processes"]
+    largest = max(processes, key=lambda process: max(phase["reserved_bytes"] for phase in process["phases"]))
+    return max(largest["phases"], key=lambda phase: phase["peak_bytes"])
+
+
+def _command(script: Script) -> str:
+    """Return the command as one would type it: the port is there so that several can run at once."""
+    words = list(script.words)
+    if "--master-port" in words:
+        place = words.index("--master-port")
+        del words[place : place + 2]
+    return " ".join(words)
+
+
+def _page(rows: Sequence[Row], absent: Sequence[str], *, first: float) -> str:
+    import torch
+
+    head = HEAD.format(
+        device=gpu_specs.find(runs.DEVICE).name,
+        word=runs.DEVICE,
+        version=__version__,
+        torch=torch.__version__,
+        cores=os.cpu_count(),
+        first=f"{first:.1f}",
+        last=f"{_load():.1f}",
+    )
+    left_out = "".join(f"\nNot run: {line}.\n" for line in absent)
+    return head + "".join(row.text() for row in rows) + left_out
+
+
+def _load() -> float:
+    return os.getloadavg()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

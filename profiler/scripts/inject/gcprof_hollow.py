@@ -1,0 +1,30 @@
+"""Loads the hollow CUDA libraries for the torch that a script is about to import; the standard library alone."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import re
+
+ORDER = (  # of loading: each after those that it depends on; as in profiler/rehearsal/device.py
+    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcuda", "libnvidia-ml",
+)  # fmt: skip
+CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.", re.MULTILINE)  # in torch/version.py
+
+
+def load(origin: str) -> str | None:
+    """Load those for the CUDA version of the torch at `origin`; return why there are none, where there are none."""
+    places = dict(pair.split("=", 1) for pair in os.environ["GCPROF_LIBRARIES"].split(os.pathsep))
+    with open(os.path.join(os.path.dirname(origin), "version.py"), encoding="utf-8") as file:
+        found = CUDA.search(file.read())
+    if found is None:
+        return "its torch has no CUDA"
+    if found[1] not in places:
+        return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
+    os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
+    for name in ORDER:
+        for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return None

@@ -1,0 +1,60 @@
+"""In every Python process that a watched command starts: puts the hollow GPU under torch, and the watch beside it.
+
+This folder is first on PYTHONPATH. It needs the standard library alone, of whatever Python runs the script, and costs
+a process without torch nothing but this file: all work is done when torch is imported. A `sitecustomize` of the user's
+own runs as if this one were not there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Finder:
+    """Finds torch as the other finders do, and has it loaded by us."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or path is not None:
+            return None
+        sys.meta_path.remove(self)
+        specs = (finder.find_spec(name, None, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((found for found in specs if found is not None), None)
+        if spec is not None and spec.loader is not None and spec.origin:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                sys.path.insert(0, HERE)
+                try:
+                    why = import_module("gcprof_hollow").load(spec.origin)
+                    execute(module)
+                    import_module("gcprof_watch").begin(why)
+                finally:
+                    sys.path.remove(HERE)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _run_the_users_own() -> None:
+    """Import the `sitecustomize` that this one hides, if there is one."""
+    ours = sys.modules.pop("sitecustomize", None)
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
+    try:
+        import_module("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if ours is not None:
+            sys.modules.setdefault("sitecustomize", ours)
+
+
+if "GCPROF_WATCH" in os.environ:
+    sys.meta_path.insert(0, _Finder())
+_run_the_users_own()

@@ -1,0 +1,105 @@
+"""Scripts with PyTorch's own counters put in by hand: `_mark` ends the phase that was, and begins another.
+
+It knows the watch's words for phases and nothing else of it: each line to put in stands in MARKS, beside which line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import NamedTuple
+
+PRELUDE = """
+import atexit as _atexit, json as _json, torch as _torch
+_rows, _now = [], ["start", 0]
+
+def _mark(phase, steps=0):
+    if _torch.cuda.is_initialized() and _torch.cuda.memory_reserved():
+        _rows.append([*_now, _torch.cuda.max_memory_allocated(), _torch.cuda.max_memory_reserved()])
+        _torch.cuda.reset_peak_memory_stats()
+    _now[:] = [phase, _now[1] + steps]
+
+def _forward(otherwise="evaluation"):
+    _mark("forward" if _torch.is_grad_enabled() else otherwise)
+
+_atexit.register(lambda: (_mark("end"), print("PHASES", _json.dumps(_rows))))
+"""
+FORWARD, BACKWARD, OPTIMIZER = "_forward()", "_mark('backward')", "_mark('optimizer')"
+AFTER_BACKWARD, AFTER_STEP = "_mark('after the backward')", "_mark('after the step', 1)"
+STEP = [
+    ("loss.backward()", BACKWARD, AFTER_BACKWARD),
+    ("optimizer.step()", OPTIMIZER, AFTER_STEP),
+]
+MARKS = {  # of a script: how a line begins, what to put before it, and what after it
+    "nanogpt_like": [
+        *STEP,
+        ("logits, loss = model(X, Y)", FORWARD, ""),
+        ("logits, _ = self(idx", "_forward('generation')", ""),
+    ],
+    "vae": [
+        *STEP,
+        ("recon_batch, mu, logvar = model(data)", FORWARD, ""),
+        ("sample = model.decode(sample)", FORWARD, ""),
+    ],
+    "gan": [
+        ("output = netD(", FORWARD, ""),
+        ("fake = netG(", FORWARD, ""),
+        ("errD_real = criterion", FORWARD, ""),
+        ("errD_fake = criterion", FORWARD, ""),
+        ("errG = criterion", FORWARD, ""),
+        ("errD_real.backward()", BACKWARD, AFTER_BACKWARD),
+        ("errD_fake.backward()", BACKWARD, AFTER_BACKWARD),
+        ("errG.backward()", BACKWARD, AFTER_BACKWARD),
+        ("optimizerD.step()", OPTIMIZER, AFTER_STEP),
+        ("optimizerG.step()", OPTIMIZER, "_mark('after the step')"),
+        ("torch.save(", "_mark('saving')", "_mark('evaluation')"),
+    ],
+    "resume": [
+        *STEP,
+        ("loss = (model(x)", FORWARD, ""),
+        ("torch.save(", "_mark('saving')", "_mark('after the step')"),
+    ],
+    "unet_diffusion": [
+        *STEP,
+        ("pred = model(noisy, t)", FORWARD, ""),
+        ("eps = net(x, t)", "_forward('generation')", ""),
+        ("torch.save(", "_mark('saving')", "_mark('generation')"),
+    ],
+    "bucketed": [*STEP, ("logits = model(x)", FORWARD, "")],
+    "imagenet_like": [
+        *STEP,
+        ("output = model(images)", FORWARD, ""),
+        ("torch.save(", "_mark('saving')", "_mark('evaluation')"),
+    ],
+    "walls": [*STEP, ("outputs = model(inputs)", FORWARD, ""), ("return model(inputs)", FORWARD, "")],
+}
+
+
+class Row(NamedTuple):
+    """One pass through a phase."""
+
+    phase: str
+    step: int
+    peak_bytes: int
+    reserved_bytes: int
+
+
+def marked(name: str, text: str) -> str:
+    """Return the text of a script with its marks; each of them is used at least once."""
+    lines, used = [PRELUDE], Counter()
+    for line in text.splitlines():
+        code = line.lstrip()
+        indent = line[: len(line) - len(code)]
+        begins = next((mark for mark in MARKS[name] if code.startswith(mark[0])), ("", "", ""))
+        used[begins[0]] += 1
+        before, after = (f"{indent}{mark}" for mark in begins[1:])
+        lines += [before, line, after]
+    unused = [mark[0] for mark in MARKS[name] if not used[mark[0]]]
+    assert not unused, unused
+    return "\n".join(lines) + "\n"
+
+
+def rows(said: str) -> list[Row]:
+    """Return what a marked script printed of its phases."""
+    (line,) = (line for line in said.splitlines() if line.startswith("PHASES "))
+    return [Row(*row) for row in json.loads(line.removeprefix("PHASES "))]

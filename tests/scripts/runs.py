@@ -1,0 +1,170 @@
+"""The scripts of this folder, each run twice: on hollow GPUs with nothing beside it, and watched by `gcprof rehearse`.
+
+`control/sitecustomize.py` opens the hollow GPUs for the first run, and writes down what PyTorch's allocator says at its
+end. The second knows nothing of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+DEVICE = "t4"
+SECONDS = 600.0  # for what surely ends
+PRINTED = "max memory allocated"
+TWO = ("torchrun", "--nproc-per-node", "2", "--master-port")
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that trains something."""
+
+    name: str
+    words: tuple[str, ...]
+    num_gpus: int = 1
+    needs: tuple[str, ...] = ()  # packages beside torch
+    is_quick: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        return [package for package in self.needs if find_spec(package) is None]
+
+
+def _script(name: str, *more: str, port: int | None = None, **fields: Any) -> Script:
+    words = (*TWO, str(port), f"{name}.py", *more) if port else ("python", f"{name}.py", *more)
+    return Script(name=name, words=words, num_gpus=2 if port else fields.pop("num_gpus", 1), **fields)
+
+
+TABLE = {
+    script.name: script
+    for script in (
+        _script("resume", is_quick=True),
+        _script("gan", is_quick=True),
+        _script("vae", is_quick=True),
+        _script("nanogpt_like", is_quick=True),
+        _script("scaler", is_quick=True),
+        _script("ddp", port=29611, is_quick=True),
+        _script("imagenet_like", needs=("torchvision",), is_quick=True),
+        _script("word_language_model"),
+        _script("bucketed"),
+        _script("growing"),
+        _script("unet_diffusion"),
+        _script("caught_oom"),
+        _script("accumulate_no_sync", port=29612),
+        _script("fsdp2", port=29613),
+        _script("spawn", num_gpus=2),
+        Script(name="two_trainings", words=("sh", "two_trainings.sh")),
+        _script("compiled"),
+        _script("trainer", needs=("transformers", "accelerate")),
+        _script("trainer_lora", needs=("transformers", "accelerate", "peft")),
+        _script("accelerate_loop", needs=("accelerate",)),
+        _script("timm_like", needs=("timm",)),
+    )
+}
+
+
+class Figures(msgspec.Struct, frozen=True, order=True):
+    """What one process took, over all of its GPUs and its whole life."""
+
+    rank: str
+    peak_bytes: int
+    reserved_bytes: int
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished run of a command."""
+
+    exit_code: int
+    said: str  # what the command printed, to stdout and stderr
+    seconds: float
+    figures: tuple[Figures, ...]
+    document: dict[str, Any] = {}
+
+    @property
+    def printed(self) -> list[int]:
+        """The peaks that the script printed, in order of size."""
+        return sorted(int(line.split()[-1]) for line in self.said.splitlines() if PRINTED in line)
+
+
+def copied(folder: Path) -> Path:
+    """Copy the scripts into a folder of the user's, where they are run."""
+    for path in (*FOLDER.glob("*.py"), *FOLDER.glob("*.sh")):
+        if path.name != "runs.py":
+            shutil.copy(path, folder)
+    return folder
+
+
+def control(words: tuple[str, ...], *, cwd: Path, kept: Path, num_gpus: int = 1, num_bytes: int | None = None) -> Run:
+    """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took."""
+    size = f",bytes={num_bytes}" if num_bytes else ""
+    asked = f"{DEVICE},count={num_gpus},context_bytes=0{size}"
+    places = (str(FOLDER / "control"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+    began = time.monotonic()
+    done = subprocess.run(
+        words,
+        cwd=cwd,
+        env=environment(kept, CONTROL=str(kept), GCPROF_HOLLOW=asked, PYTHONPATH=os.pathsep.join(filter(None, places))),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    rows = [json.loads(path.read_text()) for path in kept.glob("*.json")]
+    return Run(
+        exit_code=done.returncode,
+        said=done.stdout + done.stderr,
+        seconds=time.monotonic() - began,
+        figures=tuple(sorted(Figures(row["rank"] or "", row["peak"], row["reserved"]) for row in rows)),
+    )
+
+
+def rehearsed(words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1) -> Run:
+    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`."""
+    given = ("--device", f"{DEVICE}:{num_gpus}", "--context", "0", "--json", "--quiet", *options)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "rehearse", *given, "--", *words],
+        cwd=cwd,
+        env=environment(cwd),  # where nothing stays
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    document = json.loads(done.stdout)
+    rows = [row for variant in document.get("variants", ()) for row in variant["processes"]]
+    return Run(
+        exit_code=done.returncode,
+        said=done.stderr,
+        seconds=time.monotonic() - began,
+        figures=tuple(sorted(map(_figures, rows))),
+        document=document,
+    )
+
+
+def _figures(row: dict[str, Any]) -> Figures:
+    peak, reserved = (max(phase[name] for phase in row["phases"]) for name in ("peak_bytes", "reserved_bytes"))
+    return Figures("" if row["rank"] is None else str(row["rank"]), peak, reserved)
+
+
+def environment(compiled: Path | None = None, **more: str) -> dict[str, str]:
+    """Return a user's own, in which `python` and `torchrun` are those of this environment.
+
+    `compiled` is an empty folder for compiled code: what is in a cache is not tried out on the GPU, which takes memory.
+    """
+    if compiled:
+        more["TORCHINDUCTOR_CACHE_DIR"] = str(compiled / "compiled")
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("GCPROF", "HOLLOW"))}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    places = os.pathsep.join(filter(None, (str(ROOT), given.get("PYTHONPATH", ""))))
+    return {**given, "OMP_NUM_THREADS": "1", "PATH": path, "PYTHONPATH": places, **more}

@@ -1,0 +1,315 @@
+"""`gcprof rehearse -- COMMAND`: scripts as people write them, held to the same scripts without the watch."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import psutil
+import pytest
+
+from profiler.core.units import MIB
+from tests.killed import tagged
+from tests.program import PATIENCE_SECONDS, Started
+from tests.scripts import by_hand
+from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, rehearsed
+
+IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
+SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
+FOREVER = ("python", "imagenet_like.py", "--epochs", "1000000")
+
+
+def by_speed(names):
+    """The names as parameters: most of them at night."""
+    return [
+        pytest.param(name, marks=[pytest.mark.slow if TABLE[name].is_quick else pytest.mark.nightly]) for name in names
+    ]
+
+
+class Pair:
+    """A script run once without the watch, then watched in the same folder, among the files that it left."""
+
+    def __init__(self, script, here, kept):
+        copied(here)
+        self.name = script.name
+        self.control = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus)
+        self.files = contents(here)
+        self.watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+        self.files_after = contents(here)
+
+    @property
+    def processes(self):
+        return self.watched.document["variants"][0]["processes"]
+
+
+def contents(folder):
+    """Of each file its bytes and its time."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module", params=by_speed(TABLE))
+def pair(request, hollow, tmp_path_factory):
+    script = TABLE[request.param]
+    if script.missing:
+        pytest.skip(f"{', '.join(script.missing)}: not installed")
+    return Pair(script, tmp_path_factory.mktemp(script.name), tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture
+def folder(hollow, tmp_path):
+    """The scripts in a folder of the user's."""
+    (tmp_path / "scripts").mkdir()
+    return copied(tmp_path / "scripts")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept"
+
+
+def test_each_process_takes_to_the_byte_what_it_takes_without_the_watch(pair):
+    assert pair.control.exit_code == 0, pair.control.said
+    assert pair.watched.exit_code == 0, pair.watched.said
+    assert pair.watched.figures == pair.control.figures
+    assert len(pair.watched.figures) == max(TABLE[pair.name].num_gpus, 2 * (pair.name == "two_trainings"))
+
+
+def test_a_script_reads_of_its_peak_what_it_reads_without_the_watch(pair):
+    assert pair.watched.printed == pair.control.printed
+    assert pair.watched.printed == sorted(process.peak_bytes for process in pair.control.figures)
+
+
+def test_files_of_the_user_keep_their_bytes_and_times(pair):
+    made = {path.name for path in pair.files} - {path.name for path in FOLDER.iterdir()}
+
+    assert made or pair.name not in SAVES  # without the guard it does write here
+    assert pair.files_after == pair.files
+
+
+@pytest.mark.parametrize("name", by_speed(name for name in by_hand.MARKS if name in TABLE))
+def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
+    script = TABLE[name]
+    plain = rehearsed(script.words, cwd=folder)
+    path = folder / f"{name}.py"
+    path.write_text(by_hand.marked(name, path.read_text()))
+
+    done = control(script.words, cwd=folder, kept=kept)
+
+    assert done.exit_code == 0, done.said
+    (process,) = plain.document["variants"][0]["processes"]
+    told = {(phase["name"], phase["is_first_step"]): phase["peak_bytes"] for phase in process["phases"]}
+    assert told == peaks(by_hand.rows(done.said))
+
+
+def peaks(rows):
+    """The largest peak of each phase, of the first step apart from those of later ones."""
+    found = {}
+    for row in rows:
+        first = row.step == (1 if row.phase == "after the step" else 0) and row.phase in IN_STEPS
+        key = row.phase, first
+        found[key] = max(found.get(key, 0), row.peak_bytes)
+    return found
+
+
+@pytest.mark.slow
+def test_phases_are_counted_as_the_arguments_have_them(folder):
+    words = ("--max-iters", "3", "--eval-interval", "3", "--gradient-accumulation-steps", "2")
+    done = rehearsed(("python", "nanogpt_like.py", *words), cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    num = {(phase["name"], phase["is_first_step"]): phase["num"] for phase in process["phases"]}
+    assert process["num_steps"] == 3
+    assert num["backward", True] == num["forward", True] == 2
+    assert num["backward", False] == num["forward", False] == 2 * 2
+    assert (num["optimizer", True], num["optimizer", False]) == (1, 2)
+    assert num["evaluation", False] == num["generation", False] == 1
+
+
+def line_of(name, code, nth=0):
+    """Where the code stands in a script: `walls.py:12`."""
+    lines = [number for number, line in enumerate((FOLDER / name).read_text().splitlines(), 1) if code in line]
+    return f"{name}:{lines[nth]}"
+
+
+@pytest.fixture(scope="module")
+def walls(hollow, tmp_path_factory):
+    """Of each phase of walls.py the most that was reserved until its end, without a limit of memory."""
+    here = copied(tmp_path_factory.mktemp("walls"))
+    text = (here / "walls.py").read_text()
+    (here / "walls.py").write_text(by_hand.marked("walls", text))
+    done = control(("python", "walls.py"), cwd=here, kept=tmp_path_factory.mktemp("kept"))
+    assert done.exit_code == 0, done.said
+    most = {}
+    for row in by_hand.rows(done.said):
+        phase = f"later {row.phase}" if row.step and row.phase in IN_STEPS else row.phase
+        most[phase] = max(most.get(phase, 0), row.reserved_bytes)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("before", "phase", "code"),
+    [
+        pytest.param("start", "forward", "outputs = model(inputs)", marks=pytest.mark.nightly),
+        pytest.param("forward", "backward", "loss.backward()", marks=pytest.mark.slow),
+        pytest.param("after the backward", "optimizer", "optimizer.step()", marks=pytest.mark.nightly),
+        pytest.param("later after the step", "evaluation", "return model(inputs)", marks=pytest.mark.nightly),
+    ],
+)
+def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, walls, folder, kept):
+    size = walls[before] + 2 * MIB
+
+    alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size)
+    done = rehearsed(("python", "walls.py"), "--memory", f"{size}B", cwd=folder)
+
+    (variant,) = done.document["variants"]
+    (process,) = variant["processes"]
+    where = " of step 1" if phase != "evaluation" else ""
+    assert process["outcome"] == variant["outcome"] == "out_of_memory"
+    assert process["detail"] == f"in the {phase}{where}, {line_of('walls.py', code)}"
+    assert done.exit_code == alone.exit_code == 1
+    assert ending(done.said, folder) == ending(alone.said, folder)
+    assert ending(alone.said, folder)[-1].startswith("torch.OutOfMemoryError")
+    assert variant["needed_bytes"] == max(walls.values())
+
+
+def ending(said, folder):
+    """The user's own lines in the first traceback that was printed, and the error as far as no process is named."""
+    lines = said[said.index("Traceback (most recent") :].splitlines()
+    last = next(number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line))
+    own = [line for line in lines[:last] if str(folder) in line]
+    return [*own, lines[last].partition(" Process ")[0]]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_does_so_in_its_own_words(folder, kept):
+    words = ("python", "imagenet_like.py", "--fail")
+
+    alone = control(words, cwd=folder, kept=kept)
+    done = rehearsed(words, cwd=folder)
+
+    (variant,) = done.document["variants"]
+    assert alone.exit_code == done.exit_code == 1
+    assert ending(done.said, folder) == ending(alone.said, folder)
+    assert variant["outcome"] == variant["processes"][0]["outcome"] == "failed"
+    assert "KeyError" in variant["processes"][0]["detail"]
+
+
+@pytest.mark.nightly
+def test_of_two_ranks_the_one_that_runs_out_of_memory_is_named(folder):
+    words = (*TABLE["ddp"].words, "--times-on-rank-1", "8192")  # each activation of rank 1 is 512 MiB
+
+    done = rehearsed(words, "--memory", "600MiB", cwd=folder, num_gpus=2)
+
+    (variant,) = done.document["variants"]
+    outcomes = {process["rank"]: process["outcome"] for process in variant["processes"]}
+    assert done.exit_code == 1
+    assert variant["outcome"] == "out_of_memory"
+    assert outcomes[1] == "out_of_memory"
+    assert outcomes[0] != "out_of_memory"
+    (short,) = (process for process in variant["processes"] if process["rank"] == 1)
+    assert short["detail"] == f"in the forward of step 1, {line_of('ddp.py', 'loss = nn.functional')}"
+
+
+@pytest.mark.nightly
+def test_a_script_ends_after_as_many_steps_as_it_is_asked_for(folder):
+    done = rehearsed(FOREVER, "--steps", "2", cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    assert done.exit_code == 0
+    assert process["num_steps"] == 2
+    assert done.document["variants"][0]["is_cut"]
+
+
+@pytest.mark.nightly
+def test_every_loader_ends_after_as_many_batches(folder):
+    done = rehearsed(("python", "imagenet_like.py", "--epochs", "3"), "--batches", "2", cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    num = {(phase["name"], phase["is_first_step"]): phase["num"] for phase in process["phases"]}
+    assert done.exit_code == 0, done.said
+    assert process["num_steps"] == 3 * 2
+    assert num["forward", True] + num["forward", False] == 3 * 2
+    assert num["saving", False] == 3
+
+
+@pytest.mark.slow
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(folder, tag):
+    (folder / "slow.sh").write_text("python -c 'import time; time.sleep(3600)' & sleep 3600\n")
+    words = ("rehearse", "--device", "t4", "--limit", "1", "--", "sh", "slow.sh")
+
+    with Started(*words, cwd=folder, tag=tag) as started:
+        done = started.end()
+
+    assert done.returncode == 124
+    assert not tagged(tag)
+
+
+class Training:
+    """A training without end, watched until it has saved; `path` is a checkpoint that was there before."""
+
+    def __init__(self, folder, tag, monkeypatch):
+        monkeypatch.setenv("PATH", environment()["PATH"])
+        self.path = folder / "checkpoint.pth.tar"
+        self.path.write_bytes(b"weights of last week")
+        self.before = contents(folder)
+        words = ("rehearse", "--device", "t4", "--", *FOREVER)
+        self.started = Started(*words, cwd=folder, tag=tag)
+        self.started.wait_for("saving")
+
+
+@pytest.fixture
+def training(folder, tag, monkeypatch):
+    training = Training(folder, tag, monkeypatch)
+    with training.started:
+        yield training
+
+
+@pytest.mark.slow
+def test_control_c_ends_it_with_the_table_so_far_and_leaves_nothing_running(training, folder, tag):
+    training.started.send(signal.SIGINT)
+    done = training.started.end()
+
+    assert done.returncode == 130
+    assert "backward, first step" in done.stdout
+    assert "evaluation" in done.stdout
+    assert not tagged(tag)
+    assert contents(folder) == training.before
+
+
+@pytest.mark.nightly
+def test_files_are_as_they_were_when_the_script_is_killed(training, folder, tag):
+    for process in tagged(tag):
+        if process.cmdline()[1:2] == ["imagenet_like.py"]:
+            process.kill()
+    done = training.started.end()
+
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "ended without a word" in done.stdout + done.stderr
+    assert contents(folder) == training.before
+    assert not tagged(tag)
+
+
+@pytest.mark.nightly
+def test_files_are_as_they_were_when_gcprof_itself_is_killed(training, folder, tag):
+    training.started.send(signal.SIGKILL)
+    training.started.end()
+
+    left = tagged(tag)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, timeout=PATIENCE_SECONDS)
+    assert contents(folder) == training.before
+
+
+@pytest.mark.slow
+def test_a_command_without_a_gpu_ends_with_three_and_the_users_sitecustomize_runs(folder, monkeypatch):
+    (folder / "own").mkdir()
+    (folder / "own" / "sitecustomize.py").write_text("print('the own one')\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "own"))
+
+    done = rehearsed(("python", "-c", "import sitecustomize; print(sitecustomize.__file__)"), cwd=folder)
+
+    assert done.exit_code == 3
+    assert "the own one" in done.said
+    assert "used a GPU" in done.said
