@@ -60,11 +60,12 @@ class Hollow:
 
     def gcprof_as_if_real(self, *words: str, cwd: Path, device: str = "h100") -> Done:
         """The finished process of a gcprof command that takes the GPU for a real one: it has no other name."""
-        folder = proven_libraries()
+        folder, verdict = proven_libraries()
         preloaded = [str(path) for name in ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
         more = {
             "LD_PRELOAD": ":".join(preloaded),
             "HOLLOW_KIND": _kind(gpu_specs.find(device)).removeprefix(HOLLOW),
+            "HOLLOW_ARCHS": verdict.archs,
             "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         }
         return gcprof(*words, cwd=cwd, **more)

@@ -1,5 +1,6 @@
 """No checkpointing of blocks passes the floor, and what else would lower a peak is counted."""
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -158,7 +159,10 @@ def test_offload_gives_what_waits():
         [(500, 1, 4, "m", "forward", "saved"), (300, 2, 3, "n", "forward", "saved")],
     )
 
-    found = {remedy.kind: remedy.nbytes for remedy in remedies(msgspec.structs.replace(trace, device="fake:h100"), floor_bytes=800)}
+    found = {
+        remedy.kind: remedy.nbytes
+        for remedy in remedies(msgspec.structs.replace(trace, device="fake:h100"), floor_bytes=800)
+    }
 
     assert found == {"batch": 400, "offload": 300}
 

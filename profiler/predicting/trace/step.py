@@ -266,7 +266,8 @@ class _FollowedStep:
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
-        for storage in self._builder.unheld(self._built) if self._builder else ():
+        unheld = self._builder.unheld(self._built) if self._builder else ()
+        for storage in (one for one in unheld if one.device.type == "meta"):  # others have values: they are the host's
             life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # as in the loss's closure
             if life:
                 life.grown = None
