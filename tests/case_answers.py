@@ -50,10 +50,10 @@ class Answer(NamedTuple):
     told: Facts
 
 
-def run(model: Choice, strategy: str, facts: Facts) -> Answer:
+def run(model: Choice, strategy: str, facts: Facts, **fields: Any) -> Answer:
     """What `gcprof run` says, with the passes that the facts speak of."""
     passes = tuple(dict.fromkeys(["equality", *(PASSES[word] for word in facts if word in PASSES)]))
-    case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1)
+    case = make.case(strategy, model=model, batch_size=None, warmup=0, samples=1, **fields)
     trial = Trial(case=case, passes=passes, digests=_digests(case.baseline) if strategy != "none" else None)
     return _of_record(attempt(trial, on_pass=lambda name: None, by=measure), facts)
 

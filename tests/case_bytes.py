@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tests.case_truths import Facts, compared, with_facts
 from tests.plain_steps import Forward, under
-from tests.user_models import experts, frozen_tower, large_vocabulary, marked_loop, one_layer
+from tests.user_models import experts, from_data, frozen_tower, large_vocabulary, marked_loop, one_layer
 
 FLOAT, RANDOM_STATE = 4, 5056  # bytes: a number in fp32; the CPU's random state, which a checkpoint keeps
 
@@ -65,6 +65,23 @@ def trained_apart() -> dict[str, Facts]:
     batch, width = 64, 32
     saved = (width * width + width + batch * width + 1) * FLOAT
     return {"none": {"saved_bytes": saved}, "all": {"saved_bytes": saved + RANDOM_STATE}}
+
+
+def loaded() -> dict[str, Facts]:
+    """What PyTorch's hook on saved tensors is given, without weights, the batch and views of them; and the loss."""
+    module, (value, target), loss = from_data.make("shuffled")
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), value, target)}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = loss(module(value), target)
+    assert result.isfinite()
+    saved = sum(nbytes for storage, nbytes in sizes.items() if storage not in known)
+    return {"none": {"outcome": "ok", "saved_bytes": saved + FLOAT}}
 
 
 def packed() -> dict[str, Facts]:

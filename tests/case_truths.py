@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from tests.plain_steps import Forward, apart, chain, judged, two_steps, under, without_gradient
 from tests.user_models import (
+    adapter,
     breaks,
     causes,
     dataclass_batch,
@@ -26,8 +27,10 @@ from tests.user_models import (
     keeps,
     modes,
     no_gradient,
+    outside_of_blocks,
     overwritten,
     own_checkpoint,
+    what_is_trained,
 )
 
 Facts = Mapping[str, Any]
@@ -167,6 +170,49 @@ def overlooked(kind: str) -> dict[str, Facts]:
     wrong, right = counted[kind]
     all_facts = {"gradients": "differ", "largest_difference": (wrong - right) / wrong}
     return {"none": {"gradients": "bit-equal"}, "all": all_facts}
+
+
+def beside_the_model(kind: str) -> dict[str, Facts]:
+    """The silent term's factor counts forwards: under `all` that of the second step is the third, else the second."""
+
+    def gradient(is_recomputed: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model, (value, target), loss, _ = what_is_trained.make(kind=kind)
+        held: torch.Tensor = model[0].held[0]
+        for _ in range(2):
+            held.grad = None
+            loss(chain()(model, value) if is_recomputed else model(value), target).backward()
+        assert held.grad is not None
+        return held.grad
+
+    assert not torch.allclose(gradient(False), gradient(True))
+    return {"none": {"gradients": "bit-equal"}, "all": {"gradients": "differ"}}
+
+
+def by_its_level() -> dict[str, Facts]:
+    """Under checkpoints by hand the recompute has the module's own weights in place of the fast ones."""
+
+    def gradients(is_recomputed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module, batch = outside_of_blocks.fast()
+        for block in module.base.blocks if is_recomputed else ():
+            block.forward = partial(under, block.forward)
+        module(*batch).backward()
+        return [parameter.grad for parameter in module.parameters()]
+
+    assert not all(map(torch.allclose, gradients(False), gradients(True)))
+    return {"none": {"gradients": "bit-equal"}, "all": {"gradients": "differ", "detail": "functional_call"}}
+
+
+def under_autocast() -> dict[str, Facts]:
+    """The step ends under autocast, and no other way."""
+    module, (value, target), loss = adapter.make()
+    with pytest.raises(RuntimeError, match="dtype"):
+        module(value)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(value)
+    loss(output, target).backward()
+    return {"none": {"outcome": "ok", "gradients": "bit-equal", "GCP057": "fp32"}}
 
 
 def fails(factory: str, names: str) -> dict[str, Facts]:

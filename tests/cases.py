@@ -25,6 +25,7 @@ from tests.case_bytes import (
     in_chunks,
     kept_means,
     left,
+    loaded,
     on_ctx,
     own_bytes,
     packed,
@@ -36,7 +37,9 @@ from tests.case_bytes import (
 )
 from tests.case_truths import (
     Facts,
+    beside_the_model,
     breaking,
+    by_its_level,
     counted_twice,
     data_dependent,
     drawn,
@@ -53,6 +56,7 @@ from tests.case_truths import (
     no_gradients,
     overlooked,
     routed,
+    under_autocast,
     unknown_operator,
     written_over,
 )
@@ -80,14 +84,15 @@ class Case(NamedTuple):
         if self.ask in (predicted, one_way):
             routing = " --routing worst" if self.ask is one_way else ""
             return f"gcprof predict {self.model} --strategies {','.join(asked)} --device cpu{routing}"
-        return f"gcprof run --model {self.model} --strategies {','.join(asked)}"
+        more = "".join(f" --{name} '{value}'" for name, value in getattr(self.ask, "keywords", {}).items())
+        return f"gcprof run --model {self.model} --strategies {','.join(asked)}{more}"
 
 
 ELSEWHERE, BASELINE, MODES = "1 numbers from elsewhere", "2 a broken baseline", "3 train or eval"
 FLOORS, PACKED, HOOKS, SECOND = "4 the chosen blocks", "5 saved_tensors_hooks", "6 hooks", "7 the second step"
 OVERLOOKED, LOST, FREED = "8 what is compared", "9 words that are lost", "10 what a forward frees"
 REMEDIED, CAUSES, GROWS, CALLS = "11 remedies", "12 causes by name", "13 memory that grows", "14 calls"
-ROUTED, FAILURES = "15 experts", "16 failures and factories"
+ROUTED, FAILURES, ADDED = "15 experts", "16 failures and factories", "17 what gcprof runs besides"
 BOTH = ("none", "all")
 CASES = (
     *(
@@ -126,6 +131,10 @@ CASES = (
         Case(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(overlooked, kind))
         for kind in ("complex", "optimizer", "subclass", "buffer")
     ),
+    *(
+        Case(OVERLOOKED, f"what_is_trained.py:make:kind={kind}", BOTH, partial(beside_the_model, kind))
+        for kind in ("loss", "input")
+    ),
     Case(LOST, "modes.py:named:name=large,factory=bc", ("none",), named),
     Case(FREED, "grad_cam.py:make", ("none",), watched),
     Case(FREED, "inner_backward.py:make", BOTH, trained_apart),
@@ -147,6 +156,7 @@ CASES = (
     Case(CAUSES, "causes.py:counting", BOTH, partial(fails, "counting", "0.calls, 1.calls")),
     Case(CAUSES, "causes.py:marked", BOTH, counted_twice),
     Case(CAUSES, "causes.py:squaring", ("all",), on_ctx),
+    Case(CAUSES, "outside_of_blocks.py:fast", BOTH, by_its_level, partial(run, blocks="base.blocks.*")),
     *(
         Case(GROWS, f"grows.py:make:how={how}", ("none",), partial(left, nbytes))
         for how, nbytes in {"outputs": 8 * 4 * FLOAT, "buffer": 8 * 4 * FLOAT, "queue": None, "nothing": None}.items()
@@ -171,6 +181,8 @@ CASES = (
     Case(FAILURES, "elsewhere.py:make", ("none",), imported),
     Case(FAILURES, "elsewhere.py:training", ("none",), imported),
     Case(FAILURES, "dataclass_batch.py:make", BOTH, in_a_dataclass),
+    Case(FAILURES, "from_data.py:make:source=shuffled", ("none",), loaded, predicted),
+    Case(ADDED, "adapter.py:make", ("none",), under_autocast, partial(run, precision="amp-bf16")),
 )
 
 

@@ -174,6 +174,7 @@ def test_running_out_of_memory_is_a_finding_and_a_crash_is_a_failure():
     ("changed", "named"),
     [
         ({"saved_bytes": 40}, "the forward saves 40 B, as without it"),
+        ({"saved_bytes": 90}, "the forward saves 90 B, and 40 B without checkpoints"),
         ({"start_bytes": 70}, "70 B of the peak's 100 B is static"),
         ({"saved_bytes": 39, "start_bytes": 35}, "keep holds 39 B of the peak's 100 B"),
         ({}, "holds 70 B of the peak's 100 B"),

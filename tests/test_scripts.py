@@ -112,6 +112,28 @@ def peaks(rows):
     return found
 
 
+LOOKS = """
+import importlib.util
+assert importlib.util.find_spec("torch") is not None
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_looks_for_torch_before_it_imports_it_is_watched(folder):
+    (folder / "looks.py").write_text(LOOKS)
+
+    done = rehearsed(("python", "looks.py"), cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    assert process["num_steps"] == 2
+
+
 @pytest.mark.slow
 def test_phases_are_counted_as_the_arguments_have_them(folder):
     words = ("--max-iters", "3", "--eval-interval", "3", "--gradient-accumulation-steps", "2")

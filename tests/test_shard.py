@@ -199,6 +199,13 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
 
 
+def test_parts_of_before_which_knew_nothing_of_their_sweep_are_whole_if_none_is_missing():
+    parts = [(Shard(index=index, count=2, places=(index - 1,)), [Trial(case=make.case("none"))]) for index in (1, 2)]
+
+    assert schedule.left_of(parts) is msgspec.UNSET
+    assert schedule.left_of(parts[:1]) == parts[0][0]
+
+
 def test_parts_of_two_sweeps_are_no_whole(tmp_path, capsys):
     """The first half of one and the second of another, of as many trials."""
     other = tuple(msgspec.structs.replace(trial, case=msgspec.structs.replace(trial.case, seed=1)) for trial in sweep())

@@ -71,7 +71,10 @@ def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
         return None
     of = f"of the peak's {bytes_text(peak)}"
     if saved >= SAME * baseline.saved_bytes:
-        return f"the forward saves {bytes_text(saved)}, as without it: `gcprof blocks MODEL` shows where it is"
+        without = bytes_text(baseline.saved_bytes)
+        more = f"and {without} without checkpoints: their inputs and random states take more than they free"
+        same = "as without it: `gcprof blocks MODEL` shows where it is"
+        return f"the forward saves {bytes_text(saved)}, {more if saved > baseline.saved_bytes / SAME else same}"
     if readings.peak_phase == "optimizer":
         return f"the peak is in the optimizer's step, which checkpointing does not touch: {bytes_text(peak)}"
     if parts.static >= max(parts.saved, parts.transient):

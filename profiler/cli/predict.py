@@ -125,7 +125,7 @@ def rehearse(
 ) -> None:
     """Run a training step with PyTorch's own CUDA code, but without the GPU: its memory, to the byte.
 
-    Behind `--`, or from a FILE.py on, stands a command of your own, which is run as it is: gcprof rehearse --help -- it
+    After `--`, or from a word FILE.py on, follows your own command, which is run unchanged: gcprof rehearse --help -- x
 
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """

@@ -6,12 +6,12 @@ import sys
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from profiler.cli import options
 from profiler.cli.output import COLOR, SCRIPT, aside, paper, say_json
 from profiler.core.errors import UserError
-from profiler.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from profiler.core.rehearsed_gpu import RehearsedGpu
@@ -67,6 +67,7 @@ def rehearse(
                 aside("out of memory: once more without a limit of memory, to see what it needs")
             whole = launch.run(launch.unlimited(asked), on_line=lambda line: None, stdout=2)
             variant = variant.with_need(whole)
+            end = whole if whole.interrupted else end
         variants.append(variant)
         ends.append(end)
         if not json:
@@ -81,17 +82,17 @@ def rehearse(
 
 def _gpus(word: str, *, memory: str | None, context: str) -> RehearsedGpu:
     """Return the GPUs that `h100:8` asks for. Raises UserError."""
-    from profiler.core import gpu_specs
-    from profiler.core.rehearsed_gpu import RehearsedGpu
+    from profiler.core import rehearsed_gpu
+    from profiler.core.case import Choice
+    from profiler.core.gpu_kinds import REHEARSE
 
-    name, _, count = word.lower().partition(":")
-    name = gpu_specs.ALIASES.get(name, name)
-    gpu_specs.find(name)
+    name, _, count = word.partition(":")
     if count and not (count.isdecimal() and 1 <= int(count) <= 16):
         raise UserError(f"--device: '{word}' asks for {count} GPUs", hint="1 to 16: h100:8")
-    size = None if memory is None else parse_bytes(memory, flag="--memory")
-    taken = 0 if context == "0" else parse_bytes(context, flag="--context")
-    return RehearsedGpu(gpu=name, count=int(count or 1), bytes=size, context_bytes=taken)
+    sizes = {"memory": memory, "context": None if context == "0" else context}
+    asked = Choice.of(REHEARSE + name, {size: text for size, text in sizes.items() if text is not None})
+    one = rehearsed_gpu.of_device(rehearsed_gpu.resolve(asked))
+    return msgspec.structs.replace(one, count=int(count or 1))
 
 
 def _values(axes: list[str], words: list[str]) -> list[dict[str, str]]:

@@ -172,8 +172,14 @@ def joined_shards(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> tuple[Tria
 
 def left_of(shards: Sequence[tuple[Shard, Sequence[Trial]]]) -> Shard | UnsetType:
     """Return the shard that these are together; UNSET if they are one whole sweep, or none are given."""
-    joined = joined_shards(shards)
-    if not shards or (joined is not None and shards[0][0].sweep == digest(joined)):
+    if not shards:
         return UNSET
-    places = sorted({place for shard, _ in shards for place in shard.places}) if joined is not None else ()
-    return msgspec.structs.replace(shards[0][0], places=tuple(places))
+    joined, first = joined_shards(shards), shards[0][0]
+    if joined is None:
+        return msgspec.structs.replace(first, places=())
+    if first.sweep is UNSET:  # of before: shards had no digest of their sweep
+        is_whole = {shard.index for shard, _ in shards} == set(range(1, first.count + 1))
+    else:
+        is_whole = first.sweep == digest(joined)
+    places = sorted({place for shard, _ in shards for place in shard.places})
+    return UNSET if is_whole else msgspec.structs.replace(first, places=tuple(places))

@@ -15,12 +15,13 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 NEW_NAMESPACE, NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS and CLONE_NEWUSER of sched.h
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 1 << 14, 1 << 18  # MS_... of mount(2)
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 LEFT = ("/dev", "/proc", "/sys", "/run")
+FLAGS = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}  # MS_...
 REFUSED = 125  # the exit code where the system allows no such namespace, as `env` and `timeout` have for their failures
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +50,7 @@ def cover(scratch: str, words: Sequence[str]) -> None:
     """
     here, scratch, mounted = os.getcwd(), os.path.realpath(scratch), _mounted()
     places = _places(mounted) if os.getuid() == 0 else _own_places(mounted, words)
-    places = [place for place in places if not f"{place}/".startswith(f"{scratch}/")]
+    places = [place for place in places if not _is_within(place, scratch)]
     _own_namespace()
     lower = {place: os.open(place, os.O_PATH) for place in places}
     kept = os.open(scratch, os.O_PATH)
@@ -57,7 +58,7 @@ def cover(scratch: str, words: Sequence[str]) -> None:
     os.mkdir(memory)
     _mount("tmpfs", memory, "tmpfs", 0)
     for number, place in enumerate(places):
-        is_around = scratch.startswith(f"{place}/")  # an overlay's changes cannot be within what it covers
+        is_around = _is_within(scratch, place)  # an overlay's changes cannot be within what it covers
         upper, work = (os.path.join(memory if is_around else scratch, f"{kind}{number}") for kind in ("upper", "work"))
         os.mkdir(upper)
         os.mkdir(work)
@@ -69,10 +70,15 @@ def cover(scratch: str, words: Sequence[str]) -> None:
         _mount("overlay", place, "overlay", 0, options if os.getuid() == 0 else f"{options},userxattr")
         if is_around:
             _mount(f"/proc/self/fd/{kept}", scratch, None, BIND)
-    for place in mounted:  # files beside those folders
-        if not place.startswith(LEFT) and any(other.startswith(place) for other in places if other != place):
-            _mount("none", place, None, REMOUNT | BIND | READ_ONLY)
+    for place, given in mounted.items():  # files beside those folders
+        if "rw" in given and place not in places and not any(_is_within(place, left) for left in LEFT):
+            _mount("none", place, None, REMOUNT | BIND | READ_ONLY | sum(FLAGS.get(option, 0) for option in given))
     os.chdir(here)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    """Whether the path is the folder, or below it."""
+    return f"{path}/".startswith(f"{folder}/")
 
 
 def _own_namespace() -> None:
@@ -85,7 +91,7 @@ def _own_namespace() -> None:
     _mount("none", "/", None, RECURSIVE | PRIVATE)
 
 
-def _places(mounted: set[str]) -> list[str]:
+def _places(mounted: Collection[str]) -> list[str]:
     """Return the outermost folders in which no other file system is mounted, those of LEFT aside.
 
     An overlay would hide what is mounted within it, and for others than root the system refuses it.
@@ -100,7 +106,7 @@ def _places(mounted: set[str]) -> list[str]:
     return sorted(found)
 
 
-def _own_places(mounted: set[str], words: Sequence[str]) -> list[str]:
+def _own_places(mounted: Collection[str], words: Sequence[str]) -> list[str]:
     """Return what covers all that a user who is not root can write to: the outermost folders that are theirs.
 
     On the way to the working folder, to home, to temporary files and to what the command names. An overlay cannot
@@ -115,15 +121,17 @@ def _own_places(mounted: set[str], words: Sequence[str]) -> list[str]:
             status = os.stat(folder)
             is_ours = stat.S_ISDIR(status.st_mode) and (status.st_uid == os.getuid() or status.st_mode & stat.S_ISVTX)
             if is_ours and not any(place.startswith(f"{folder}/") for place in mounted):
-                if not folder.startswith(LEFT):
+                if not any(_is_within(folder, left) for left in LEFT):
                     found.add(folder)
                 break
     return sorted(found)
 
 
-def _mounted() -> set[str]:
+def _mounted() -> dict[str, list[str]]:
+    """Return every place on which something is mounted, with the options of the last such mount."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        return {line.split()[4].encode().decode("unicode_escape") for line in file}
+        fields = [line.split() for line in file]
+    return {field[4].encode().decode("unicode_escape"): field[5].split(",") for field in fields}
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,8 +28,8 @@ INJECT = Path(__file__).parent / "inject"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between TERM and KILL
 QUIET = {  # what would send something away, or ask for a key
-    "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "file:///tmp/mlruns",
-    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "offline",
+    "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+    "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "offline",
 }  # fmt: skip
 
 
@@ -92,6 +92,8 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
         )
     finally:
+        for work in scratch.glob("work*/work"):
+            work.chmod(0o700)  # overlays leave it closed to everyone
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -110,6 +112,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     limits = {"GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches}
     return {
         **{name: value for name, value in QUIET.items() if name not in given},
+        "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
         **given,
         **device.variables(asked.gpus),
         **{name: str(value) for name, value in limits.items() if value is not None},
@@ -154,7 +157,9 @@ def _follow(
 
 def _tell(scratch: Path, read: dict[Path, IO[bytes]], on_line: Callable[[dict[str, Any]], None]) -> None:
     for path in sorted(scratch.glob("*.jsonl")):
-        file = read.setdefault(path, path.open("rb")) if path not in read else read[path]
+        if path not in read:
+            read[path] = path.open("rb")
+        file = read[path]
         while line := file.readline():
             if not line.endswith(b"\n"):
                 file.seek(-len(line), os.SEEK_CUR)
@@ -181,10 +186,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a file; the last one may be torn, where its process was killed."""
-
-    def whole() -> Iterator[dict[str, Any]]:
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                yield json.loads(line)
-
-    return list(whole())
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

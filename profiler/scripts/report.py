@@ -26,7 +26,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     num: int  # passes
     peak_bytes: int  # the largest of them
     live_bytes: int  # at the end of the pass with the largest peak
-    reserved_bytes: int  # the most so far, at its end
+    reserved_bytes: int  # the most within it
     line: str  # of the script, in the pass with the largest peak
 
 
@@ -64,17 +64,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool) -> Variant:
         outcomes = {process.outcome for process in ended.processes}
         is_short = "out_of_memory" in outcomes and ended.exit_code
-        failed = "timed_out" if ended.timed_out else "failed"
+        is_ended = ended.timed_out or ended.interrupted is not None  # from outside
+        failed = "timed_out" if is_ended else "failed"
         return cls(
             words={"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values},
             gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
             context_bytes=gpu.context_bytes,
-            outcome="out_of_memory"
-            if is_short
-            else failed
-            if ended.exit_code or ended.timed_out or ended.interrupted
-            else "ok",
-            is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
+            outcome="out_of_memory" if is_short else failed if ended.exit_code or is_ended else "ok",
+            is_cut=is_cut or is_ended,
             processes=ended.processes,
         )
 
@@ -133,9 +130,9 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
 
 
 def _most(row: dict[str, Any]) -> tuple[int, int, int]:
-    """Return peak, live and reserved bytes of the device with the largest peak."""
-    peak, live, reserved = max(row["devices"].values())
-    return peak, live, reserved
+    """Return peak and live bytes of the device with the largest peak, and the most that one has reserved."""
+    peak, live, _ = max(row["devices"].values())
+    return peak, live, max(reserved for _, _, reserved in row["devices"].values())
 
 
 def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:

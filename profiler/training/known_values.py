@@ -11,6 +11,7 @@ that weights take no memory.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,6 @@ from contextvars import ContextVar
 from functools import cache
 from types import CodeType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
+from profiler.core.own_thread import replaced
 from profiler.core.user_code import frames
 
 aten = torch.ops.aten
@@ -62,6 +63,7 @@ def in_factory(device: str) -> Iterator[None]:
     load, numpy = DataLoader.__iter__, torch.Tensor.numpy
 
     def loaded(loader: Any) -> Any:
+        loader = copy.copy(loader)  # the user's stays as it is
         loader.__dict__.update(num_workers=0, timeout=0, persistent_workers=False, pin_memory=False)
         with HOST:
             return load(loader)
@@ -73,7 +75,7 @@ def in_factory(device: str) -> Iterator[None]:
         with no_dispatch():
             return numpy(value, **options)
 
-    patches = (mock.patch.object(DataLoader, "__iter__", loaded), mock.patch.object(torch.Tensor, "numpy", as_array))
+    patches = (replaced(DataLoader, __iter__=loaded), replaced(torch.Tensor, numpy=as_array))
     token = _IN_FACTORY.set(True)
     try:
         with torch.device(device), Generators(), patches[0], patches[1]:

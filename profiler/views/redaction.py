@@ -31,7 +31,10 @@ PLACE = re.compile(
 )
 
 # notes that quote names or code of the user's model
-QUOTING = ("GCP004", "GCP045", "GCP046", "GCP048", "GCP054", "GCP055", "GCP057", "GCP058", "GCP064")
+QUOTING = (
+    "GCP004", "GCP045", "GCP046", "GCP048", "GCP049", "GCP050", "GCP051", "GCP054", "GCP055", "GCP057", "GCP058",
+    "GCP064",
+)  # fmt: skip
 LEVELS = ("default", "all", "none")
 
 

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 
+from profiler.core.own_thread import replaced
 from profiler.training.workload import tensors
 
 CACHED = (
@@ -59,7 +60,7 @@ class SilentErrors:
             self._see_grad_off()
             enter(block)
 
-        with _functions(kept), mock.patch.object(torch.no_grad, "__enter__", entered):
+        with _functions(kept), replaced(torch.no_grad, __enter__=entered):
             yield
 
     def _see_grad_off(self) -> None:
@@ -86,7 +87,7 @@ def mended() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(_functions(copied))
-        stack.enter_context(mock.patch.object(torch.autocast, "__enter__", entered))
+        stack.enter_context(replaced(torch.autocast, __enter__=entered))
         yield
 
 

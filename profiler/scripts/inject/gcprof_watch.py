@@ -163,11 +163,11 @@ class Watch:
             self.mark(phase)
             self.held += 1
             try:
-                return function(*words, **keywords)
+                result = function(*words, **keywords)
             finally:
                 self.held -= 1
-                if sys.exc_info()[0] is None:
-                    self.mark(*((after,) if after else before))
+            self.mark(*((after,) if after else before))
+            return result
 
         call.__name__, call.__doc__ = function.__name__, function.__doc__
         return call

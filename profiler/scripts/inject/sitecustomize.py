@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -17,18 +18,23 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Finder:
-    """Finds torch as the other finders do, and has it loaded by us."""
+    """Finds torch as the other finders do, and has it loaded by us, until it is loaded."""
+
+    is_asking = False  # the other finders
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch" or path is not None:
+        if name != "torch" or path is not None or self.is_asking:
             return None
-        sys.meta_path.remove(self)
-        specs = (finder.find_spec(name, None, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((found for found in specs if found is not None), None)
+        self.is_asking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self.is_asking = False
         if spec is not None and spec.loader is not None and spec.origin:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                sys.meta_path.remove(self)
                 sys.path.insert(0, HERE)
                 try:
                     why = import_module("gcprof_hollow").load(spec.origin)

@@ -70,6 +70,8 @@ def sentence(variant: Variant) -> str:
         short = next(process for process in variant.processes if process.outcome == "out_of_memory")
         need = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else ""
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
+    if variant.outcome == "timed_out":
+        return f"was ended early on {called} ({room}): below is what ran"
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"

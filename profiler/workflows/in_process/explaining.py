@@ -55,7 +55,12 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
     if strategy != "none":
         step, chosen = _followed(case, strategy, fresh)
     explained = explain_trace(
-        chosen.trace, blocks=chosen.blocks, baseline=baseline.trace, split=chosen.split, choices=baseline.choices
+        chosen.trace,
+        blocks=chosen.blocks,
+        baseline=baseline.trace,
+        split=chosen.split,
+        choices=baseline.choices,
+        batch_size=step.batch_size,
     )
     return StepExplanation(
         title=_title(step, chosen, [str(step.strategy)]), explanation=explained, notes=chosen.remarks
