@@ -38,8 +38,11 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if word == "--":
             if place + 1 == len(words):
                 raise UserError("there is no command behind --", hint="for example -- python train.py")
-            return [*words[:place]], [*words[place + 1 :]]
+            begin = ["python"] if words[place + 1].endswith(".py") else []
+            return [*words[:place]], [*begin, *words[place + 1 :]]
         if place and word.endswith(".py") and not word.startswith("-"):
+            if words[place - 1].startswith("python"):  # the -- was left out
+                return [*words[: place - 1]], [*words[place - 1 :]]
             return [*words[:place]], ["python", *words[place:]]
     return [*words], []
 

@@ -89,7 +89,8 @@ def _gpus(word: str, *, memory: str | None, context: str) -> RehearsedGpu:
     name, _, count = word.partition(":")
     if count and not (count.isdecimal() and 1 <= int(count) <= 16):
         raise UserError(f"--device: '{word}' asks for {count} GPUs", hint="1 to 16: h100:8")
-    sizes = {"memory": memory, "context": None if context == "0" else context}
+    is_none = context.rstrip("BGIKMTbgikmt") == "0"  # 0, 0MiB
+    sizes = {"memory": memory, "context": None if is_none else context}
     asked = Choice.of(REHEARSE + name, {size: text for size, text in sizes.items() if text is not None})
     one = rehearsed_gpu.of_device(rehearsed_gpu.resolve(asked))
     return msgspec.structs.replace(one, count=int(count or 1))
@@ -117,6 +118,8 @@ def _filled(word: str, values: dict[str, str]) -> str:
 def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     """Return the command's own code of a single variant; of several 1 if one failed other than by lack of memory."""
     last = ends[-1]
+    if (last.interrupted or last.timed_out) and not last.processes:
+        aside("gcprof: it was ended before any process had used a GPU: there is no table")
     if last.interrupted:
         return 128 + last.interrupted
     if last.timed_out:

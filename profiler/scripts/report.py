@@ -41,6 +41,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     reserved_bytes: int
     module: str  # the class of the model that it trains
+    shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
     reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
     phases: tuple[Phase, ...]
 
@@ -102,6 +103,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         outcome=outcome,
         detail=detail,
         num_steps=max(row["step"] for row in rows),
+        shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         peak_bytes=max(phase.peak_bytes for phase in phases),

@@ -53,6 +53,16 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
         console.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
+    caught = [line for process in variant.processes if process.outcome == "ok" for line in process.shortages]
+    if caught:
+        where = ", ".join(dict.fromkeys(caught))
+        times = f"{len(caught)} time{'' if len(caught) == 1 else 's'}"
+        console.print(f"note: memory ran out {times}, and the script went on: {where}", soft_wrap=True)
+    unseen = {"evaluation", "generation", "saving"} - {
+        one.name for process in variant.processes for one in process.phases
+    }
+    if variant.is_cut and unseen:
+        console.print(f"note: not seen, if there is any: {', '.join(sorted(unseen))}", soft_wrap=True)
     reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
     if reads:
         console.print(
@@ -68,7 +78,8 @@ def sentence(variant: Variant) -> str:
     process = variant.largest
     if variant.outcome == "out_of_memory":
         short = next(process for process in variant.processes if process.outcome == "out_of_memory")
-        need = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else ""
+        known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
+        need = known or "; without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
     if variant.outcome == "timed_out":
         return f"was ended early on {called} ({room}): below is what ran"
