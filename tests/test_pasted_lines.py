@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from profiler.cli import application
+from profiler.cli import SCRIPTS, application
+from profiler.cli.output import SCRIPT, split_script
 from tests import examples, make
 from tests.pasted_lines import ROOT, every, lines_of, pages, sources
 from tests.program import PATIENCE_SECONDS, environment
@@ -87,13 +88,17 @@ def test_a_shell_makes_of_every_line_one_command_with_words_that_gcprof_knows(tm
 
 def is_read(words: list[str]) -> bool:
     """Whether the command takes these words."""
-    name, *others = words
+    own, script = split_script(words) if words[0] in SCRIPTS else (words, [])
+    name, *others = own
+    before = SCRIPT.set(tuple(script))
     try:
         group = typer.main.get_command(application([name]))
         with group.commands[name].make_context(name, list(others)):  # type: ignore[attr-defined]
             return True
     except (Exception, SystemExit):  # noqa: BLE001  whatever refuses it
         return False
+    finally:
+        SCRIPT.reset(before)
 
 
 def test_a_line_with_a_wrong_option_or_an_open_pipe_would_be_seen(tmp_path):

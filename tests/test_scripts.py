@@ -327,7 +327,8 @@ def test_files_are_as_they_were_when_gcprof_itself_is_killed(training, folder, t
 @pytest.mark.slow
 def test_a_command_without_a_gpu_ends_with_three_and_the_users_sitecustomize_runs(folder, monkeypatch):
     (folder / "own").mkdir()
-    (folder / "own" / "sitecustomize.py").write_text("print('the own one')\n")
+    text = "import os, sys\nif 'GCPROF_WATCH' in os.environ: print('the own one', file=sys.stderr)\n"
+    (folder / "own" / "sitecustomize.py").write_text(text)  # gcprof's own process has it too
     monkeypatch.setenv("PYTHONPATH", str(folder / "own"))
 
     done = rehearsed(("python", "-c", "import sitecustomize; print(sitecustomize.__file__)"), cwd=folder)

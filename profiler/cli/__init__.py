@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -137,7 +138,7 @@ def answer(words: Sequence[str]) -> int:
         words = _without_script(words)
         _refuse_bytes(words)
         _refuse_nowhere(words)
-        code = _invoke([*words] or ["--help"])
+        code = copy_context().run(_invoke, [*words] or ["--help"])  # what its options set is gone after it
         sys.stdout.flush()
         return code
     except UserError as error:
