@@ -27,7 +27,7 @@ from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, remark
 from profiler.training.compiled_code import forget
-from profiler.training.workload import Mark
+from profiler.training.workload import Mark, drop_gradients
 
 NEED_ARITHMETIC = ("equality", "time")  # passes that a device without arithmetic cannot run
 WARNINGS = (UserWarning, RuntimeWarning)  # about this step; deprecation warnings are not
@@ -111,6 +111,7 @@ class Bench:
                 case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh
             )
         self.leftovers.built(built.workload)
+        drop_gradients(built.workload)  # of leaves that the factory does not make anew
         self._built = weakref.ref(built.workload.module)
         if built.case == self.trial.case:
             self.listen(built)

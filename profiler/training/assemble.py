@@ -147,7 +147,6 @@ def assemble(
     forget()  # a strategy may have run the model with checkpoints that its steps will not have
     if calls is not None:
         calls[:] = [0] * len(calls)
-    drop_gradients(workload)  # of leaves that the factory does not make anew
     random_sources.seed(workload, case.seed + own)
     return Assembled(
         case=case,
