@@ -272,14 +272,14 @@ def _with_peaks(stats: Stats, other: Stats) -> Stats:
 def _end_loaders(most: int) -> None:
     """Let every iteration over a DataLoader end after as many batches."""
     iterator: Any = dataloader._BaseDataLoaderIter
-    following, reset = iterator.__next__, iterator._reset
+    following = iterator.__next__
 
     def __next__(self: Any) -> Any:
         if self._num_yielded >= most:
             raise StopIteration
         return following(self)
 
-    iterator.__next__, iterator._reset = __next__, reset
+    iterator.__next__ = __next__
 
 
 # ---- lines of the script
