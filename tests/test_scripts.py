@@ -14,7 +14,6 @@ from tests.program import PATIENCE_SECONDS, Started
 from tests.scripts import by_hand
 from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, rehearsed
 
-IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
 FOREVER = ("python", "imagenet_like.py", "--epochs", "1000000")
 
@@ -98,18 +97,7 @@ def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
 
     assert done.exit_code == 0, done.said
     (process,) = plain.document["variants"][0]["processes"]
-    told = {(phase["name"], phase["is_first_step"]): phase["peak_bytes"] for phase in process["phases"]}
-    assert told == peaks(by_hand.rows(done.said))
-
-
-def peaks(rows):
-    """The largest peak of each phase, of the first step apart from those of later ones."""
-    found = {}
-    for row in rows:
-        first = row.step == (1 if row.phase == "after the step" else 0) and row.phase in IN_STEPS
-        key = row.phase, first
-        found[key] = max(found.get(key, 0), row.peak_bytes)
-    return found
+    assert by_hand.told(process) == by_hand.peaks(by_hand.rows(done.said))
 
 
 LOOKS = """
@@ -164,7 +152,7 @@ def walls(hollow, tmp_path_factory):
     assert done.exit_code == 0, done.said
     most = {}
     for row in by_hand.rows(done.said):
-        phase = f"later {row.phase}" if row.step and row.phase in IN_STEPS else row.phase
+        phase = f"later {row.phase}" if row.step and row.phase in by_hand.IN_STEPS else row.phase
         most[phase] = max(most.get(phase, 0), row.reserved_bytes)
     return most
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 PRELUDE = """
 import atexit as _atexit, json as _json, torch as _torch
 _rows, _now = [], ["start", 0]
@@ -103,3 +104,22 @@ def rows(said: str) -> list[Row]:
     """Return what a marked script printed of its phases."""
     (line,) = (line for line in said.splitlines() if line.startswith("PHASES "))
     return [Row(*row) for row in json.loads(line.removeprefix("PHASES "))]
+
+
+def peaks(found: list[Row]) -> dict[str, int]:
+    """Return the largest peak of each phase, of the first step apart from those of later ones."""
+    most: dict[str, int] = {}
+    for row in found:
+        is_first = row.step == (1 if row.phase == "after the step" else 0) and row.phase in IN_STEPS
+        key = _key(row.phase, is_first)
+        most[key] = max(most.get(key, 0), row.peak_bytes)
+    return most
+
+
+def told(process: dict[str, Any]) -> dict[str, int]:
+    """Return the same as `gcprof rehearse --json` says it."""
+    return {_key(phase["name"], phase["is_first_step"]): phase["peak_bytes"] for phase in process["phases"]}
+
+
+def _key(phase: str, is_first: bool) -> str:
+    return f"first {phase}" if is_first else phase

@@ -104,10 +104,21 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def control(words: tuple[str, ...], *, cwd: Path, kept: Path, num_gpus: int = 1, num_bytes: int | None = None) -> Run:
-    """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took."""
+def control(
+    words: tuple[str, ...],
+    *,
+    cwd: Path,
+    kept: Path,
+    num_gpus: int = 1,
+    num_bytes: int | None = None,
+    device: str = DEVICE,
+) -> Run:
+    """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took.
+
+    Without a device it runs on the GPU that is here.
+    """
     size = f",bytes={num_bytes}" if num_bytes else ""
-    asked = f"{DEVICE},count={num_gpus},context_bytes=0{size}"
+    asked = f"{device},count={num_gpus},context_bytes=0{size}" if device else ""
     places = (str(FOLDER / "control"), str(ROOT), os.environ.get("PYTHONPATH", ""))
     began = time.monotonic()
     done = subprocess.run(
@@ -128,9 +139,9 @@ def control(words: tuple[str, ...], *, cwd: Path, kept: Path, num_gpus: int = 1,
     )
 
 
-def rehearsed(words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1) -> Run:
+def rehearsed(words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE) -> Run:
     """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`."""
-    given = ("--device", f"{DEVICE}:{num_gpus}", "--context", "0", "--json", "--quiet", *options)
+    given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", *options)
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "profiler", "rehearse", *given, "--", *words],
