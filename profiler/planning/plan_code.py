@@ -29,6 +29,8 @@ def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
     head = f"The plan {' '.join(words(file).split())} of gcprof {__version__}, which this does not need."
     lines = [*wrap(head, WIDTH - 2), "Call apply_plan(model) once, before the first step."]
     code = KINDS[kind](file, templates.REPAIRING if repair_batchnorm else "").rstrip("\n") + "\n"
+    if _draws(operators(save) for save in _saves(file)):
+        code = _drawing(code)
     return "".join(f"# {line}\n" for line in lines) + code + (templates.REPAIR if repair_batchnorm else "")
 
 
@@ -82,6 +84,27 @@ def _no_words(kind: str, segment: Segment, reason: str) -> UserError:
 def _saves(file: PlanFile) -> list[str]:
     """Return the save options of a plan, each once."""
     return list(dict.fromkeys(segment.save for segment in every(file.segments) if segment.save))
+
+
+def _draws(kept: Iterable[tuple[str, ...]]) -> bool:
+    """Whether any of the operators draws random numbers, as attention with dropout does."""
+    import torch  # noqa: PLC0415  a plan without save options needs none
+
+    packets = [getattr(torch.ops.aten, name, None) for several in kept for name in several]
+    found = [getattr(packet, one) for packet in packets if packet for one in packet.overloads()]
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in found)
+
+
+def _drawing(code: str) -> str:
+    """Return the code of a plan with save options, such that the backward draws what the forward drew."""
+    imported = "from torch.utils._python_dispatch import TorchDispatchMode\n"
+    code = code.replace("partial(create_selective_checkpoint_contexts, _overloads(KEPT[save]))",
+                        "partial(_keeping, KEPT[save])")  # fmt: skip
+    code = code.replace(
+        "from functools import partial\n", "from contextlib import contextmanager\nfrom functools import partial\n"
+    )
+    code = code.replace("from torch.utils.checkpoint import", f"{imported}from torch.utils.checkpoint import", 1)
+    return code + templates.DRAWS
 
 
 def _kept(saves: Iterable[str]) -> str:

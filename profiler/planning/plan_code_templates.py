@@ -12,6 +12,36 @@ def _overloads(names):
     return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
 '''
 
+DRAWS = '''
+
+class _Draws(TorchDispatchMode):
+    """What is kept draws no random numbers in the backward: operators after it begin where they began."""
+
+    def __init__(self, states, again):
+        super().__init__()
+        self.states, self.again = states, again
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            sources = [torch, *([torch.cuda] if torch.cuda.is_initialized() else [])]
+            if not self.again:
+                self.states.append([source.get_rng_state() for source in sources])
+            for source, state in zip(sources, self.states.pop(0) if self.again else []):
+                source.set_rng_state(state)
+        return func(*args, **(kwargs or {}))
+
+
+def _keeping(names):
+    states, both = [], create_selective_checkpoint_contexts(_overloads(names))
+    return tuple(_within(one, _Draws(states, again)) for one, again in zip(both, (False, True)))
+
+
+@contextmanager
+def _within(context, draws):
+    with context, draws:
+        yield
+'''
+
 PYTHON = Template('''\
 from functools import partial
 

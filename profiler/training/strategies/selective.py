@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch._ops import OpOverloadPacket
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from profiler.core.errors import Unsupported
@@ -57,15 +60,73 @@ def saving(save: str, met: set[str] | None = None) -> Checkpoint:
             f"aten has no operator '{unknown[0]}'; save=matmul, conv, attention, or names such as mm+gelu"
         )
 
-    def policy(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-        packet = getattr(operator, "overloadpacket", operator)
-        if met is not None:
-            met.add(getattr(packet, "__name__", ""))
-        keep = packet in kept
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        policy = _Policy(kept, met)
+        forward, recompute = create_selective_checkpoint_contexts(policy)
+        return forward, policy.repeating(recompute)
 
-    contexts = partial(create_selective_checkpoint_contexts, policy)
     return partial(checkpoint, use_reentrant=False, context_fn=contexts, **RESPECTING)
+
+
+class _Policy:
+    """Chooses what one call of a checkpoint keeps, and lets its recompute draw what the forward drew.
+
+    An operator that is kept draws nothing in the recompute, so that those which draw after it would find the generator
+    elsewhere than in the forward: each of them begins where it began then.
+    """
+
+    def __init__(self, kept: set[OpOverloadPacket], met: set[str] | None) -> None:
+        self._kept, self._met = kept, met
+        self._has_kept = False  # an operator that draws
+        self._states: list[torch.Tensor] = []  # of the generator, before each operator that draws after that one
+
+    def __call__(self, context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        packet = getattr(operator, "overloadpacket", operator)
+        if self._met is not None:
+            self._met.add(getattr(packet, "__name__", ""))
+        if not context.is_recompute and _draws(operator) and (device := _device(arguments)) is not None:
+            is_after = (
+                getattr(context, "op_output", None) is not None
+            )  # asked after the operator ran: as newer versions do
+            has_kept = self._has_kept
+            self._has_kept |= packet in self._kept
+            if self._has_kept if is_after else has_kept:
+                is_cuda = device.type == "cuda"
+                self._states.append(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
+        return CheckpointPolicy.MUST_SAVE if packet in self._kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    @contextmanager
+    def repeating(self, recompute: AbstractContextManager[Any]) -> Iterator[None]:
+        """Enter the context of the recompute, and draw again from the states of the forward."""
+        with recompute, _Repeated(self._kept, self._states) if self._states else nullcontext():
+            yield
+
+
+class _Repeated(TorchDispatchMode):
+    """Sets the generator before each operator that draws after one that is kept."""
+
+    def __init__(self, kept: set[OpOverloadPacket], states: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept, self._states = kept, iter(states)
+        self._has_kept = False
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if _draws(operator) and (device := _device(arguments)) is not None:
+            if self._has_kept:
+                state = next(self._states)
+                torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+            self._has_kept |= operator.overloadpacket in self._kept
+        return operator(*arguments, **(keywords or {}))
+
+
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def _device(arguments: Any) -> torch.device | None:
+    """Return the device whose generator an operator with these arguments draws from, if it is one of ours."""
+    found = (leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+    return next((device for device in found if device.type in ("cpu", "cuda")), None)
 
 
 def offered(names: Iterable[str]) -> list[str]:
