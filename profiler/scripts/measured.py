@@ -66,10 +66,7 @@ def measure(asked: Asked, request: Request) -> Session:
             if _is_stopped(last) or ends["none"].exit_code:
                 break
     plain = ends["none"]
-    variants = {
-        strategy: _variant(ended, strategy, request, is_cut=bool(asked.steps or asked.batches))
-        for strategy, ended in ends.items()
-    }
+    variants = {strategy: _variant(ended, strategy, request, asked) for strategy, ended in ends.items()}
     for strategy, ended in ends.items():
         if again is not None and not _is_stopped(again) and not ended.exit_code:
             equality = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
@@ -127,18 +124,19 @@ def _is_stopped(ended: Ended) -> bool:
     return ended.timed_out or ended.interrupted is not None
 
 
-def _variant(ended: Ended, strategy: str, request: Request, *, is_cut: bool) -> Measured:
+def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Measured:
     outcome = outcome_of(ended)
     why = _why_skipped(ended, strategy) if outcome == "ok" else None
     device, size = _device(ended)
     trained = [process for process in ended.processes if any(phase.name != "start" for phase in process.phases)]
+    has_all_steps = any(asked.steps is not None and process.num_steps >= asked.steps for process in trained)
     return Measured(
         words={"strategy": strategy, "device": device, **request.values},
         gpu_bytes=size,
         context_bytes=0,
         outcome="skipped" if why else outcome,
         detail=why,
-        is_cut=is_cut or _is_stopped(ended),
+        is_cut=has_all_steps or bool(asked.batches) or _is_stopped(ended),
         processes=tuple(trained),
     )
 

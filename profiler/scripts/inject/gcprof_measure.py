@@ -75,7 +75,9 @@ class MeasuredWatch(Watch):
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
         if not torch.compiler.is_compiling() and not self.depth and torch.is_grad_enabled():
-            self.roots.setdefault(id(module), weakref.ref(module))
+            known = self.roots.get(id(module))
+            if known is None or known() is not module:  # an earlier one had its place
+                self.roots[id(module)] = weakref.ref(module)
         super()._before_forward(module, arguments)
 
     def _hide_resets(self, interface: Any) -> None:

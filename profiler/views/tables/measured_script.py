@@ -96,9 +96,10 @@ def _write_summary(variants: Sequence[Measured], console: Console) -> None:
     plain = variants[0]
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     rounds = max(len(variant.seconds) for variant in variants)
-    table = Table(title=f"all strategies, {count_text(rounds, 'round')}", title_justify="left", box=box.SIMPLE_HEAD)
+    title = f"all strategies, {count_text(rounds, 'round')}" if rounds else "all strategies"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("strategy")
-    for name in (f"peak {unit}", "step", "time"):
+    for name in (f"peak {unit}", *(["step", "time"] if rounds else [])):
         table.add_column(name, justify="right")
     table.add_column("gradients")
     for variant in variants:
@@ -107,8 +108,7 @@ def _write_summary(variants: Sequence[Measured], console: Console) -> None:
         table.add_row(
             variant.words["strategy"],
             scaled(peak, size) if variant.outcome == "ok" and peak is not None else "",
-            seconds_text(step_seconds(variant.seconds)) if variant.seconds else "",
-            ratio_text(ratio) if ratio else "",
+            *([seconds_text(step_seconds(variant.seconds)), ratio_text(ratio) if ratio else ""] if rounds else []),
             _verdict(variant, is_plain=variant is plain),
         )
     console.print(table)
