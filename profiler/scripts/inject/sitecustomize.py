@@ -81,8 +81,6 @@ def _run_the_users_own() -> None:
 if "GCPROF_WATCH" in os.environ:
     sys.meta_path.insert(0, _Finder("torch", _load_torch))
 if "GCPROF_SEED" in os.environ:
-    import random
-
-    random.seed(int(os.environ["GCPROF_SEED"]))
+    import_module("random").seed(int(os.environ["GCPROF_SEED"]))
     sys.meta_path.insert(0, _Finder("numpy", _seed_numpy))
 _run_the_users_own()
