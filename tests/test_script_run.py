@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from profiler.core import rehearsed_gpu
-from profiler.scripts.gradients import ROUNDING, compared
+from profiler.scripts.gradients import ROUNDING, Comparison, compared
 from profiler.scripts.launch import Asked
-from profiler.scripts.measured import Request, measure
+from profiler.scripts.measured import Measured, Request, measure
+from profiler.scripts.report import Phase, Process
+from profiler.views.tables import measured_script
 from profiler.views.tables.measured_script import ratio_to, step_seconds
 from tests.scripts import by_hand
 from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
@@ -242,3 +244,35 @@ def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():
     assert ratio.interval == pytest.approx((1.5, 2.0))
     assert ratio.ratio == pytest.approx(1.75)
     assert step_seconds([[9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]]) == 1.0
+
+
+def measured(strategy, *, seconds, equality):
+    peak = Phase(
+        name="backward", first_step=1, num=9, peak_bytes=2**20, live_bytes=0, reserved_bytes=None, line="t.py:8"
+    )
+    process = Process(
+        rank=None, number=1, outcome="ok", num_steps=9, peak_bytes=2**20, reserved_bytes=None, module="Net",
+        phases=(peak,),
+    )  # fmt: skip
+    return Measured(
+        words={"strategy": strategy, "device": "cpu"}, gpu_bytes=None, context_bytes=0, outcome="ok",
+        processes=(process,), seconds=seconds, equality=equality,
+    )  # fmt: skip
+
+
+def test_a_sentence_says_the_peak_the_time_against_none_and_how_the_gradients_differ(capsys):
+    none = measured("none", seconds=[[0.1] * 8] * 3, equality=Comparison(verdict="equal", num_gradients=4))
+    differs = Comparison(
+        verdict="differ", parameter="fc.weight", step=2, num_differing=1, num_gradients=4, largest_difference=0.01
+    )
+    other = measured("all", seconds=[[0.13] * 8, [0.14] * 8, [0.15] * 8], equality=differs)
+
+    measured_script.write([none, other], file=sys.stdout, width=100, color="never")
+
+    said = capsys.readouterr().out
+    assert "none on this CPU: the peak, 1.00 MiB, is in the backward of later steps, t.py:8" in said
+    assert "a step takes 100 ms here; gradients repeat to the bit" in said
+    assert "time of a step +40 % (+30..+50) against none" in said
+    assert "gradients differ: 1 of 4 by up to 1.0e-02, first fc.weight in step 2" in said
+    assert "reserved" not in said
+    assert "times are of this CPU" in said

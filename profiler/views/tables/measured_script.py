@@ -46,7 +46,7 @@ def sentence(variant: Measured, plain: Measured) -> str:
     parts = [peak_text(variant.largest.peak)] if variant.processes else []
     ratio = ratio_to(variant.seconds, plain.seconds) if variant is not plain else None
     if ratio:
-        parts.append(f"a step takes {ratio_text(ratio)} of none's time")
+        parts.append(f"time of a step {ratio_text(ratio)} against none")
     elif variant is plain and (seconds := step_seconds(variant.seconds)) is not None:
         parts.append(f"a step takes {seconds_text(seconds)} here")
     if variant.equality:
