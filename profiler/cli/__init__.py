@@ -70,7 +70,10 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 }
 
 
-SCRIPTS = {"rehearse": "profiler.cli.script:rehearse"}  # the same words with a command of the user's behind `--`
+SCRIPTS = {  # the same words with a command of the user's behind `--`
+    "rehearse": "profiler.cli.script:rehearse",
+    "run": "profiler.cli.measured_script:run",
+}
 
 
 def command(name: str, *, of_script: bool = False) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from profiler.cli.output import COLOR, SCRIPT, aside, paper, say_json
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from profiler.core.rehearsed_gpu import RehearsedGpu
     from profiler.scripts.launch import Ended
     from profiler.scripts.report import Variant
@@ -54,9 +56,9 @@ def rehearse(
     gpus = [_gpus(word, memory=memory, context=context) for word in device.split(",")]
     variants: list[Variant] = []
     ends: list[Ended] = []
-    for gpu, values in product(gpus, _values(axes or [], words)):
+    for gpu, values in product(gpus, values_of(axes or [], words)):
         asked = launch.Asked(
-            words=tuple(_filled(word, values) for word in words), gpus=gpu, steps=steps, batches=batches,
+            words=tuple(filled(word, values) for word in words), gpus=gpu, steps=steps, batches=batches,
             limit_seconds=limit, allow_writes=allow_writes,
         )  # fmt: skip
         live = view.Live(aside if not quiet else lambda text: None)
@@ -76,7 +78,7 @@ def rehearse(
             break
     code = _exit_code(ends, variants)
     if json:
-        say_json(_document(variants, code))
+        say_json(document(variants, code))
     raise typer.Exit(code)
 
 
@@ -96,7 +98,7 @@ def _gpus(word: str, *, memory: str | None, context: str) -> RehearsedGpu:
     return msgspec.structs.replace(one, count=int(count or 1))
 
 
-def _values(axes: list[str], words: list[str]) -> list[dict[str, str]]:
+def values_of(axes: list[str], words: list[str]) -> list[dict[str, str]]:
     """Return the values of each variant by name: the product of all lists. Raises UserError."""
     lists: dict[str, list[str]] = {}
     for axis in axes:
@@ -109,7 +111,7 @@ def _values(axes: list[str], words: list[str]) -> list[dict[str, str]]:
     return [dict(zip(lists, combination, strict=True)) for combination in product(*lists.values())]
 
 
-def _filled(word: str, values: dict[str, str]) -> str:
+def filled(word: str, values: dict[str, str]) -> str:
     for name, value in values.items():
         word = word.replace(f"{{{name}}}", value)
     return word
@@ -134,7 +136,7 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     return int(any(variant.outcome not in ("ok", "out_of_memory") for variant in variants))
 
 
-def _document(variants: list[Variant], code: int) -> dict[str, Any]:
-    is_whole = all(variant.outcome in ("ok", "out_of_memory") for variant in variants)
+def document(variants: Sequence[Variant], code: int) -> dict[str, Any]:
+    is_whole = all(variant.outcome in ("ok", "out_of_memory", "skipped") for variant in variants)
     status = "complete" if is_whole and code not in (TIMED_OUT, 130, 143) else "partial" if variants else "failed"
     return {"schema": SCHEMA, "run": None, "status": status, "exit_code": code, "variants": variants}

@@ -37,11 +37,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """How a command is to be run."""
 
     words: tuple[str, ...]
-    gpus: RehearsedGpu
+    gpus: RehearsedGpu | None = None  # the devices that are here if None
     steps: int | None = None  # optimizer steps, after which each process ends
     batches: int | None = None  # of every DataLoader
     limit_seconds: float | None = None
+    strategy: str | None = None  # applied to the model that it trains
+    module: str | None = None  # a pattern of the modules that the strategy is applied to
     allow_writes: bool = False  # what it writes to files stays
+    variables: dict[str, str] = {}  # for what is loaded in its processes
+    kept: Path | None = None  # a folder for the gradients that it leaves
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: int | None = None  # the signal that ended it from outside
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
+    lines: dict[str, list[dict[str, Any]]] = {}  # of the watch, by process
 
 
 def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int | None = None) -> Ended:
@@ -83,6 +88,8 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
                     exit_code=3,
                 )
         lines = {path: _lines(path) for path in sorted(scratch.glob("*.jsonl"))}
+        for path in scratch.glob("*.gradients*") if asked.kept else ():
+            shutil.move(path, asked.kept / path.name if asked.kept else path)
         processes = [made for path, rows in lines.items() if (made := read_process(path.stem, rows))]
         return Ended(
             exit_code=code if code >= 0 else 128 - code,
@@ -90,6 +97,7 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
             interrupted=interrupted,
             processes=tuple(sorted(processes, key=lambda made: (made.rank is None, made.rank or 0, made.number))),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
+            lines={path.stem: rows for path, rows in lines.items()},
         )
     finally:
         for work in scratch.glob("work*/work"):
@@ -99,27 +107,37 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
 
 def unlimited(asked: Asked) -> Asked:
     """Return the same command on GPUs of more memory than there is."""
+    assert asked.gpus
     gpus = msgspec.structs.replace(asked.gpus, bytes=MOST_BYTES)
     return msgspec.structs.replace(asked, gpus=gpus)
 
 
 def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     """Return the command's environment: the caller's, the GPUs, and the folder that reaches its Python processes."""
-    folder = proven_libraries()[0]
-    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
-    given = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    hidden = ("CUDA_VISIBLE_DEVICES",) if asked.gpus else ()
+    given = {name: value for name, value in os.environ.items() if name not in hidden}
     places = [str(INJECT), *given.get("PYTHONPATH", "").split(os.pathsep)]
-    limits = {"GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches}
+    limits = {
+        "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": asked.strategy,
+        "GCPROF_MODULE": asked.module,
+    }  # fmt: skip
     return {
         **{name: value for name, value in QUIET.items() if name not in given},
         "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
         **given,
-        **device.variables(asked.gpus),
+        **(_hollow(asked.gpus) if asked.gpus else {}),
+        **asked.variables,
         **{name: str(value) for name, value in limits.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "GCPROF_WATCH": str(scratch),
-        "GCPROF_LIBRARIES": f"{version}={folder}",
     }
+
+
+def _hollow(gpus: RehearsedGpu) -> dict[str, str]:
+    """Return what tells the command's processes to open hollow GPUs."""
+    folder = proven_libraries()[0]
+    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
+    return {**device.variables(gpus), "GCPROF_LIBRARIES": f"{version}={folder}"}
 
 
 def _follow(

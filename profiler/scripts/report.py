@@ -26,7 +26,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     num: int  # passes
     peak_bytes: int  # the largest of them
     live_bytes: int  # at the end of the pass with the largest peak
-    reserved_bytes: int  # the most within it
+    reserved_bytes: int | None  # the most within it; None on a CPU, which reserves nothing
     line: str  # of the script, in the pass with the largest peak
 
 
@@ -39,7 +39,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     num_steps: int
     peak_bytes: int
-    reserved_bytes: int
+    reserved_bytes: int | None
     module: str  # the class of the model that it trains
     shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
     reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
@@ -54,7 +54,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """The command on one kind of GPU, with one set of values."""
 
     words: dict[str, str]  # what this variant is: its device, and the values of -L
-    gpu_bytes: int  # memory of each GPU
+    gpu_bytes: int | None  # memory of each GPU; None on a CPU
     context_bytes: int  # of it, taken by CUDA
     outcome: str
     needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
@@ -63,30 +63,35 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool) -> Variant:
-        outcomes = {process.outcome for process in ended.processes}
-        is_short = "out_of_memory" in outcomes and ended.exit_code
-        is_ended = ended.timed_out or ended.interrupted is not None  # from outside
-        failed = "timed_out" if is_ended else "failed"
         return cls(
             words={"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values},
             gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
             context_bytes=gpu.context_bytes,
-            outcome="out_of_memory" if is_short else failed if ended.exit_code or is_ended else "ok",
-            is_cut=is_cut or is_ended,
+            outcome=outcome_of(ended),
+            is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
             processes=ended.processes,
         )
 
     @property
     def largest(self) -> Process:
-        """The process that reserves most."""
-        return max(self.processes, key=lambda process: process.reserved_bytes)
+        """The process that reserves most, or on a CPU has the largest peak."""
+        return max(self.processes, key=lambda process: (process.reserved_bytes or 0, process.peak_bytes))
 
     def with_need(self, unlimited: Ended) -> Variant:
         """Return the variant with what the command needs, by its run with unlimited memory, if that ended well."""
         if unlimited.exit_code or not unlimited.processes:
             return self
-        most = max(process.reserved_bytes for process in unlimited.processes)
+        most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
+
+
+def outcome_of(ended: Ended) -> str:
+    """Return the outcome of a command that has ended."""
+    outcomes = {process.outcome for process in ended.processes}
+    is_ended = ended.timed_out or ended.interrupted is not None  # from outside
+    if "out_of_memory" in outcomes and ended.exit_code:
+        return "out_of_memory"
+    return "timed_out" if is_ended else "failed" if ended.exit_code else "ok"
 
 
 def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
@@ -107,7 +112,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         peak_bytes=max(phase.peak_bytes for phase in phases),
-        reserved_bytes=max(phase.reserved_bytes for phase in phases),
+        reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
         phases=phases,
     )
 
@@ -124,17 +129,21 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
         found.append(
             Phase(
                 name=name, is_first_step=is_first, first_step=several[0]["step"], num=len(several), peak_bytes=peak,
-                live_bytes=live, reserved_bytes=max(_most(row)[2] for row in several), line=largest["line"],
+                live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several), line=largest["line"],
             )
         )  # fmt: skip
     return sorted(found, key=lambda phase: (phase.name in ORDER[6:], phase.name in IN_STEPS and not phase.is_first_step,
                                             ORDER.index(phase.name)))  # fmt: skip
 
 
-def _most(row: dict[str, Any]) -> tuple[int, int, int]:
+def _most(row: dict[str, Any]) -> tuple[int, int, int | None]:
     """Return peak and live bytes of the device with the largest peak, and the most that one has reserved."""
     peak, live, _ = max(row["devices"].values())
-    return peak, live, max(reserved for _, _, reserved in row["devices"].values())
+    return peak, live, _largest(reserved for _, _, reserved in row["devices"].values())
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:

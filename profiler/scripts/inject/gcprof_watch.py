@@ -73,6 +73,8 @@ def _write(line: dict[str, Any]) -> None:
 class Watch:
     """Which phase the script is in, and the marks between them."""
 
+    sees_gpus = True
+
     def __init__(self) -> None:
         self.phase, self.line = "start", ""
         self.step = 0  # optimizer steps so far: those of the optimizer that stepped first
@@ -95,7 +97,7 @@ class Watch:
         autograd: Any = torch.autograd
         autograd.backward = self._around(autograd.backward, "backward", "after the backward")
         torch.save = self._around(torch.save, "saving", None)
-        if hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
+        if self.sees_gpus and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
             torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
         if MAIN_BATCHES:
             _end_loaders(int(MAIN_BATCHES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -18,12 +19,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Finder:
-    """Finds torch as the other finders do, and has it loaded by us, until it is loaded."""
+    """Finds a module as the other finders do, and has it loaded by `load`, until it is loaded."""
 
     is_asking = False  # the other finders
 
+    def __init__(self, name: str, load: Callable[[Callable[[], None], str], None]) -> None:
+        self._name, self._load = name, load
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch" or path is not None or self.is_asking:
+        if name != self._name or path is not None or self.is_asking:
             return None
         self.is_asking = True
         try:
@@ -35,16 +39,29 @@ class _Finder:
 
             def exec_module(module: ModuleType) -> None:
                 sys.meta_path.remove(self)
-                sys.path.insert(0, HERE)
-                try:
-                    why = import_module("gcprof_hollow").load(spec.origin)
-                    execute(module)
-                    import_module("gcprof_watch").begin(why)
-                finally:
-                    sys.path.remove(HERE)
+                self._load(lambda: execute(module), str(spec.origin))
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def _load_torch(execute: Callable[[], None], origin: str) -> None:
+    """Load torch, over hollow libraries if there are any, and begin to watch or to measure."""
+    sys.path.insert(0, HERE)
+    try:
+        why = import_module("gcprof_hollow").load(origin) if "GCPROF_LIBRARIES" in os.environ else None
+        execute()
+        if "GCPROF_MEASURE" in os.environ:
+            import_module("gcprof_measure").begin()
+        else:
+            import_module("gcprof_watch").begin(why)
+    finally:
+        sys.path.remove(HERE)
+
+
+def _seed_numpy(execute: Callable[[], None], origin: str) -> None:
+    execute()
+    import_module("numpy.random").seed(int(os.environ["GCPROF_SEED"]))
 
 
 def _run_the_users_own() -> None:
@@ -62,5 +79,8 @@ def _run_the_users_own() -> None:
 
 
 if "GCPROF_WATCH" in os.environ:
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder("torch", _load_torch))
+if "GCPROF_SEED" in os.environ:
+    import_module("random").seed(int(os.environ["GCPROF_SEED"]))
+    sys.meta_path.insert(0, _Finder("numpy", _seed_numpy))
 _run_the_users_own()

@@ -41,10 +41,20 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
     """Print the sentence, then a table for each group of processes; nothing where no process used a GPU."""
     if not variant.processes:
         return
+    console = open_console(file, width=width, color=color)
+    console.print(sentence(variant), soft_wrap=True)
+    write_phases(variant, console)
+
+
+def open_console(file: TextIO, *, width: int | None, color: str) -> Console:
+    """Return what prints on a file: on a terminal of this width, or as wide as a pipe may be."""
     modes: dict[str, dict[str, Any]] = {"always": {"force_terminal": True}, "never": {"color_system": None}}
     asked = modes.get(color, {})
-    console = Console(file=file, width=width or WIDE, markup=False, highlight=False, emoji=False, **asked)
-    console.print(sentence(variant), soft_wrap=True)
+    return Console(file=file, width=width or WIDE, markup=False, highlight=False, emoji=False, **asked)
+
+
+def write_phases(variant: Variant, console: Console) -> None:
+    """Print a table for each group of processes, and what is to be noted of them."""
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in variant.processes:
         groups.setdefault(_in_steps(process), []).append(process)
@@ -74,6 +84,7 @@ def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
     called = " ".join([gpu_specs.find(variant.words["device"].partition(":")[0]).name, *(
         f"{name}={value}" for name, value in variant.words.items() if name != "device")])  # fmt: skip
+    assert variant.gpu_bytes is not None  # a GPU's
     room = bytes_text(variant.gpu_bytes)
     process = variant.largest
     if variant.outcome == "out_of_memory":
@@ -86,11 +97,15 @@ def sentence(variant: Variant) -> str:
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
-    left = variant.gpu_bytes - variant.context_bytes - process.reserved_bytes
-    peak = process.peak
-    where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
+    left = variant.gpu_bytes - variant.context_bytes - (process.reserved_bytes or 0)
+    where = peak_text(process.peak)
     what = "fits, in what ran, on" if variant.is_cut else "fits"
     return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}"
+
+
+def peak_text(peak: Phase) -> str:
+    """Return how large a peak is, and where."""
+    return f"the peak, {bytes_text(peak.peak_bytes)}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
 
 
 def _phase_text(phase: Phase) -> str:
@@ -116,12 +131,14 @@ def _table(group: list[Process], num_processes: int) -> Table:
     steps = f"{first.num_steps} step{'' if first.num_steps == 1 else 's'}"
     table = Table(title=f"{first.module or 'no model'}{who}, {steps}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("phase")
-    for name in ("times", f"peak {unit}", f"live {unit}", f"reserved {unit}"):
+    has_reserved = first.reserved_bytes is not None
+    for name in ("times", f"peak {unit}", f"live {unit}", *([f"reserved {unit}"] if has_reserved else [])):
         table.add_column(name, justify="right")
     table.add_column("line")
     for phase in first.phases:
         step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
         is_peak = phase == first.peak
-        figures = (scaled(count, size) for count in (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes))
+        sizes = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes)
+        figures = (scaled(count, size) for count in sizes if count is not None)
         table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style="bold" if is_peak else None)
     return table
