@@ -120,7 +120,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
     outcome, detail = _outcome(lines)
     phases = tuple(_phases(rows))
     short = [line for line in lines if line["kind"] == "out of memory"]
-    ended = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})
+    ended: dict[str, Any] = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
         number=int(number),

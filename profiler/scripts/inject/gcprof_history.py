@@ -7,7 +7,6 @@ follows from the parts of the segment that were free then.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,51 +105,69 @@ class Replayed(NamedTuple):
 
 
 def replay(
-    live: Mapping[int, Block], space: Space, entries: Sequence[Entry], *, phase: str = "",
+    live: Mapping[int, Block],
+    space: Space,
+    entries: Iterable[Entry],
+    *,
+    phase: str = "",
     inputs: Sequence[tuple[int, set[int]]] = (),
-) -> Replayed:  # fmt: skip
+) -> Replayed:
     """Return the peak of a history, what was live then, and what is at its end; `space` is changed along.
 
     `live` is what was live before, `phase` is noted at what is allocated, and `inputs` are addresses of a model's
     inputs, each with the number of allocations before it was called, in order.
     """
-    now, num, notes = dict(live), 0, list(inputs)
-    total = most = sum(block.nbytes for block in now.values())
-    peak: Block | None = None
-    changes: list[tuple[int, Block | None]] = []
-    num_at_peak = 0
-
-    def note() -> None:
-        while notes and notes[0][0] <= num:
-            for address in notes.pop(0)[1]:
-                if (block := now.get(address)) and block.category is None and block.phase not in ("forward", "backward"):
-                    block.category = "inputs"
-
-    note()
+    moment = _Moment(live, inputs)
     for entry in entries:
         action, address = entry["action"], entry.get("addr", 0)
         if action == "alloc":
-            requested = entry["size"]
-            block = Block(address, space.take(address, requested), requested, entry["frames"], phase)
-            now[address] = block
-            changes.append((address, block))
-            total += block.nbytes
-            num += 1
-            if total > most:
-                most, peak, num_at_peak = total, block, len(changes)
-            if notes:
-                note()
+            size = space.take(address, entry["size"])
+            moment.allocate(Block(address, size, entry["size"], entry["frames"], phase))
         elif action == "free_requested":
-            if address in now:
-                total -= now.pop(address).nbytes
-            changes.append((address, None))
+            moment.free(address)
         elif action == "free_completed":
             space.give(address)
         elif action == "segment_alloc":
             space.add(address, entry["size"])
         elif action == "segment_free":
             space.remove(address)
-    return Replayed(most, peak, list(_after(live, changes[:num_at_peak]).values()), now)
+    held = _after(live, moment.changes[: moment.num_at_peak])
+    return Replayed(moment.most, moment.peak, list(held.values()), moment.live)
+
+
+class _Moment:
+    """What is live at a moment of the history, and the largest moment so far."""
+
+    def __init__(self, live: Mapping[int, Block], inputs: Sequence[tuple[int, set[int]]]) -> None:
+        self.live = dict(live)
+        self.total = self.most = sum(block.nbytes for block in live.values())
+        self.peak: Block | None = None
+        self.changes: list[tuple[int, Block | None]] = []
+        self.num_at_peak = self.num = 0  # changes, allocations
+        self.inputs = list(inputs)
+        self._note_inputs()
+
+    def allocate(self, block: Block) -> None:
+        self.live[block.address] = block
+        self.changes.append((block.address, block))
+        self.total += block.nbytes
+        self.num += 1
+        if self.total > self.most:
+            self.most, self.peak, self.num_at_peak = self.total, block, len(self.changes)
+        if self.inputs:
+            self._note_inputs()
+
+    def free(self, address: int) -> None:
+        if address in self.live:
+            self.total -= self.live.pop(address).nbytes
+        self.changes.append((address, None))
+
+    def _note_inputs(self) -> None:
+        while self.inputs and self.inputs[0][0] <= self.num:
+            for address in self.inputs.pop(0)[1]:
+                block = self.live.get(address)
+                if block and block.category is None and block.phase not in ("forward", "backward"):
+                    block.category = "inputs"
 
 
 def _after(live: Mapping[int, Block], changes: Iterable[tuple[int, Block | None]]) -> dict[int, Block]:
@@ -195,7 +212,11 @@ def _holder(category: str, line: str, blocks: list[Block]) -> dict[str, Any]:
 
 def _common(names: Sequence[str]) -> str:
     """Return the module that all of these are or are inside; "" if there is none."""
-    return ".".join(os.path.commonprefix([name.split(".") for name in names]))  # of lists, too
+    common = names[0].split(".")
+    for name in names[1:]:
+        same = [one == two for one, two in zip(common, name.split("."), strict=False)]
+        common = common[: [*same, False].index(False)]
+    return ".".join(common)
 
 
 class Growth:

@@ -61,7 +61,7 @@ class Holders:
         self._optimizers: dict[int, Callable[[], Any]] = {}
         self._most: dict[tuple[str, int], int] = {}  # of a phase and a step: the largest peak that was told
         self._is_ours = self._is_on = self._is_theirs = False
-        self._old: dict[tuple[bool, int], Any] = {}  # frames that we made, of blocks from before the script's own history
+        self._old: dict[tuple[bool, int], Any] = {}  # our frames from before the script's own history
         self._hide()
         torch.cuda._lazy_call(self._begin)
 
@@ -90,7 +90,7 @@ class Holders:
                 self.read(phase, line)
 
     def ended(self, phase: str, step: int, line: str, devices: Mapping[int, tuple[int, int, int]]) -> dict[str, Any]:
-        """End a phase: return the line at its peak and its holders, of the device with the largest peak, if it is new."""
+        """End a phase: return its line and holders at its peak, on the device with the largest, if that is new."""
         if not self._is_on:
             return {}
         self.read(phase, line)
@@ -134,7 +134,7 @@ class Holders:
         self._record(max_entries=MOST_ENTRIES)
         self._is_on = True
 
-    def _record(self, enabled: str | None = "all", **more: Any) -> None:
+    def _record(self, enabled: Any = "all", **more: Any) -> None:
         with self._ours():
             torch.cuda.memory._record_memory_history(
                 enabled, context="alloc" if enabled else None, stacks="python", clear_history=True, **more

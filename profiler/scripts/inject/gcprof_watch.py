@@ -22,7 +22,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cache, partial
 from importlib import import_module
 from types import TracebackType
 from typing import IO, Any
@@ -300,7 +300,7 @@ def _end_loaders(most: int) -> None:
 # ---- lines of the script
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_the_users(file: str) -> bool:
     path = os.path.realpath(file)
     is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))

@@ -1,0 +1,233 @@
+"""What held each phase's peak in a rehearsed script: held to arithmetic, and to PyTorch's own snapshots by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from profiler.core.units import MIB
+from tests.scripts.runs import TABLE, control, copied, rehearsed
+from tests.test_scripts import line_of
+
+TINY = """
+import torch
+from torch import nn
+
+torch.backends.cuda.matmul.allow_tf32 = True
+kept = [torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")]  # 64 MiB
+model = nn.Linear(1024, 1024, bias=False, device="cuda")  # 4 MiB
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for _ in range(3):
+    x = torch.ones(256, 1024, device="cuda")  # 1 MiB
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    big = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")  # 100 MiB
+    del big
+"""
+
+
+@pytest.fixture
+def folder(hollow, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    return copied(tmp_path / "scripts")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept"
+
+
+def process_of(run):
+    (process,) = run.document["variants"][0]["processes"]
+    return process
+
+
+def phase_of(process, name, *, is_first=False):
+    (phase,) = (phase for phase in process["phases"] if phase["name"] == name and phase["is_first_step"] == is_first)
+    return phase
+
+
+def at(text, code):
+    """The number of the line that begins with this code."""
+    return next(number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(code))
+
+
+def bytes_of(holders):
+    return sum(holder["nbytes"] for holder in holders)
+
+
+@pytest.mark.slow
+def test_blocks_of_known_sizes_are_named_with_category_and_line(folder):
+    (folder / "tiny.py").write_text(TINY)
+
+    process = process_of(rehearsed(("python", "tiny.py"), cwd=folder))
+
+    peak = phase_of(process, "after the step")
+    held = {(row["category"], row["line"]): (row["num"], row["nbytes"]) for row in peak["holders"]}
+    name = "tiny.py:{}".format
+    assert peak["line"] == name(at(TINY, "big ="))
+    assert held["other", name(at(TINY, "kept ="))] == (1, 64 * MIB)
+    assert held["parameters", name(at(TINY, "model ="))] == (1, 4 * MIB)
+    assert held["optimizer state", name(at(TINY, "optimizer.step"))] == (2, 8 * MIB)
+    assert held["temporaries", name(at(TINY, "big ="))] == (1, 100 * MIB)
+    gradients = phase_of(process, "optimizer")["holders"]
+    assert ("gradients", name(at(TINY, "loss.backward")), 4 * MIB) in {
+        (row["category"], row["line"], row["nbytes"]) for row in gradients
+    }
+    inputs = phase_of(process, "forward")["holders"]
+    assert ("inputs", name(at(TINY, "x =")), MIB) in {(row["category"], row["line"], row["nbytes"]) for row in inputs}
+    for phase in process["phases"]:
+        assert bytes_of(phase["holders"]) == phase["peak_bytes"], phase["name"]
+
+
+WITNESS = """
+import atexit as _atexit, json as _json, torch as _torch
+_torch.cuda.memory._record_memory_history(max_entries=10**6, context="alloc", stacks="python")
+
+def _tell():
+    live, most, peak, now, line = {}, 0, {}, 0, ""
+    for entry in max(_torch.cuda.memory._snapshot()["device_traces"], key=len):
+        own = [frame for frame in entry["frames"] if frame["filename"].endswith(_NAME)]
+        at = f"{_NAME}:{own[0]['line'] - _SHIFT}" if own else ""
+        if entry["action"] == "alloc":
+            live[entry["addr"]] = (-(-entry["size"] // 512) * 512, at)
+            now += live[entry["addr"]][0]
+            if now > most:
+                most, peak, line = now, dict(live), at
+        elif entry["action"] == "free_requested":
+            now -= live.pop(entry["addr"])[0]
+    print("WITNESS", _json.dumps([most, line, list(peak.values())]))
+
+_atexit.register(_tell)
+"""
+WITNESSED = ("vae", "gan", "nanogpt_like", "imagenet_like", "unet_diffusion", "word_language_model")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "vae" else pytest.mark.nightly) for name in WITNESSED]
+)
+def test_line_and_holders_of_the_peak_are_those_of_pytorchs_own_history(name, folder, kept):
+    """What a block takes beyond its request, up to 1 MiB of a large one, no entry of the history says."""
+    script = TABLE[name]
+    process = process_of(rehearsed(script.words, cwd=folder))
+    path = folder / f"{name}.py"
+    shift = len(WITNESS.splitlines()) + 2
+    path.write_text(f"_NAME, _SHIFT = {path.name!r}, {shift}\n{WITNESS}\n{path.read_text()}")
+
+    done = control(script.words, cwd=folder, kept=kept)
+
+    (told,) = (line for line in done.said.splitlines() if line.startswith("WITNESS "))
+    _, line, blocks = json.loads(told.removeprefix("WITNESS "))
+    num, size = Counter(), Counter()
+    for nbytes, where in blocks:
+        num[where] += 1
+        size[where] += nbytes
+    peak = max(process["phases"], key=lambda phase: phase["peak_bytes"])
+    assert sum(row["num"] for row in peak["holders"]) == len(blocks)
+    assert bytes_of(peak["holders"]) == peak["peak_bytes"]
+    if line:  # else a thread of the backward asked for it
+        assert peak["line"] == line
+    for row in peak["holders"]:
+        if row["category"] != "rest":
+            assert row["num"] <= num[row["line"]] + num[""]
+            assert row["nbytes"] <= size[row["line"]] + size[""] + MIB * row["num"]
+
+
+OBSERVER = """
+import torch
+torch._C._cuda_attach_out_of_memory_observer(
+    lambda device, *sizes: print("LIVE", torch.cuda.memory_stats()["allocated_bytes.all.current"], flush=True))
+"""
+BEFORE = [
+    pytest.param(("start", False), "forward", marks=pytest.mark.nightly),
+    pytest.param(("forward", True), "backward", marks=pytest.mark.slow),
+    pytest.param(("after the backward", True), "optimizer", marks=pytest.mark.nightly),
+    pytest.param(("after the step", False), "evaluation", marks=pytest.mark.nightly),
+]
+LARGEST = {  # what holds most, by the sizes in walls.py
+    "forward": ("parameters", "model = ", 64 * MIB),
+    "backward": ("parameters", "model = ", 64 * MIB),
+    "optimizer": ("optimizer state", "optimizer.step()", 128 * MIB),
+    "evaluation": ("inputs", "inputs = torch.randn(32", 512 * MIB),
+}
+
+
+@pytest.mark.parametrize(("before", "phase"), BEFORE)
+def test_what_is_live_when_memory_runs_out_is_named(before, phase, folder, kept):
+    whole = process_of(rehearsed(("python", "walls.py"), cwd=folder))
+    size = phase_of(whole, before[0], is_first=before[1])["reserved_bytes"] + 2 * MIB
+
+    process = process_of(rehearsed(("python", "walls.py"), "--memory", f"{size}B", cwd=folder))
+    (folder / "walls.py").write_text(OBSERVER + (folder / "walls.py").read_text())
+    alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size)
+
+    (live,) = (int(line.split()[1]) for line in alone.said.splitlines() if line.startswith("LIVE"))
+    category, code, nbytes = LARGEST[phase]
+    largest = process["shortage_holders"][0]
+    assert f"in the {phase}" in process["detail"]
+    assert bytes_of(process["shortage_holders"]) == live
+    assert (largest["category"], largest["line"], largest["nbytes"]) == (category, line_of("walls.py", code), nbytes)
+
+
+@pytest.mark.slow
+def test_lines_whose_tensors_stay_from_step_to_step_are_named(folder):
+    process = process_of(rehearsed(("python", "growing.py"), cwd=folder))
+
+    grown = {row["line"]: row["nbytes"] / row["num_steps"] for row in process["growth"]}
+    assert grown == {
+        line_of("growing.py", "outputs.append(model(x))"): 512 * 256 * 4 + 512 * 1 * 4,  # of tanh, and the output
+        line_of("growing.py", "x = torch.randn"): 512 * 64 * 4,  # which the first layer has saved
+        line_of("growing.py", "loss = output"): 512,
+    }
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["bucketed", "imagenet_like", "nanogpt_like", "gan"])
+def test_nothing_is_called_growth_where_nothing_grows(name, folder):
+    assert process_of(rehearsed(TABLE[name].words, cwd=folder))["growth"] == []
+
+
+LOOKS = """
+import json, torch
+
+def told():
+    snapshot = torch.cuda.memory._snapshot()
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            block.pop("address")
+        segment.pop("address")
+    for trace in snapshot["device_traces"]:
+        for entry in trace:
+            entry.pop("addr", None), entry.pop("time_us", None)
+    print("LOOKS", json.dumps(snapshot, sort_keys=True, default=str))
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(4):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    told()
+    if step == 1:
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
+print("ENABLED", torch._C._cuda_isHistoryEnabled())
+"""
+
+
+@pytest.mark.slow
+def test_a_scripts_own_history_is_left_to_it_and_its_snapshots_are_as_without_the_watch(folder, kept):
+    (folder / "looks.py").write_text(LOOKS)
+
+    alone = control(("python", "looks.py"), cwd=folder, kept=kept)
+    done = rehearsed(("python", "looks.py"), cwd=folder)
+
+    own, watched = ([line for line in run.said.splitlines() if line[:5] in ("LOOKS", "ENABL")] for run in (alone, done))
+    assert len(own) == 5
+    assert watched == own
+    process = process_of(done)
+    assert "records the allocator's history itself" in process["holders_why"]
+    assert phase_of(process, "forward", is_first=True)["holders"]  # from before
