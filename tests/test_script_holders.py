@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
 from profiler.core.units import MIB
+from profiler.scripts.launch import INJECT
 from tests.scripts.runs import TABLE, control, copied, rehearsed
 from tests.test_scripts import line_of
+
+SPEC = spec_from_file_location("gcprof_history", INJECT / "gcprof_history.py")
+history = module_from_spec(SPEC)
+sys.modules[SPEC.name] = history  # for its dataclass
+SPEC.loader.exec_module(history)
 
 TINY = """
 import torch
@@ -28,6 +36,95 @@ for _ in range(3):
     big = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")  # 100 MiB
     del big
 """
+
+
+def entry(action, address, size):
+    return {"action": action, "addr": address, "size": size, "frames": ()}
+
+
+def freed(address, size):
+    return [entry("free_requested", address, size), entry("free_completed", address, size)]
+
+
+def test_a_block_is_cut_to_its_request_unless_too_little_of_a_large_part_is_left():
+    entries = [
+        entry("segment_alloc", 0, 20 * MIB),
+        entry("alloc", 0, 12 * MIB + 1),  # rounded up to 512 bytes
+        entry("alloc", 12 * MIB + 512, 7 * MIB),  # a MiB less 512 bytes is left, and stays with it
+    ]
+
+    replayed = history.replay({}, history.Space(), entries)
+
+    assert replayed.peak_bytes == 20 * MIB
+    assert [block.nbytes for block in replayed.held] == [12 * MIB + 512, 8 * MIB - 512]
+
+
+def test_free_parts_of_a_segment_grow_together_and_those_of_two_do_not():
+    entries = [
+        entry("segment_alloc", 0, 4 * MIB),
+        entry("segment_alloc", 4 * MIB, 4 * MIB),
+        *(entry("alloc", address, 2 * MIB) for address in (0, 2 * MIB, 4 * MIB)),
+        *freed(0, 2 * MIB),
+        *freed(2 * MIB, 2 * MIB),
+        *freed(4 * MIB, 2 * MIB),
+    ]
+    space = history.Space()
+
+    history.replay({}, space, entries)
+
+    assert space.free == {0: 4 * MIB, 4 * MIB: 4 * MIB}
+    assert space.taken == {}
+
+
+def test_what_is_live_before_counts_and_what_is_freed_before_the_peak_does_not():
+    old = history.Block(0, 512, 512)
+    gone = history.Block(512, 512, 512)
+    entries = [*freed(512, 512), entry("alloc", 1024, 600), entry("alloc", 4096, 1), *freed(1024, 600)]
+
+    replayed = history.replay({0: old, 512: gone}, history.Space(), entries, phase="forward")
+
+    assert replayed.peak_bytes == 512 + 1024 + 512
+    assert [block.address for block in replayed.held] == [0, 1024, 4096]
+    assert replayed.peak.address == 4096
+    assert list(replayed.live) == [0, 4096]
+
+
+def test_inputs_are_those_at_their_addresses_when_the_model_is_called():
+    entries = [entry("alloc", 0, 512), *freed(0, 512), entry("alloc", 0, 512), entry("alloc", 512, 512)]
+
+    replayed = history.replay({}, history.Space(), entries, inputs=[(1, {0, 512})])
+
+    assert [block.category for block in replayed.held] == [None, None]
+    assert history.replay({}, history.Space(), entries, inputs=[(2, {0})]).held[0].category == "inputs"
+
+
+def test_holders_are_together_all_of_the_bytes():
+    blocks = [history.Block(at, 512 * at, 1, line=f"a.py:{at}", category="other", module="m.0") for at in range(1, 9)]
+
+    found = history.holders([*blocks, history.Block(9, 512, 1, line="a.py:8", category="other", module="m.1.x")])
+
+    assert [row["line"] for row in found] == ["a.py:8", "a.py:7", "a.py:6", "a.py:5", "a.py:4", ""]
+    assert found[0] == {"category": "other", "line": "a.py:8", "module": "m", "num": 2, "nbytes": 512 * 9}
+    assert found[-1]["category"] == "rest"
+    assert sum(row["nbytes"] for row in found) == 512 * (sum(range(1, 9)) + 1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([1, 2, 3, 4], 3),
+        ([1, 2, 3, 3, 4], 0),  # not in a row
+        ([4, 1, 2, 3, 4, 5, 0], 4),  # emptied at the end of an epoch
+        ([5, 5, 5, 5, 5], 0),
+    ],
+)
+def test_growth_is_more_blocks_several_steps_in_a_row(counts, expected):
+    growth = history.Growth()
+
+    for count in counts:
+        growth.step(history.Block(at, 512, 1, line="a.py:1") for at in range(count))
+
+    assert growth.lines() == ([{"line": "a.py:1", "num_steps": expected, "nbytes": 512 * expected}] if expected else [])
 
 
 @pytest.fixture
