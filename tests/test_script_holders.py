@@ -292,15 +292,18 @@ def test_nothing_is_called_growth_where_nothing_grows(name, folder):
 LOOKS = """
 import json, torch
 
+def own(frames):
+    return [(frame["line"], frame["name"]) for frame in frames if frame["filename"].endswith("looks.py")]
+
 def told():
     snapshot = torch.cuda.memory._snapshot()
-    for segment in snapshot["segments"]:
-        for block in segment["blocks"]:
-            block.pop("address")
-        segment.pop("address")
-    for trace in snapshot["device_traces"]:
-        for entry in trace:
-            entry.pop("addr", None), entry.pop("time_us", None)
+    parts = [*snapshot["segments"], *snapshot["external_annotations"]]
+    parts += [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    parts += [entry for trace in snapshot["device_traces"] for entry in trace]
+    for part in parts:
+        part.pop("addr", None), part.pop("address", None), part.pop("time_us", None)
+        if "frames" in part:
+            part["frames"] = len(part["frames"]) > 0, own(part["frames"])  # the watch's hooks are among the others
     print("LOOKS", json.dumps(snapshot, sort_keys=True, default=str))
 
 model = torch.nn.Linear(64, 64).cuda()

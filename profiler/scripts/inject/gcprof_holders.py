@@ -22,6 +22,7 @@ MOST_ENTRIES = 300_000  # of a phase, for each device; of a longer one the holde
 LOOK_AFTER = 20_000  # allocations within a phase, after which it is read so far
 OWN = "not looked at: the script, or a library that it uses, records the allocator's history itself"
 NOT_NATIVE = "not looked at: another allocator than PyTorch's own keeps no history"
+UNEQUAL = "not known where the allocator's history does not come to its peak to the byte"
 TOO_LONG = f"not known of phases with more than {MOST_ENTRIES} allocations"
 RECOMPUTES = "torch/utils/checkpoint.py"
 PROCESS = ctypes.CDLL(None)  # with the libraries that are loaded for all
@@ -100,6 +101,8 @@ class Holders:
         if one and not one.lost and peak_bytes > self._most.get(key, -1):
             self._most[key] = peak_bytes
             found = {"peak_line": one.peak_line or line, "holders": one.holders}
+            if one.peak_bytes != peak_bytes:  # as under a rounding of PYTORCH_CUDA_ALLOC_CONF's
+                found, self.why = {}, UNEQUAL
         for one in self.devices.values():
             one.begin()
         return found
@@ -108,7 +111,7 @@ class Holders:
         """Forget the phase's peak so far, as the allocator's statistics do when the script resets them."""
         if self._is_on:
             self.read(phase, line)
-            self.devices[device].begin()
+            self.devices.setdefault(device, _OneDevice()).begin()
 
     def stepped(self, step: int) -> None:
         """Look for growth, right after a step of the main optimizer."""
@@ -149,7 +152,14 @@ class Holders:
             self._is_ours = before
 
     def read(self, phase: str, line: str) -> None:
-        """Read the history since it was cleared, and clear it."""
+        """Read the history since it was cleared, and clear it; what goes wrong here never ends the script."""
+        try:
+            self._read(phase, line)
+        except Exception as error:  # noqa: BLE001  it is within the script
+            self._is_on, self.why = False, f"not known: {type(error).__name__}: {error}"
+            self._record(None)
+
+    def _read(self, phase: str, line: str) -> None:
         snapshot = self._snapshot(None)
         self._record(max_entries=MOST_ENTRIES)
         known = self._known()
@@ -255,8 +265,8 @@ class Holders:
         snapshot = self._snapshot(*words)
         traces = snapshot.get("device_traces", [])
         if not self._is_theirs:
-            for trace in traces:
-                trace.clear()
+            for part in (*traces, snapshot.get("external_annotations", [])):
+                part.clear()
         new = {(entry["action"] == "segment_alloc", entry.get("addr")) for trace in traces for entry in trace}
         for segment in snapshot["segments"] if self._old or not self._is_theirs else ():
             for part in (segment, *segment["blocks"]):
