@@ -52,7 +52,8 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
     for group in groups.values():
         console.print(_table(group, len(variant.processes)))
         for title, held in _held(next((process for process in group if process.shortage_holders), group[0])):
-            console.print(_holders(title, held))
+            console.print(title, soft_wrap=True)
+            console.print(_holders(held))
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
         console.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
@@ -142,10 +143,10 @@ def _held(process: Process) -> list[tuple[str, tuple[Holder, ...]]]:
     return [(title, holders) for title, holders in found if holders]
 
 
-def _holders(title: str, holders: tuple[Holder, ...]) -> Table:
+def _holders(holders: tuple[Holder, ...]) -> Table:
     size, unit = byte_unit(holder.nbytes for holder in holders)
     has_modules = any(holder.module for holder in holders)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     for name in ("category", "line", *(["module"] if has_modules else [])):
         table.add_column(name)
     for name in ("number", unit):
