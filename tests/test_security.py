@@ -43,6 +43,8 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "scripts/inject/gcprof_measure.py": "what is to be measured, its seed, and which rank this is",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
     "scripts/inject/sitecustomize.py": "whether a command is watched or measured, and its seed",
+    "scripts/inject/gcprof_watch.py": "what launch.py asks for, which rank this is, and where compiled code is",
+    "scripts/inject/sitecustomize.py": "whether a command is watched",
     "scripts/launch.py": "handed on to the user's command",
     "rehearsal/smoke.py": "handed on to the step that is tried, without what changes its figures",
     "predicting/trace/matmul_workspaces.py": "settings of cuBLAS",

@@ -17,6 +17,24 @@ IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the
 ORDER = ("start", *IN_STEPS, "evaluation", "generation", "saving")
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of memory of one category that one line allocated; of the category `rest`, all that are not named."""
+
+    category: str
+    line: str  # of the script; of what the backward allocates, the line that called it
+    module: str = ""  # that all of them belong to; "" where there is none, or it is not known
+    num: int  # blocks
+    nbytes: int
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """A line whose memory was more after each of several steps in a row."""
+
+    line: str
+    num_steps: int
+    nbytes: int  # in these steps together
+
+
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """All passes through one phase of a process, of its first step or of later ones."""
 
@@ -27,7 +45,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int  # the largest of them
     live_bytes: int  # at the end of the pass with the largest peak
     reserved_bytes: int | None  # the most within it; None on a CPU, which reserves nothing
-    line: str  # of the script, in the pass with the largest peak
+    line: str  # of the script, at the peak; where it is not known, at the begin of that pass
+    holders: tuple[Holder, ...] = ()  # of the peak, the largest first: together all of its bytes; none where not known
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +62,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     module: str  # the class of the model that it trains
     shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
     reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
+    shortage_holders: tuple[Holder, ...] = ()  # what was live when memory ran out for the last time
+    growth: tuple[Growth, ...] = ()  # from step to step, the most first
+    holders_why: str | None = None  # why holders are not known, of all phases or of some
     phases: tuple[Phase, ...]
 
     @property
@@ -102,13 +124,18 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
     rank, _, number = name.partition(".")
     outcome, detail = _outcome(lines)
     phases = tuple(_phases(rows))
+    short = [line for line in lines if line["kind"] == "out of memory"]
+    ended: dict[str, Any] = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
         number=int(number),
         outcome=outcome,
         detail=detail,
         num_steps=max(row["step"] for row in rows),
-        shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
+        shortages=tuple(line["line"] for line in short),
+        shortage_holders=_holders(short[-1]) if short else (),
+        growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
+        holders_why=ended["why"],
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         peak_bytes=max(phase.peak_bytes for phase in phases),
@@ -129,11 +156,16 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
         found.append(
             Phase(
                 name=name, is_first_step=is_first, first_step=several[0]["step"], num=len(several), peak_bytes=peak,
-                live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several), line=largest["line"],
+                live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several),
+                line=largest.get("peak_line", largest["line"]), holders=_holders(largest),
             )
         )  # fmt: skip
     return sorted(found, key=lambda phase: (phase.name in ORDER[6:], phase.name in IN_STEPS and not phase.is_first_step,
                                             ORDER.index(phase.name)))  # fmt: skip
+
+
+def _holders(row: dict[str, Any]) -> tuple[Holder, ...]:
+    return msgspec.convert(row.get("holders", ()), tuple[Holder, ...])
 
 
 def _most(row: dict[str, Any]) -> tuple[int, int, int | None]:

@@ -20,9 +20,10 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from types import TracebackType
 from typing import IO, Any
 
@@ -31,10 +32,13 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
+holding: Any = import_module("gcprof_holders")  # beside this file
+
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
 STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+GENERATED = os.sep + "torchinductor_"  # folders of code that torch.compile made
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
 SIZED_BY_VALUES = (
     "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
@@ -89,6 +93,7 @@ class Watch:
 
     def begin(self) -> None:
         self._hide_resets(torch._C)
+        self.holders = holding.Holders(self._stats, _line_of)
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
         modules.register_module_forward_pre_hook(self._before_forward)
         modules.register_module_forward_hook(self._after_forward, always_call=True)
@@ -117,7 +122,7 @@ class Watch:
         devices = self._read()
         if any(reserved for _, _, reserved in devices.values()):
             row = {"kind": "phase", "phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
-            _write({**row, "devices": devices, **more})
+            _write({**row, "devices": devices, **self.holders.ended(self.phase, self.step, self.line, devices), **more})
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
         if torch.compiler.is_compiling() or threading.get_ident() != self.thread:
@@ -128,15 +133,19 @@ class Watch:
         if torch.is_grad_enabled():
             if next(module.parameters(), None) is not None:  # a loss is no model
                 self.module = type(module).__name__
+            self.holders.knows_module(module)
             self.mark("forward")
         elif self.phase not in ("evaluation", "generation"):
+            self.holders.knows_module(module)
             self.mark("generation" if GENERATES & set(_functions()) else "evaluation")
+        self.holders.called(self.phase, self.line, arguments, holding.call_of(sys._getframe(1)))
 
     def _after_forward(self, module: Any, arguments: Any, output: Any) -> None:
         if not torch.compiler.is_compiling() and threading.get_ident() == self.thread:
             self.depth = max(0, self.depth - 1)
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self.holders.knows_optimizer(optimizer)
         if not self.held:
             self.mark("optimizer")
 
@@ -149,6 +158,7 @@ class Watch:
         if self.main() is not optimizer:
             return
         self.step += 1
+        self.holders.stepped(self.step)
         if MAIN_STEPS and self.step >= int(MAIN_STEPS):
             if self.step > int(MAIN_STEPS):  # the script caught the first one
                 self._end()
@@ -207,7 +217,10 @@ class Watch:
     def _out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
             row = {"phase": self.phase, "step": self.step, "line": _line() or self.line, "module": self.module}
-            _write({"kind": "out of memory", "device": device, "asked": asked, **row})
+            held: list[dict[str, Any]] = []
+            with suppress(Exception):
+                held = self.holders.now(self.phase, self.line, device)
+            _write({"kind": "out of memory", "device": device, "asked": asked, **row, "holders": held})
 
     def _raised(self, plain: Callable[..., None], kind: Any, error: BaseException, trace: Any) -> None:
         if os.getpid() == self.process:
@@ -223,6 +236,7 @@ class Watch:
             with suppress(Exception):  # CUDA may be gone
                 self._tell()
             if _file:
+                _write({"kind": "holders", "why": self.holders.why, "growth": self.holders.growth.lines()})
                 _write({"kind": "end", "steps": self.step})
 
     # ---- memory
@@ -236,6 +250,7 @@ class Watch:
 
         def resetting(function: Callable[[int], None]) -> Callable[[int], None]:
             def reset(device: int) -> None:
+                self.holders.reset(self.phase, self.line, device)
                 self.hidden.pop(device, None)
                 function(device)
 
@@ -287,9 +302,12 @@ def _end_loaders(most: int) -> None:
 # ---- lines of the script
 
 
+@cache
 def _is_the_users(file: str) -> bool:
     path = os.path.realpath(file)
-    return not LIBRARY.search(path) and not path.startswith((STANDARD, HERE)) and os.path.isfile(path)
+    is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))
+    is_ours = is_generated or path.startswith((STANDARD, HERE))
+    return not LIBRARY.search(path) and not is_ours and os.path.isfile(path)
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -323,6 +341,14 @@ def _line() -> str:
         if _is_the_users(frame.f_code.co_filename):
             return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _line_of(frames: Iterable[Mapping[str, Any]]) -> str:
+    """Return the innermost line that is no library's, of frames as the allocator's history has them."""
+    for frame in frames:
+        if _is_the_users(frame["filename"]):
+            return f"{_short(frame['filename'])}:{frame['line']}"
     return ""
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from profiler.core import gpu_specs
 from profiler.core.units import byte_unit, bytes_text, scaled
-from profiler.scripts.report import IN_STEPS, Phase, Process, Variant
+from profiler.scripts.report import IN_STEPS, Holder, Phase, Process, Variant
 
 WIDE = 200  # columns of a pipe or a file
 
@@ -32,7 +32,8 @@ class Live:
             peak = max(device[0] for device in line["devices"].values())
             rank = line["process"].partition(".")[0]
             who = "" if rank == "-" else f"rank {rank}: "
-            where = f", {line['line']}" if line["line"] else ""
+            at = line.get("peak_line", line["line"])
+            where = f", {at}" if at else ""
             step = f", step {line['step'] + 1}" if line["phase"] in IN_STEPS[:4] else ""
             self._say(f"{who}{line['phase']}{step}: peak {bytes_text(peak)}{where}")
 
@@ -60,6 +61,9 @@ def write_phases(variant: Variant, console: Console) -> None:
         groups.setdefault(_in_steps(process), []).append(process)
     for group in groups.values():
         console.print(_table(group, len(variant.processes)))
+        for title, held in _held(next((process for process in group if process.shortage_holders), group[0])):
+            console.print(title, soft_wrap=True)
+            console.print(_holders(held))
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
         console.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
@@ -73,6 +77,8 @@ def write_phases(variant: Variant, console: Console) -> None:
     }
     if variant.is_cut and unseen:
         console.print(f"note: not seen, if there is any: {', '.join(sorted(unseen))}", soft_wrap=True)
+    for text in dict.fromkeys(text for process in variant.processes for text in _notes(process)):
+        console.print(f"note: {text}", soft_wrap=True)
     reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
     if reads:
         console.print(
@@ -142,3 +148,34 @@ def _table(group: list[Process], num_processes: int) -> Table:
         figures = (scaled(count, size) for count in sizes if count is not None)
         table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style="bold" if is_peak else None)
     return table
+
+
+def _held(process: Process) -> list[tuple[str, tuple[Holder, ...]]]:
+    """Return what held the peak, and what was live where memory ran out, each with its title; none if not known."""
+    peak = process.peak
+    where = f", {peak.line}" if peak.line else ""
+    found = [(f"live at the peak, in {_phase_text(peak)}{where}", peak.holders)]
+    if process.outcome == "out_of_memory":
+        found = [(f"live when memory ran out, at {process.shortages[-1]}", process.shortage_holders)]
+    return [(title, holders) for title, holders in found if holders]
+
+
+def _holders(holders: tuple[Holder, ...]) -> Table:
+    size, unit = byte_unit(holder.nbytes for holder in holders)
+    has_modules = any(holder.module for holder in holders)
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("category", "line", *(["module"] if has_modules else [])):
+        table.add_column(name)
+    for name in ("number", unit):
+        table.add_column(name, justify="right")
+    for holder in holders:
+        words = [holder.category, holder.line or "-", *([holder.module or "-"] if has_modules else [])]
+        table.add_row(*words, str(holder.num), scaled(holder.nbytes, size))
+    return table
+
+
+def _notes(process: Process) -> list[str]:
+    """Return what grows from step to step, and why it is not known what held a peak."""
+    lines = [f"{growth.line} ({bytes_text(growth.nbytes)} in {growth.num_steps} steps)" for growth in process.growth]
+    grows = [f"memory grows from step to step, allocated at {', '.join(lines)}"] if lines else []
+    return [*grows, *([f"what held the peaks: {process.holders_why}"] if process.holders_why else [])]
