@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
 from profiler.rehearsal import device
@@ -41,6 +42,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None = None  # optimizer steps, after which each process ends
     batches: int | None = None  # of every DataLoader
     limit_seconds: float | None = None
+    strategy: str | None = None  # applied to the model that it trains
+    module: str | None = None  # a pattern of the modules that the strategy is applied to
     allow_writes: bool = False  # what it writes to files stays
 
 
@@ -52,6 +55,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: int | None = None  # the signal that ended it from outside
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
+    needs: str | None = None  # what the script's Python lacks for a strategy
 
 
 def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int | None = None) -> Ended:
@@ -89,6 +93,7 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
             timed_out=timed_out,
             interrupted=interrupted,
             processes=tuple(sorted(processes, key=lambda made: (made.rank is None, made.rank or 0, made.number))),
+            needs=next((row["needs"] for rows in lines.values() for row in rows if "needs" in row), None),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
         )
     finally:
@@ -110,6 +115,8 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     places = [str(INJECT), *given.get("PYTHONPATH", "").split(os.pathsep)]
     limits = {"GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches}
+    limits |= {"GCPROF_STRATEGY": _in_place(asked.strategy), "GCPROF_MODULE": asked.module}
+    packages = dict.fromkeys((str(Path(__file__).parents[2]), str(Path(msgspec.__file__).parents[1])))
     return {
         **{name: value for name, value in QUIET.items() if name not in given},
         "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
@@ -119,7 +126,15 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "GCPROF_WATCH": str(scratch),
         "GCPROF_LIBRARIES": f"{version}={folder}",
+        "GCPROF_PACKAGES": os.pathsep.join(packages),
     }
+
+
+def _in_place(strategy: str | None) -> str | None:
+    """Return the strategy with its file's whole path: a script may change its folder before it trains."""
+    choice = Choice(strategy or "")
+    files = {key: os.path.abspath(value) for key, value in choice.options.items() if key == "file"}
+    return str(Choice.of(choice.name, {**choice.options, **files})) if files else strategy
 
 
 def _follow(
