@@ -39,6 +39,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
     "rehearsal/smoke_step.py": "none: it tells the libraries what torch is compiled for",
     "scripts/inject/gcprof_hollow.py": "where the libraries are",
+    "scripts/inject/gcprof_strategies.py": "the strategy that launch.py asks for, and where gcprof is",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
     "scripts/inject/sitecustomize.py": "whether a command is watched",
     "scripts/launch.py": "handed on to the user's command",

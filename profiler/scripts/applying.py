@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,12 @@ from profiler.predicting.trace.fake_tensors import fake_tensors, unseen
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
 from profiler.training.checkpointing import called_blocks
+from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.compiled_code import compiled_modules, is_left_alone
 from profiler.training.workload import Workload
 
 NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
+WHOLE = ("offload", "hf")  # strategies that need no blocks
 OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
 
 
@@ -44,14 +47,31 @@ def apply(
         if isinstance(module, (nn.DataParallel, *_of_fsdp1())):
             raise Unsupported(f"it is wrapped by {type(module).__name__}")
         names = _blocks(module, choice)
+        if not (names or marked_functions.are_there() or choice.name in WHOLE):
+            raise Unsupported("no modules are found in it that could be recomputed by themselves")
         compiled = compiled_modules(module)
         if any(is_left_alone(name, compiled) for name in names):
             raise Unsupported("its blocks are parts of compiled modules")
         made = _applied(module, names, (arguments, keywords), choice, partial(function, **options))
     except Unsupported as error:
         return {"why": str(error)}
+    _free_with(module)
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
     return {"num_blocks": len(made.recomputes), "split": made.split, "why": nothing[0] if nothing else None}
+
+
+def _free_with(module: nn.Module) -> None:
+    """Have the blocks freed when the module is: each refers to its route, which refers to the blocks.
+
+    Python's collector would find that later, and until then their memory would stay taken.
+    """
+    routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
+    weakref.finalize(module, _unroute, routed).atexit = False
+
+
+def _unroute(blocks: Iterable[nn.Module]) -> None:
+    for block in blocks:
+        unroute(block)
 
 
 def _of_fsdp1() -> tuple[type, ...]:
@@ -86,7 +106,9 @@ def _applied(module: nn.Module, names: tuple[str, ...], batch: Any, choice: Choi
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise Unsupported(f"its forward cannot be looked at without values ({text}); `all` does not need that") from error
+        raise Unsupported(
+            f"its forward cannot be looked at without values ({text}); `all` does not need that"
+        ) from error
     called_blocks.follow_forwards(workload)
     return made
 

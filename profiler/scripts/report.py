@@ -147,7 +147,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
 
 
 def _applied(lines: Iterable[dict[str, Any]]) -> list[Applied]:
-    """Return what became of each model, once for each class of the same fate, with the script's own checkpoints in it."""
+    """Return what became of each model, those of one class and fate once, with the script's own checkpoints in it."""
     own = {line["module"]: tuple(line["names"]) for line in lines if line["kind"] == "own checkpoints"}
     names = ("strategy", "module", "num_blocks", "split", "why")
     rows = [{name: line[name] for name in names} for line in lines if line["kind"] == "applied" and "module" in line]

@@ -22,9 +22,20 @@ class _Whole(_torch.nn.Sequential):
         return _checkpoint(super().forward, x, use_reentrant=False)
 
 
+def _run(parts, x):
+    for part in parts:
+        x = part(x)
+    return x
+
+
 class _Segments(_torch.nn.Sequential):
-    def forward(self, x):
-        return _sequential(self, 2, x, use_reentrant=False)
+    def forward(self, x):  # checkpoint_sequential would hold the first segment's output until it returns
+        parts = list(self)
+        half = len(parts) // 2
+        x = _checkpoint(_run, parts[:half], x, use_reentrant=False)
+        for part in parts[half:]:
+            x = part(x)
+        return x
 
 
 def _each_without_inplace(sequential):
@@ -35,7 +46,7 @@ def _each_without_inplace(sequential):
 
 
 """
-DEEPER = {"nanogpt_like": [("n_layer, n_head, n_embd = 2, 4, 128", "n_layer, n_head, n_embd = 6, 4, 128")]}
+DEEPER = {"nanogpt_like": [("n_embd = 256, 2, 4, 128", "n_embd = 256, 6, 4, 128")]}
 LINEARS = [
     (f"self.{name}({given})", f"_checkpoint(self.{name}, {given}, use_reentrant=False)")
     for name, given in (
@@ -72,7 +83,8 @@ EDITS = {
                                  "for part in model.time, model.out:\n    part.__class__ = _Each")],
     ("ddp", "all"): [("model = nn.Sequential(", "model = _Each(")],
     ("ddp", "sqrt"): [("model = nn.Sequential(", "model = _Segments(")],
-    ("fsdp2", "all"): [],
+    ("fsdp2", "all"): [("nn.Sequential(nn.Embedding", "_Each(nn.Embedding")],
+    ("fsdp2", "sqrt"): [("nn.Sequential(nn.Embedding", "_Segments(nn.Embedding")],
     ("trainer", "hf"): [("bf16=True,", "bf16=True, activation_checkpointing=True,")],
     ("trainer", "all"): [("bf16=True,", "bf16=True, activation_checkpointing=True,")],
 }  # fmt: skip

@@ -3,8 +3,8 @@
 Imported by `gcprof_watch` beside it; torch and the standard library alone, so that `none` needs nothing else. Other
 strategies are gcprof's, which is found behind all else that the script's Python has: `profiler/scripts/applying.py`.
 
-A model is the outermost module that has parameters of an optimizer, called with gradients enabled; DistributedDataParallel
-is looked through. It is changed at that first call, before its forward is looked up, by that call's own arguments.
+A model is the outermost module that has parameters of an optimizer, called with gradients enabled; DDP's wrapper is
+looked through. It is changed at that first call, before its forward is looked up, by that call's own arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import import_module
 from importlib.machinery import PathFinder
 from inspect import unwrap
@@ -168,8 +169,10 @@ def _is_around(module: Any) -> bool:
 
 
 def _name(module: Any) -> str:
-    """Return the name of a module's class, as it is written: gcprof's own subclasses and FSDP2's have none of theirs."""
-    kinds = (kind for kind in type(module).__mro__ if not kind.__module__.startswith(("profiler.", "torch.distributed")))
+    """Return the name of a module's class as it is written, not that of gcprof's or FSDP2's subclass."""
+    kinds = (
+        kind for kind in type(module).__mro__ if not kind.__module__.startswith(("profiler.", "torch.distributed"))
+    )
     kind = next(kind for kind in kinds if not any(base.__name__ == "FSDPModule" for base in kind.__bases__))
     return kind.__name__
 
@@ -215,9 +218,7 @@ def _innermost() -> FunctionType:
 TARGET = _innermost()
 TAKES_TUPLE = TARGET.__name__ == "_checkpoint_impl"  # (function, args, kwargs, *, options)
 SETTINGS = {*(TARGET.__kwdefaults__ or ()), "preserve_rng_state", "function"}
-original = FunctionType(
-    TARGET.__code__, TARGET.__globals__, TARGET.__name__, TARGET.__defaults__, TARGET.__closure__
-)
+original = FunctionType(TARGET.__code__, TARGET.__globals__, TARGET.__name__, TARGET.__defaults__, TARGET.__closure__)
 original.__kwdefaults__ = TARGET.__kwdefaults__
 _own: list[_OwnCheckpoints] = []
 
@@ -229,7 +230,7 @@ def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its 
 
 
 class _OwnCheckpoints:
-    """The script's own calls of torch.utils.checkpoint: named; in models that a strategy changed they are plain calls."""
+    """The script's own calls of torch.utils.checkpoint: named, and plain calls in models that a strategy changed."""
 
     def __init__(self, models: _Models) -> None:
         self.models = models
@@ -241,7 +242,7 @@ class _OwnCheckpoints:
             return original(*arguments, **keywords)
         module, root = _module_of(function), self.models.watch.root()
         self._note(function, module, root)
-        if STRATEGY.partition(":")[0] in KEEP_OWN or (module or root) not in self.models.changed:
+        if STRATEGY.partition(":")[0] in KEEP_OWN or (root if module is None else module) not in self.models.changed:
             return original(*arguments, **keywords)
         if TAKES_TUPLE:
             return function(*arguments[1], **arguments[2])
@@ -249,7 +250,7 @@ class _OwnCheckpoints:
 
     def _note(self, function: Any, module: Any, root: Any) -> None:
         """Name what is checkpointed: numbers in the names of modules become `*`."""
-        paths = [path for path, one in root.named_modules() if one is module] if root is not None and module else []
+        paths = [path for path, one in root.named_modules() if one is module] if None not in (root, module) else []
         name = paths[0] if paths else getattr(function, "__qualname__", type(function).__name__)
         name = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name.removeprefix("module.").removeprefix("_orig_mod."))
         kind = self.models.watch.module or "no model"
@@ -269,7 +270,8 @@ def _is_gcprofs() -> bool:
 
 def _module_of(function: Any) -> Any:
     """Return the module that a checkpointed function runs, where it can be told: itself, or whose method it is."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    owner = function if isinstance(function, Module) else getattr(function, "__self__", None)
-    return owner if isinstance(owner, Module) else None
+    given: tuple[Any, ...] = ()
+    while isinstance(function, partial):
+        function, given = function.func, (*function.args, *given)
+    candidates = (function, getattr(function, "__self__", None), *given[:1])  # `partial(forward, layer)` as well
+    return next((one for one in candidates if isinstance(one, Module)), None)
