@@ -165,7 +165,8 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
             aside(f"gcprof: no process of this command used a GPU{why}, so nothing is known of its memory")
             return NO_GPU
     if len(ends) == 1:
-        return 0 if variants[0].outcome == "skipped" else last.exit_code
+        is_ours = any(process.outcome == "skipped" for process in variants[0].processes)  # it ended the script
+        return 0 if is_ours else last.exit_code
     return int(any(variant.outcome not in ("ok", "out_of_memory", "skipped") for variant in variants))
 
 

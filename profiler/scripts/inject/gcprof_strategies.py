@@ -67,7 +67,7 @@ def _missing() -> str | None:
     try:
         import_module("profiler.core.catalogue")
         import_module("profiler.scripts.applying")
-    except ImportError as error:
+    except (ImportError, SyntaxError, AttributeError) as error:  # the latter where this Python is older
         here = f"Python {sys.version_info.major}.{sys.version_info.minor} ({sys.executable})"
         return f"strategies need gcprof in the script's own {here}: {error}; install gcprof, or msgspec, there"
     return None
@@ -125,6 +125,7 @@ class _Models:
         """Look at a module that is being called; return whether it was changed."""
         if module in self.chosen:
             del self.chosen[module]
+            self._look(bool(self.due or self.chosen))
             return self._apply(module, module, arguments, keywords)
         if _is_around(module) or all(parameter not in self.due for parameter in module.parameters()):
             return False
