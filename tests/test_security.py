@@ -41,6 +41,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "scripts/inject/gcprof_gradients.py": "where gradients are kept, those of an earlier run, and which rank this is",
     "scripts/inject/gcprof_hollow.py": "where the libraries are",
     "scripts/inject/gcprof_measure.py": "what is to be measured, its seed, and which rank this is",
+    "scripts/inject/gcprof_strategies.py": "the strategy that launch.py asks for, and where gcprof is",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
     "scripts/inject/sitecustomize.py": "whether a command is watched or measured, and its seed",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, which rank this is, and where compiled code is",

@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.output import COLOR, SCRIPT, aside, one_of, paper, say_json
-from profiler.cli.script import NO_GPU, TIMED_OUT, document, filled, values_of
+from profiler.cli.script import NO_GPU, TIMED_OUT, document, filled, strategies_of, values_of
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(
 
     words = [*SCRIPT.get()]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if one_of(device, DEVICES, flag="--device") == "cpu" else {}
-    names = _strategies(strategies)
+    names = tuple(dict.fromkeys(("none", *(name for name in strategies_of(strategies) if name))))
     if module is not None and names == ("none",):
         raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
     say = aside if not quiet else lambda text: None
@@ -81,16 +81,6 @@ def run(
     if json:
         say_json(document([variant for session in sessions for variant in session.variants], code))
     raise typer.Exit(code)
-
-
-def _strategies(text: str | None) -> tuple[str, ...]:
-    """Return the strategies, `none` first, each once. Raises UserError."""
-    from profiler.core import catalogue
-    from profiler.core.case import split_choices
-    from profiler.training.strategies import TABLE
-
-    choices = [catalogue.resolve(choice, TABLE, what="strategy") for choice in split_choices(text or "none")]
-    return tuple(dict.fromkeys(("none", *map(str, choices))))
 
 
 def _exit_code(sessions: list[Session], *, wants_gpu: bool) -> int:

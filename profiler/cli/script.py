@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -31,6 +32,16 @@ def rehearse(
     axes: Annotated[
         list[str] | None, typer.Option("-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}.")
     ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Run it for each: applied to the model that it trains; none is the script as it is.",
+            autocompletion=options.propose_strategies,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each GPU, instead of its own: 11GiB.")] = None,
     context: Annotated[str, typer.Option(help="What CUDA's context and libraries take of it.")] = "600MiB",
     steps: Annotated[int | None, typer.Option(min=1, help="End after so many optimizer steps.")] = None,
@@ -56,14 +67,18 @@ def rehearse(
     gpus = [_gpus(word, memory=memory, context=context) for word in device.split(",")]
     variants: list[Variant] = []
     ends: list[Ended] = []
-    for gpu, values in product(gpus, values_of(axes or [], words)):
+    if module is not None and not strategies:
+        raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
+    for gpu, values, strategy in product(gpus, values_of(axes or [], words), strategies_of(strategies)):
         asked = launch.Asked(
             words=tuple(filled(word, values) for word in words), gpus=gpu, steps=steps, batches=batches,
-            limit_seconds=limit, allow_writes=allow_writes,
+            limit_seconds=limit, allow_writes=allow_writes, strategy=strategy, module=module,
         )  # fmt: skip
         live = view.Live(aside if not quiet else lambda text: None)
         end = launch.run(asked, on_line=live, stdout=2 if json else None)
-        variant = Variant.of(end, gpu=gpu, values=values, is_cut=bool(steps or batches))
+        if end.needs:
+            raise UserError(end.needs, hint="`none` needs nothing there")
+        variant = Variant.of(end, gpu=gpu, values=values, is_cut=bool(steps or batches), strategy=strategy)
         if variant.outcome == "out_of_memory" and not end.interrupted:
             if not quiet:
                 aside("out of memory: once more without a limit of memory, to see what it needs")
@@ -76,6 +91,8 @@ def rehearse(
             view.write(variant, file=sys.stdout, width=paper().width, color=COLOR.get())
         if end.interrupted or end.timed_out:
             break
+    if len(variants) > 1 and not json:
+        view.write_summary(variants, file=sys.stdout, width=paper().width, color=COLOR.get())
     code = _exit_code(ends, variants)
     if json:
         say_json(document(variants, code))
@@ -96,6 +113,24 @@ def _gpus(word: str, *, memory: str | None, context: str) -> RehearsedGpu:
     asked = Choice.of(REHEARSE + name, {size: text for size, text in sizes.items() if text is not None})
     one = rehearsed_gpu.of_device(rehearsed_gpu.resolve(asked))
     return msgspec.structs.replace(one, count=int(count or 1))
+
+
+def strategies_of(text: str | None) -> list[str | None]:
+    """Return the strategies in canonical form, each once; None alone where none are asked for. Raises UserError."""
+    from profiler.core import catalogue, plan_file
+    from profiler.core.case import Choice, split_choices
+    from profiler.training.strategies import TABLE
+
+    if text is None:
+        return [None]
+    choices = [catalogue.resolve(choice, TABLE, what="strategy") for choice in split_choices(text)]
+    if "own" in choices:
+        raise UserError("--strategies own is none: a script is run with its own checkpoints", hint="leave it out")
+    named = [Choice.of("plan", {"file": "plan.json"}) if choice == "plan" else choice for choice in choices]
+    for choice in named:
+        if choice.name == "plan":
+            plan_file.read(Path(choice.options["file"]))
+    return [str(choice) for choice in dict.fromkeys(named)]
 
 
 def values_of(axes: list[str], words: list[str]) -> list[dict[str, str]]:
@@ -132,8 +167,9 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
             aside(f"gcprof: no process of this command used a GPU{why}, so nothing is known of its memory")
             return NO_GPU
     if len(ends) == 1:
-        return last.exit_code
-    return int(any(variant.outcome not in ("ok", "out_of_memory") for variant in variants))
+        is_ours = any(process.outcome == "skipped" for process in variants[0].processes)  # it ended the script
+        return 0 if is_ours else last.exit_code
+    return int(any(variant.outcome not in ("ok", "out_of_memory", "skipped") for variant in variants))
 
 
 def document(variants: Sequence[Variant], code: int) -> dict[str, Any]:

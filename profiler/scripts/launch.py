@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
 from profiler.rehearsal import device
@@ -57,6 +58,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
     lines: dict[str, list[dict[str, Any]]] = {}  # of the watch, by process
+    needs: str | None = None  # what the script's Python lacks for a strategy
 
 
 def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int | None = None) -> Ended:
@@ -96,6 +98,7 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
             timed_out=timed_out,
             interrupted=interrupted,
             processes=tuple(sorted(processes, key=lambda made: (made.rank is None, made.rank or 0, made.number))),
+            needs=next((row["needs"] for rows in lines.values() for row in rows if "needs" in row), None),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
             lines={path.stem: rows for path, rows in lines.items()},
         )
@@ -118,9 +121,10 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if name not in hidden}
     places = [str(INJECT), *given.get("PYTHONPATH", "").split(os.pathsep)]
     limits = {
-        "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": asked.strategy,
+        "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": _in_place(asked.strategy),
         "GCPROF_MODULE": asked.module,
     }  # fmt: skip
+    packages = dict.fromkeys((str(Path(__file__).parents[2]), str(Path(msgspec.__file__).parents[1])))
     return {
         **{name: value for name, value in QUIET.items() if name not in given},
         "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
@@ -130,6 +134,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         **{name: str(value) for name, value in limits.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "GCPROF_WATCH": str(scratch),
+        "GCPROF_PACKAGES": os.pathsep.join(packages),
     }
 
 
@@ -138,6 +143,13 @@ def _hollow(gpus: RehearsedGpu) -> dict[str, str]:
     folder = proven_libraries()[0]
     version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
     return {**device.variables(gpus), "GCPROF_LIBRARIES": f"{version}={folder}"}
+
+
+def _in_place(strategy: str | None) -> str | None:
+    """Return the strategy with its file's whole path: a script may change its folder before it trains."""
+    choice = Choice(strategy or "")
+    files = {key: os.path.abspath(value) for key, value in choice.options.items() if key == "file"}
+    return str(Choice.of(choice.name, {**choice.options, **files})) if files else strategy
 
 
 def _follow(

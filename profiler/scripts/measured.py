@@ -13,11 +13,10 @@ import msgspec
 from profiler.scripts import launch
 from profiler.scripts.gradients import Comparison, compared
 from profiler.scripts.launch import Asked, Ended
-from profiler.scripts.report import Variant, outcome_of
+from profiler.scripts.report import Variant, outcome_of, why_skipped
 
 SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them
-NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 Line = dict[str, Any]
 
 
@@ -126,7 +125,7 @@ def _is_stopped(ended: Ended) -> bool:
 
 def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Measured:
     outcome = outcome_of(ended)
-    why = _why_skipped(ended, strategy) if outcome == "ok" else None
+    why = why_skipped(ended, outcome) if strategy != "none" else None
     device, size = _device(ended)
     trained = [process for process in ended.processes if any(phase.name != "start" for phase in process.phases)]
     has_all_steps = any(asked.steps is not None and process.num_steps >= asked.steps for process in trained)
@@ -146,16 +145,6 @@ def _device(ended: Ended) -> tuple[str, int | None]:
     rows = [row for rows in ended.lines.values() for row in rows if row["kind"] == "device"]
     row = next((row for row in rows if row["bytes"] is not None), None)
     return (row["name"], row["bytes"]) if row else ("cpu", None)
-
-
-def _why_skipped(ended: Ended, strategy: str) -> str | None:
-    """Return why a strategy did nothing, if it did nothing."""
-    if strategy == "none":
-        return None
-    rows = [row for rows in ended.lines.values() for row in rows if row["kind"] == "applied"]
-    if any(not row.get("why") for row in rows):
-        return None
-    return "; ".join(dict.fromkeys(row["why"] for row in rows)) or NOT_MET
 
 
 def _seconds(ended: Ended) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from profiler.scripts.launch import Ended
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
+NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 ORDER = ("start", *IN_STEPS, "evaluation", "generation", "saving")
 
 
@@ -49,12 +50,23 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()  # of the peak, the largest first: together all of its bytes; none where not known
 
 
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy did to one model of a process, or why it did nothing."""
+
+    strategy: str
+    module: str  # the model's class
+    num_blocks: int = 0  # that are recomputed
+    split: str | None = None  # how they are cut, in the strategy's words
+    own: tuple[str, ...] = ()  # what the script itself checkpoints of it: names, with `*` for numbers
+    why: str | None = None  # it was left as it is
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A process that used a GPU."""
 
     rank: int | None  # None where no launcher gave one
     number: int  # of the process
-    outcome: str  # ok, out_of_memory, failed, or crashed
+    outcome: str  # ok, out_of_memory, failed, crashed, or skipped: the strategy met what it cannot cut
     detail: str | None = None
     num_steps: int
     peak_bytes: int
@@ -65,6 +77,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     shortage_holders: tuple[Holder, ...] = ()  # what was live when memory ran out for the last time
     growth: tuple[Growth, ...] = ()  # from step to step, the most first
     holders_why: str | None = None  # why holders are not known, of all phases or of some
+    applied: tuple[Applied, ...] = ()  # of each model that it trains; under `none` of those with own checkpoints
     phases: tuple[Phase, ...]
 
     @property
@@ -75,21 +88,28 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """The command on one kind of GPU, with one set of values."""
 
-    words: dict[str, str]  # what this variant is: its device, and the values of -L
+    words: dict[str, str]  # what this variant is: its strategy, where one is asked for, its device, the values of -L
     gpu_bytes: int | None  # memory of each GPU; None on a CPU
     context_bytes: int  # of it, taken by CUDA
     outcome: str
+    detail: str | None = None  # why it is skipped
     needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
     is_cut: bool = False  # ended before the script would have
     processes: tuple[Process, ...]
 
     @classmethod
-    def of(cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool) -> Variant:
+    def of(
+        cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool, strategy: str | None = None
+    ) -> Variant:
+        outcome = outcome_of(ended)
+        skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
+        words = {"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values}
         return cls(
-            words={"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values},
+            words=({"strategy": strategy} if strategy else {}) | words,
             gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
             context_bytes=gpu.context_bytes,
-            outcome=outcome_of(ended),
+            outcome="skipped" if skipped else outcome,
+            detail=skipped,
             is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
             processes=ended.processes,
         )
@@ -116,6 +136,19 @@ def outcome_of(ended: Ended) -> str:
     return "timed_out" if is_ended else "failed" if ended.exit_code else "ok"
 
 
+def why_skipped(ended: Ended, outcome: str) -> str | None:
+    """Return why no model was changed by the strategy; None where one was, or where the command failed by itself."""
+    refused = [process.detail for process in ended.processes if process.outcome == "skipped"]
+    made = [applied for process in ended.processes for applied in process.applied]
+    if refused:
+        return refused[0]
+    if outcome in ("failed", "timed_out") or any(applied.why is None for applied in made):
+        return None
+    if made:
+        return "; ".join(dict.fromkeys(f"{applied.module}: {applied.why}" for applied in made))
+    return NOT_MET if outcome == "ok" and ended.processes else None
+
+
 def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
     """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU."""
     rows = [line for line in lines if line["kind"] == "phase"]
@@ -138,10 +171,21 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         holders_why=ended["why"],
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
+        applied=tuple(_applied(lines)),
         peak_bytes=max(phase.peak_bytes for phase in phases),
         reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
         phases=phases,
     )
+
+
+def _applied(lines: Iterable[dict[str, Any]]) -> list[Applied]:
+    """Return what became of each model, those of one class and fate once, with the script's own checkpoints in it."""
+    own = {line["module"]: tuple(line["names"]) for line in lines if line["kind"] == "own checkpoints"}
+    names = ("strategy", "module", "num_blocks", "split", "why")
+    rows = [{name: line[name] for name in names} for line in lines if line["kind"] == "applied" and "module" in line]
+    found = [msgspec.convert({**row, "own": own.pop(row["module"], ())}, Applied) for row in rows]
+    others = [Applied(strategy="none", module=module, own=names) for module, names in own.items()]
+    return list(dict.fromkeys([*found, *others]))
 
 
 def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
@@ -186,6 +230,8 @@ def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
         sizes = [line["line"] for line in lines if line["kind"] == "read" and line["is_integer"]]
         doubt = f" (unless its size comes from an integer that was read at {sizes[0]})" if sizes else ""
         return "out_of_memory", f"in the {phase}{f' of step {step + 1}' if phase in IN_STEPS else ''}, {line}{doubt}"
+    if raised and raised["error"] == "Unsupported" and any(line["kind"] == "applied" for line in lines):
+        return "skipped", raised["text"]
     if raised:
         said = raised["text"] if raised["error"] == "unknown size" else f"{raised['error']}: {raised['text']}"
         return "failed", said

@@ -60,6 +60,7 @@ def begin(why: str | None) -> None:
     watch = Watch()
     watch.know_no_values()
     watch.begin()
+    import_module("gcprof_strategies").begin(watch, _write)
 
 
 _file: list[IO[str]] = []
@@ -86,6 +87,7 @@ class Watch:
         self.held = 0  # phases within a phase: saving, and a backward within a forward
         self.main: Callable[[], Any] = lambda: None  # the optimizer whose steps are counted, if it still lives
         self.module = ""
+        self.root: Callable[[], Any] = lambda: None  # the outermost module of the last forward, if it still lives
         self.hidden: dict[int, Stats] = {}
         self.reads: set[str] = set()  # lines that read a value of the GPU
         self.process = os.getpid()
@@ -133,6 +135,7 @@ class Watch:
         if torch.is_grad_enabled():
             if next(module.parameters(), None) is not None:  # a loss is no model
                 self.module = type(module).__name__
+                self.root = weakref.ref(module)
             self.holders.knows_module(module)
             self.mark("forward")
         elif self.phase not in ("evaluation", "generation"):

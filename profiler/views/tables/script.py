@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from rich import box
@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from profiler.core import gpu_specs
-from profiler.core.units import byte_unit, bytes_text, scaled
+from profiler.core.units import byte_unit, bytes_text, few, scaled
 from profiler.scripts.report import IN_STEPS, Holder, Phase, Process, Variant
 
+KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
+MOST_NAMED = 3
 WIDE = 200  # columns of a pipe or a file
 
 
@@ -55,7 +57,9 @@ def open_console(file: TextIO, *, width: int | None, color: str) -> Console:
 
 
 def write_phases(variant: Variant, console: Console) -> None:
-    """Print a table for each group of processes, and what is to be noted of them."""
+    """Print what a strategy did, a table for each group of processes, and what is to be noted of them."""
+    for line in dict.fromkeys(line for process in variant.processes for line in _applied_lines(process)):
+        console.print(line, soft_wrap=True)
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in variant.processes:
         groups.setdefault(_in_steps(process), []).append(process)
@@ -86,10 +90,62 @@ def write_phases(variant: Variant, console: Console) -> None:
         )
 
 
+def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
+    """Print one row for each variant: its words, its largest peak, what is reserved, and whether that fits."""
+    size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
+    table = Table(title="all variants", title_justify="left", box=box.SIMPLE_HEAD)
+    names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
+    for name in names:
+        table.add_column(name)
+    for name in (f"peak {unit}", f"reserved {unit}"):
+        table.add_column(name, justify="right")
+    table.add_column("fits?")
+    for variant in variants:
+        words = [variant.words.get(name, "") for name in names]
+        figures = ["", ""]
+        if variant.processes and variant.outcome != "skipped":
+            peak = max(process.peak_bytes for process in variant.processes)
+            figures = [scaled(peak, size), scaled(variant.largest.reserved_bytes, size)]
+        table.add_row(*words, *figures, _fits(variant))
+    open_console(file, width=width, color=color).print(table)
+
+
+def _fits(variant: Variant) -> str:
+    """Return in a word or two whether a variant fits."""
+    if variant.outcome == "out_of_memory":
+        need = f", needs {bytes_text(variant.needed_bytes)}" if variant.needed_bytes else ""
+        return f"no{need}"
+    if variant.outcome != "ok" or not variant.processes:
+        return variant.outcome.replace("_", " ") if variant.outcome != "ok" else "no GPU used"
+    reserved = variant.largest.reserved_bytes
+    assert variant.gpu_bytes is not None
+    assert reserved is not None  # a GPU's
+    left = variant.gpu_bytes - variant.context_bytes - reserved
+    return f"{bytes_text(left)} to spare{', in what ran' if variant.is_cut else ''}"
+
+
+def _applied_lines(process: Process) -> list[str]:
+    """Return what a strategy did to each model, and what the script checkpoints by itself."""
+    lines = []
+    for applied in process.applied:
+        own = f"its own checkpoints: {few(list(applied.own), MOST_NAMED)}" if applied.own else ""
+        if applied.strategy == "none":
+            lines.append(f"{applied.module}: {own}")
+            continue
+        blocks = f"{applied.num_blocks} block{'' if applied.num_blocks == 1 else 's'} recomputed, "
+        did = f"{blocks if applied.num_blocks else ''}{applied.split or 'whole'}"
+        what = f"left as it is: {applied.why}" if applied.why else f"{applied.strategy}, {did}"
+        kept = own if applied.strategy in KEEP_OWN or applied.why else f"instead of {own}"
+        lines.append(f"{applied.module}: {what}{f'; {kept}' if own else ''}")
+    return lines
+
+
 def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
+    strategy = variant.words.get("strategy")
     called = " ".join([gpu_specs.find(variant.words["device"].partition(":")[0]).name, *(
-        f"{name}={value}" for name, value in variant.words.items() if name != "device")])  # fmt: skip
+        f"{name}={value}" for name, value in variant.words.items() if name not in ("device", "strategy"))])  # fmt: skip
+    called += f" under {strategy}" if strategy else ""
     assert variant.gpu_bytes is not None  # a GPU's
     room = bytes_text(variant.gpu_bytes)
     process = variant.largest
@@ -98,6 +154,8 @@ def sentence(variant: Variant) -> str:
         known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
         need = known or "; without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
+    if variant.outcome == "skipped":
+        return f"skipped on {called}: {variant.detail}; below is the script as it is"
     if variant.outcome == "timed_out":
         return f"was ended early on {called} ({room}): below is what ran"
     if variant.outcome != "ok":
