@@ -42,7 +42,7 @@ ROOMS = {
     ),
     "workflows": _room("core planning analysis training request runs engines views", "pandas"),
     "workflows/in_process": _room(
-        "core planning analysis training request measuring predicting views workflows", "torch"
+        "core planning analysis training request scripts measuring predicting views workflows", "torch"
     ),
     "api": _room("workflows/in_process"),
     "cli": _room("core planning analysis training request scripts runs engines views integrations workflows", "typer"),

@@ -24,9 +24,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     is_first_step: bool = False
     first_step: int  # the number of the step in which it was first, from 0
     num: int  # passes
-    peak_bytes: int  # the largest of them
-    live_bytes: int  # at the end of the pass with the largest peak
-    reserved_bytes: int  # the most within it
+    peak_bytes: int | None  # the largest of them; None on a CPU whose memory is not measured
+    live_bytes: int | None  # at the end of the pass with the largest peak
+    reserved_bytes: int | None  # the most within it
     line: str  # of the script, in the pass with the largest peak
 
 
@@ -38,8 +38,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str  # ok, out_of_memory, failed, or crashed
     detail: str | None = None
     num_steps: int
-    peak_bytes: int
-    reserved_bytes: int
+    steps_are: str = "steps"  # of an optimizer; "backward passes" where torch.optim made none
+    peak_bytes: int | None
+    reserved_bytes: int | None
     module: str  # the class of the model that it trains
     shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
     reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
@@ -47,7 +48,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
+        return max(self.phases, key=lambda phase: phase.peak_bytes or 0)
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +80,13 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def largest(self) -> Process:
         """The process that reserves most."""
-        return max(self.processes, key=lambda process: process.reserved_bytes)
+        return max(self.processes, key=lambda process: process.reserved_bytes or 0)
 
     def with_need(self, unlimited: Ended) -> Variant:
         """Return the variant with what the command needs, by its run with unlimited memory, if that ended well."""
         if unlimited.exit_code or not unlimited.processes:
             return self
-        most = max(process.reserved_bytes for process in unlimited.processes)
+        most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
 
 
@@ -97,17 +98,21 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
     rank, _, number = name.partition(".")
     outcome, detail = _outcome(lines)
     phases = tuple(_phases(rows))
+    is_by_hand = not any(row["phase"] == "optimizer" for row in rows) and any(
+        line["kind"] == "by hand" for line in lines
+    )
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
         number=int(number),
         outcome=outcome,
         detail=detail,
-        num_steps=max(row["step"] for row in rows),
+        num_steps=max([row["step"] for row in rows] + [line["steps"] for line in lines if line["kind"] == "end"]),
+        steps_are="backward passes" if is_by_hand else "steps",
         shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
-        peak_bytes=max(phase.peak_bytes for phase in phases),
-        reserved_bytes=max(phase.reserved_bytes for phase in phases),
+        peak_bytes=_largest(phase.peak_bytes for phase in phases),
+        reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
         phases=phases,
     )
 
@@ -119,22 +124,27 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
         passes.setdefault((row["phase"], is_first), []).append(row)
     found = []
     for (name, is_first), several in passes.items():
-        largest = max(several, key=lambda row: _most(row)[0])
+        largest = max(several, key=lambda row: _most(row)[0] or 0)
         peak, live, _ = _most(largest)
         found.append(
             Phase(
                 name=name, is_first_step=is_first, first_step=several[0]["step"], num=len(several), peak_bytes=peak,
-                live_bytes=live, reserved_bytes=max(_most(row)[2] for row in several), line=largest["line"],
+                live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several), line=largest["line"],
             )
         )  # fmt: skip
     return sorted(found, key=lambda phase: (phase.name in ORDER[6:], phase.name in IN_STEPS and not phase.is_first_step,
                                             ORDER.index(phase.name)))  # fmt: skip
 
 
-def _most(row: dict[str, Any]) -> tuple[int, int, int]:
+def _most(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     """Return peak and live bytes of the device with the largest peak, and the most that one has reserved."""
-    peak, live, _ = max(row["devices"].values())
-    return peak, live, max(reserved for _, _, reserved in row["devices"].values())
+    devices = row["devices"].values()
+    peak, live, _ = max(devices, default=(None, None, None), key=lambda device: device[0])
+    return peak, live, _largest(reserved for _, _, reserved in devices)
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:

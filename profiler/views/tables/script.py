@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 from typing import Any, TextIO
 
 from rich import box
@@ -13,6 +14,7 @@ from profiler.core import gpu_specs
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.scripts.report import IN_STEPS, Phase, Process, Variant
 
+ONE = {"steps": "step", "backward passes": "backward pass"}
 WIDE = 200  # columns of a pipe or a file
 
 
@@ -70,6 +72,30 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
         )
 
 
+def process_text(process: Process) -> str:
+    """Return the table of one process as text, and what was not measured."""
+    return _printed(process).export_text().rstrip("\n")
+
+
+def process_html(process: Process) -> str:
+    """Return the same for a notebook."""
+    return _printed(process).export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _printed(process: Process) -> Console:
+    console = Console(
+        file=StringIO(), width=WIDE, record=True, color_system=None, markup=False, highlight=False, emoji=False
+    )
+    console.print(_table([process], 1))
+    if process.peak_bytes is None:
+        console.print("note: no GPU was used; memory is not measured on a CPU")
+    for line in dict.fromkeys(process.shortages):
+        console.print(f"note: memory ran out at {line}", soft_wrap=True)
+    if process.detail:
+        console.print(f"{process.outcome.replace('_', ' ')}: {process.detail}", soft_wrap=True)
+    return console
+
+
 def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
     called = " ".join([gpu_specs.find(variant.words["device"].partition(":")[0]).name, *(
@@ -86,7 +112,7 @@ def sentence(variant: Variant) -> str:
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
-    left = variant.gpu_bytes - variant.context_bytes - process.reserved_bytes
+    left = variant.gpu_bytes - variant.context_bytes - (process.reserved_bytes or 0)
     peak = process.peak
     where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
     what = "fits, in what ran, on" if variant.is_cut else "fits"
@@ -113,15 +139,19 @@ def _table(group: list[Process], num_processes: int) -> Table:
     kind = "process" if first.rank is None else "rank"
     several = "processes" if first.rank is None else "ranks"
     who = f", {several if len(ranks) > 1 else kind} {', '.join(ranks)}" if num_processes > 1 else ""
-    steps = f"{first.num_steps} step{'' if first.num_steps == 1 else 's'}"
+    noun = first.steps_are if first.num_steps != 1 else ONE[first.steps_are]
+    steps = f"{first.num_steps} {noun}"
     table = Table(title=f"{first.module or 'no model'}{who}, {steps}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("phase")
-    for name in ("times", f"peak {unit}", f"live {unit}", f"reserved {unit}"):
+    sizes = (f"peak {unit}", f"live {unit}", f"reserved {unit}") if first.peak_bytes is not None else ()
+    for name in ("times", *sizes):
         table.add_column(name, justify="right")
     table.add_column("line")
     for phase in first.phases:
         step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
         is_peak = phase == first.peak
-        figures = (scaled(count, size) for count in (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes))
-        table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style="bold" if is_peak else None)
+        counts = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes) if sizes else ()
+        figures = [scaled(count, size) for count in counts]
+        style = "bold" if is_peak and sizes else None
+        table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style=style)
     return table
