@@ -39,6 +39,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
     "rehearsal/smoke_step.py": "none: it tells the libraries what torch is compiled for",
     "scripts/inject/gcprof_hollow.py": "where the libraries are",
+    "scripts/inject/gcprof_saving.py": "where to what a command saves is redirected",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
     "scripts/inject/sitecustomize.py": "whether a command is watched",
     "scripts/launch.py": "handed on to the user's command",
@@ -139,6 +140,7 @@ def test_nothing_of_a_file_is_run():
     assert found == {
         "core/plain_pickle.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
         "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
+        "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
     }
 
 

@@ -16,7 +16,9 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 import profiler
-from profiler.core.errors import UserError
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from tests import make
 from tests.scripts.runs import ROOT, environment
 
 
@@ -216,7 +218,6 @@ def test_a_table_so_far_is_there_within_the_block():
     model, optimizer = made()
 
     with profiler.watch() as watch:
-        assert watch.process is None
         assert "nothing" in watch.table
         train(model, optimizer, steps=1)
         assert watch.process.outcome == "ok"
@@ -307,3 +308,23 @@ def test_peaks_are_those_of_counters_put_in_by_hand_and_what_one_reads_stays(hol
     assert watched["reads"] == plain["reads"]
     assert watched["is_gone"]
     assert "optimizer" in watched["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["none", "hf"])
+def test_a_trainers_steps_are_those_of_its_script(strategy, monkeypatch, tmp_path):
+    trainer_trial = pytest.importorskip("profiler.workflows.published.trainer_trial")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    model = Choice("hf:bert:head=classification,hidden_size=8,num_attention_heads=2,num_hidden_layers=1,vocab_size=50")
+    fields = {"optimizer": Choice("adamw"), "batch_size": 1, "accumulate": 2, "warmup": 1, "samples": 3}
+    case = make.case(strategy, model=model, device="cpu", verify="off", **fields)
+
+    record = trainer_trial.measure(Trial(case=case, round=2), on_pass=lambda stage: None)
+
+    assert (record.outcome, record.round, record.num_steps) == ("ok", 2, 1 + 1 + 3)
+    assert len(record.readings.step_seconds) == 3
+    assert record.readings.peak_bytes is None  # on a CPU it is not measured, and never 0
+    assert [note.code for note in record.notes] == ["GCP020"]
+    with pytest.raises(Unsupported, match="checkpoints nothing"):
+        trainer_trial.measure(Trial(case=make.case("all", model=model)), on_pass=lambda stage: None)

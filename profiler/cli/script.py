@@ -130,7 +130,7 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
             aside(f"gcprof: no process of this command used a GPU{why}, so nothing is known of its memory")
             return NO_GPU
     if len(ends) == 1:
-        return last.exit_code
+        return last.exit_code or int(variants[0].outcome != "ok")
     return int(any(variant.outcome not in ("ok", "out_of_memory") for variant in variants))
 
 

@@ -37,6 +37,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the process
     outcome: str  # ok, out_of_memory, failed, or crashed
     detail: str | None = None
+    died: float | None = None  # when it raised, or was gone without a word: seconds since the epoch
     num_steps: int
     steps_are: str = "steps"  # of an optimizer; "backward passes" where torch.optim made none
     peak_bytes: int | None
@@ -59,23 +60,30 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: int  # of it, taken by CUDA
     outcome: str
     needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
+    unguarded: str | None = None  # why its files could not be guarded: only what it saved was redirected
     is_cut: bool = False  # ended before the script would have
     processes: tuple[Process, ...]
 
     @classmethod
     def of(cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool) -> Variant:
-        outcomes = {process.outcome for process in ended.processes}
-        is_short = "out_of_memory" in outcomes and ended.exit_code
+        is_dead = any(process.died for process in ended.processes)  # also where the command's own code is 0
+        is_short = any(process.outcome == "out_of_memory" for process in ended.processes)
         is_ended = ended.timed_out or ended.interrupted is not None  # from outside
         failed = "timed_out" if is_ended else "failed"
         return cls(
             words={"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values},
             gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
             context_bytes=gpu.context_bytes,
-            outcome="out_of_memory" if is_short else failed if ended.exit_code or is_ended else "ok",
+            outcome="out_of_memory" if is_short else failed if ended.exit_code or is_ended or is_dead else "ok",
+            unguarded=ended.unguarded,
             is_cut=is_cut or is_ended,
             processes=ended.processes,
         )
+
+    @property
+    def first_dead(self) -> Process | None:
+        """The process that died before any other."""
+        return min((process for process in self.processes if process.died), key=lambda one: one.died or 0, default=None)
 
     @property
     def largest(self) -> Process:
@@ -90,13 +98,21 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
 
 
-def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
-    """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU."""
+def read_process(
+    name: str, lines: Sequence[dict[str, Any]], *, gone: float | None = None, is_host_short: bool = False
+) -> Process | None:
+    """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU.
+
+    `gone` is when it ended while the command still ran, in seconds since the epoch; `is_host_short`: meanwhile the
+    system killed some process for lack of the host's memory.
+    """
     rows = [line for line in lines if line["kind"] == "phase"]
     if not rows:
         return None
     rank, _, number = name.partition(".")
     outcome, detail = _outcome(lines)
+    if outcome == "crashed" and is_host_short:
+        detail = "it was killed without a word, as the host's own memory (not the GPU's) ran out"
     phases = tuple(_phases(rows))
     is_by_hand = not any(row["phase"] == "optimizer" for row in rows) and any(
         line["kind"] == "by hand" for line in lines
@@ -106,6 +122,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         number=int(number),
         outcome=outcome,
         detail=detail,
+        died=None if outcome == "ok" else next((line["time"] for line in lines if line["kind"] == "raised"), gone),
         num_steps=max([row["step"] for row in rows] + [line["steps"] for line in lines if line["kind"] == "end"]),
         steps_are="backward passes" if is_by_hand else "steps",
         shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),

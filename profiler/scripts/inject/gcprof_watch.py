@@ -29,7 +29,7 @@ from functools import partial, wraps
 from importlib import import_module
 from multiprocessing import process
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import torch
 from torch.nn.modules import module as modules
@@ -57,11 +57,16 @@ def begin(why: str | None) -> None:
     if why:
         _write({"kind": "no device", "why": why})
         return
-    flags = str(torch._C._cuda_getArchFlags()).split()
-    os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
+    torch.cuda._lazy_call(_tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
     watch.know_no_values()
     watch.begin()
+
+
+def _tell_architectures() -> None:
+    """Tell the libraries what torch is compiled for, once CUDA is used: whoever asked cannot fork users of it."""
+    flags = str(torch._C._cuda_getArchFlags()).split()
+    os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
 
 
 _file: list[IO[str]] = []
@@ -86,11 +91,14 @@ _observed: list[Callable[..., None]] = []
 
 
 def _observe_out_of_memory() -> None:
-    """Have the watch that is on hear of it, once and for all: PyTorch cannot take an observer away."""
+    """Have the watch that is on hear of it, once and for all: PyTorch cannot take an observer away.
+
+    As soon as CUDA is used, and no sooner: a process that has begun to use it can no longer fork others that do.
+    """
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach and not _observed:
         _observed.append(_out_of_memory)
-        attach(_out_of_memory)
+        torch.cuda._lazy_call(partial(attach, _out_of_memory))
 
 
 def _out_of_memory(*words: int) -> None:
@@ -120,7 +128,7 @@ class Watch:
         self.thread = threading.get_ident()
         self.is_on = False
         self.is_by_hand: bool | None = None  # whether there is no optimizer, so that backward passes are counted
-        self.is_told = False  # that the process raised
+        self.is_told = self.is_ended = False  # that the process raised, or ended
         self._read, self._steps, self._is_always_told = read, steps, is_always_told
         self._undo: list[Callable[[], Any]] = []
 
@@ -130,7 +138,8 @@ class Watch:
             _end_loaders(int(MAIN_BATCHES))
         self.start(None)
         self._watch_processes()
-        _observe_out_of_memory()
+        self._exit = os._exit
+        os._exit = self._exit_at_once
         sys.excepthook = partial(self._raised, sys.excepthook)
         atexit.register(self._end)
 
@@ -165,6 +174,7 @@ class Watch:
         self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
         self._replace(torch, "save", self._around(torch.save, "saving", None))
         self._replace(optimizers.Optimizer, "__init__", self._before_optimizer(optimizers.Optimizer.__init__))
+        _observe_out_of_memory()
 
     def end(self, error: BaseException | None) -> None:
         """End what was started, and take all of it away again; what others have put over it stays."""
@@ -216,8 +226,6 @@ class Watch:
             self._count_backward()
 
     def _tell(self, **more: Any) -> None:
-        if torch.cuda.is_initialized():
-            _observe_out_of_memory()
         devices = self._read()
         if self._is_always_told or any(reserved for _, _, reserved in devices.values()):
             row = {"kind": "phase", "phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
@@ -284,7 +292,6 @@ class Watch:
         self.step += 1
         if self._steps and self.step >= self._steps:
             if self.step > self._steps:  # the script caught the first one
-                self._end()
                 os._exit(0)
             raise SystemExit(0)
 
@@ -326,7 +333,7 @@ class Watch:
         line = _line() or self.line
         why = f"the size of aten.{name}'s result depends on values, which a hollow GPU does not compute: {line}"
         self._tell()
-        _write({"kind": "raised", "error": "unknown size", "text": why, "line": line})
+        _write({"kind": "raised", "error": "unknown size", "text": why, "line": line, "time": time.time()})
         print(f"gcprof: {why}", file=sys.stderr, flush=True)
         os._exit(UNKNOWN)  # an exception could be caught, and the script go on with a size that is none
 
@@ -361,8 +368,14 @@ class Watch:
             text = {"error": type(error).__name__, "text": str(error)[:500], "line": where}
             _write({"kind": "raised", **text, "time": time.time()})
 
+    def _exit_at_once(self, status: int) -> NoReturn:
+        if not status:  # it ends as it wishes
+            self._end()
+        self._exit(status)
+
     def _end(self) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() == self.process and not self.is_ended:
+            self.is_ended = True
             with suppress(Exception):  # CUDA may be gone
                 self._tell()
             if self.phase == "after the backward" and self.is_by_hand is not False:
@@ -404,6 +417,7 @@ class Watch:
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.phase, self.line, self.step, self.main = "start", "", 0, lambda: None
         self.reads = set()
+        self.is_told = self.is_ended = False
 
 
 def _end_loaders(most: int) -> None:

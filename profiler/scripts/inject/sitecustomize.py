@@ -39,6 +39,8 @@ class _Finder:
                 try:
                     why = import_module("gcprof_hollow").load(spec.origin)
                     execute(module)
+                    if "GCPROF_SAVING" in os.environ:
+                        import_module("gcprof_saving").begin()
                     import_module("gcprof_watch").begin(why)
                 finally:
                     sys.path.remove(HERE)

@@ -14,6 +14,10 @@ from profiler.core import gpu_specs
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.scripts.report import IN_STEPS, Phase, Process, Variant
 
+UNGUARDED = (
+    "what torch, safetensors, torch.distributed.checkpoint, Trainer and Lightning save is kept apart; "
+    "other writes are not guarded"
+)
 ONE = {"steps": "step", "backward passes": "backward pass"}
 WIDE = 200  # columns of a pipe or a file
 
@@ -26,6 +30,8 @@ class Live:
         self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, line: dict[str, Any]) -> None:
+        if line["kind"] == "unguarded":
+            self._say(f"this system lets nobody guard files ({line['why']}): {UNGUARDED}")
         if line["kind"] != "phase":
             return
         key = (line["process"], line["phase"], line["step"] == 0)
@@ -52,6 +58,8 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
         groups.setdefault(_in_steps(process), []).append(process)
     for group in groups.values():
         console.print(_table(group, len(variant.processes)))
+    if variant.unguarded:
+        console.print(f"note: files could not be guarded ({variant.unguarded}): {UNGUARDED}", soft_wrap=True)
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
         console.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
@@ -103,7 +111,8 @@ def sentence(variant: Variant) -> str:
     room = bytes_text(variant.gpu_bytes)
     process = variant.largest
     if variant.outcome == "out_of_memory":
-        short = next(process for process in variant.processes if process.outcome == "out_of_memory")
+        ran_out = [process for process in variant.processes if process.outcome == "out_of_memory"]
+        short = min(ran_out, key=lambda process: process.died or 0)
         known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
         need = known or "; without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
@@ -111,12 +120,18 @@ def sentence(variant: Variant) -> str:
         return f"was ended early on {called} ({room}): below is what ran"
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
+        if dead := variant.first_dead:
+            why = f"{_named(dead)} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
     left = variant.gpu_bytes - variant.context_bytes - (process.reserved_bytes or 0)
     peak = process.peak
     where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
     what = "fits, in what ran, on" if variant.is_cut else "fits"
     return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}"
+
+
+def _named(process: Process) -> str:
+    return f"process {process.number}" if process.rank is None else f"rank {process.rank}"
 
 
 def _phase_text(phase: Phase) -> str:
