@@ -2,7 +2,7 @@
 python := ".venv/bin/python"
 site := ".venv/lib/python3.11/site-packages"
 measuring := replace("""
-    tests/test_api.py tests/test_callbacks.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
+    tests/test_api.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
     tests/test_max_batch.py tests/test_parent.py tests/test_plan_command.py tests/test_published.py tests/test_ranks.py
     tests/test_run.py tests/test_sampling.py tests/test_shard.py tests/test_stages_command.py tests/test_staging.py
     tests/faults

@@ -42,6 +42,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "scripts/inject/gcprof_hollow.py": "where the libraries are",
     "scripts/inject/gcprof_measure.py": "what is to be measured, its seed, and which rank this is",
     "scripts/inject/gcprof_strategies.py": "the strategy that launch.py asks for, and where gcprof is",
+    "scripts/inject/gcprof_saving.py": "where to what a command saves is redirected",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
     "scripts/inject/sitecustomize.py": "whether a command is watched or measured, and its seed",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, which rank this is, and where compiled code is",
@@ -144,6 +145,7 @@ def test_nothing_of_a_file_is_run():
     assert found == {
         "core/plain_pickle.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
         "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
+        "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
     }
 
 

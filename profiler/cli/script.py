@@ -168,7 +168,7 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
             return NO_GPU
     if len(ends) == 1:
         is_ours = any(process.outcome == "skipped" for process in variants[0].processes)  # it ended the script
-        return 0 if is_ours else last.exit_code
+        return 0 if is_ours else last.exit_code or int(variants[0].outcome not in ("ok", "skipped"))
     return int(any(variant.outcome not in ("ok", "out_of_memory", "skipped") for variant in variants))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ from profiler.scripts.report import Process, read_process
 INJECT = Path(__file__).parent / "inject"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between TERM and KILL
+OnLine = Callable[[dict[str, Any]], None]
 QUIET = {  # what would send something away, or ask for a key
     "WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
     "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "offline",
@@ -55,48 +57,40 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int  # of the command: 128 and the signal's number where one killed it
     timed_out: bool = False
     interrupted: int | None = None  # the signal that ended it from outside
+    unguarded: str | None = None  # why files could not be guarded, so that only what it saved was redirected
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
     lines: dict[str, list[dict[str, Any]]] = {}  # of the watch, by process
     needs: str | None = None  # what the script's Python lacks for a strategy
 
 
-def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int | None = None) -> Ended:
+def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
     """Run the command until it ends; call `on_line` with each line of the watch as it is written.
 
-    Raises UserError (exit code 3) where the hollow device cannot be had, or where files cannot be guarded.
+    Where the system lets nobody guard files, the command is run with what it saves redirected, and that is said. Raises
+    UserError (exit code 3) where the hollow device cannot be had.
     """
     scratch = Path(tempfile.mkdtemp(prefix="gcprof-script-"))
+    deaths, kills = _Deaths(), _num_host_kills()
     try:
-        with tempfile.TemporaryFile() as refused:
-            words = [*asked.words]
-            if words[0] == "python" and not shutil.which("python"):
-                words[0] = sys.executable
-            if not asked.allow_writes:
-                words = [sys.executable, "-P", guard.__file__, str(scratch), str(refused.fileno()), *words]
-            environment = _environment(asked, scratch)
-            try:
-                process = subprocess.Popen(
-                    words, env=environment, start_new_session=True, stdout=stdout, pass_fds=(refused.fileno(),)
-                )
-            except OSError as error:
-                raise UserError(f"{asked.words[0]}: {error.strerror}", hint="after -- is a command") from None
-            code, timed_out, interrupted = _follow(process, scratch, asked.limit_seconds, on_line)
-            refused.seek(0)
-            if why := refused.read().decode():
-                raise UserError(
-                    f"this system does not let gcprof keep the command from overwriting files ({why})",
-                    hint="--allow-writes runs it all the same: what it saves is then garbage, over what was there",
-                    exit_code=3,
-                )
+        code, timed_out, interrupted, why = _started(asked, scratch, on_line, deaths, stdout)
+        if why:
+            on_line({"kind": "unguarded", "why": why})
+            code, timed_out, interrupted, _ = _started(asked, scratch, on_line, deaths, stdout, is_guarded=False)
         lines = {path: _lines(path) for path in sorted(scratch.glob("*.jsonl"))}
         for path in scratch.glob("*.gradients*") if asked.kept else ():
             shutil.move(path, asked.kept / path.name if asked.kept else path)
-        processes = [made for path, rows in lines.items() if (made := read_process(path.stem, rows))]
+        is_host_short = _num_host_kills() > kills
+        read = (
+            read_process(path.stem, rows, gone=deaths.seen.get(path), is_host_short=is_host_short)
+            for path, rows in lines.items()
+        )
+        processes = [process for process in read if process]
         return Ended(
             exit_code=code if code >= 0 else 128 - code,
             timed_out=timed_out,
             interrupted=interrupted,
+            unguarded=why or None,
             processes=tuple(sorted(processes, key=lambda made: (made.rank is None, made.rank or 0, made.number))),
             needs=next((row["needs"] for rows in lines.values() for row in rows if "needs" in row), None),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
@@ -106,6 +100,41 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
         for work in scratch.glob("work*/work"):
             work.chmod(0o700)  # overlays leave it closed to everyone
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _num_host_kills() -> int:
+    """Return how many processes the system has killed since it started, for lack of its own memory."""
+    with suppress(OSError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines())
+        return int(counts.get("oom_kill", 0))
+    return 0
+
+
+def _started(
+    asked: Asked, scratch: Path, on_line: OnLine, deaths: _Deaths, stdout: int | None, *, is_guarded: bool = True
+) -> tuple[int, bool, int | None, str]:
+    """Start the command and follow it; return its code, why it was ended, and why files cannot be guarded.
+
+    Where they are not to be guarded, what it saves by torch and other libraries is redirected all the same.
+    """
+    words = [*asked.words]
+    if words[0] == "python" and not shutil.which("python"):
+        words[0] = sys.executable
+    environment = _environment(asked, scratch)
+    with tempfile.TemporaryFile() as refused:
+        if is_guarded and not asked.allow_writes:
+            words = [sys.executable, "-P", guard.__file__, str(scratch), str(refused.fileno()), *words]
+        elif not asked.allow_writes:
+            environment["GCPROF_SAVING"] = str(scratch / "saved")
+        try:
+            process = subprocess.Popen(
+                words, env=environment, start_new_session=True, stdout=stdout, pass_fds=(refused.fileno(),)
+            )
+        except OSError as error:
+            raise UserError(f"{asked.words[0]}: {error.strerror}", hint="after -- is a command") from None
+        code, timed_out, interrupted = _follow(process, scratch, asked.limit_seconds, on_line, deaths)
+        refused.seek(0)
+        return code, timed_out, interrupted, refused.read().decode()
 
 
 def unlimited(asked: Asked) -> Asked:
@@ -142,7 +171,9 @@ def _hollow(gpus: RehearsedGpu) -> dict[str, str]:
     """Return what tells the command's processes to open hollow GPUs."""
     folder = proven_libraries()[0]
     version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
-    return {**device.variables(gpus), "GCPROF_LIBRARIES": f"{version}={folder}"}
+    return {
+        **device.variables(gpus), "GCPROF_LIBRARIES": f"{version}={folder}", "GCPROF_ORDER": ",".join(device.ORDER),
+    }  # fmt: skip
 
 
 def _in_place(strategy: str | None) -> str | None:
@@ -153,7 +184,11 @@ def _in_place(strategy: str | None) -> str | None:
 
 
 def _follow(
-    process: subprocess.Popen[bytes], scratch: Path, limit: float | None, on_line: Callable[[dict[str, Any]], None]
+    process: subprocess.Popen[bytes],
+    scratch: Path,
+    limit: float | None,
+    on_line: OnLine,
+    deaths: _Deaths,
 ) -> tuple[int, bool, int | None]:
     """Wait for the command's end, or end it and all that it started; return its code, and why it was ended.
 
@@ -174,18 +209,48 @@ def _follow(
         while process.poll() is None and not timed_out:
             _tell(scratch, read, on_line)
             timed_out = until is not None and time.monotonic() > until
-            time.sleep(POLL_SECONDS)
+            deaths.wait(POLL_SECONDS, among=read)
         _tell(scratch, read, on_line)
+        deaths.wait(0, among=read)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _end(process)
+        deaths.close()
         for file in read.values():
             file.close()
     return process.wait(), timed_out, heard[0] if heard else None
 
 
-def _tell(scratch: Path, read: dict[Path, IO[bytes]], on_line: Callable[[dict[str, Any]], None]) -> None:
+class _Deaths:
+    """When processes of the command ended, by their files, in seconds since the epoch; from outside, by any death."""
+
+    def __init__(self) -> None:
+        self.seen: dict[Path, float] = {}
+        self._poll = select.poll()
+        self._open: dict[int, Path] = {}  # by the descriptor of the process
+
+    def wait(self, seconds: float, *, among: Iterable[Path]) -> None:
+        """Wait so long, or until one of them ends."""
+        for path in set(among) - {*self.seen, *self._open.values()}:
+            try:
+                descriptor = os.pidfd_open(int(path.stem.rpartition(".")[2]))
+            except OSError:
+                self.seen[path] = time.time()
+                continue
+            self._open[descriptor] = path
+            self._poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in self._poll.poll(seconds * 1000):
+            self.seen[self._open.pop(descriptor)] = time.time()
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
+
+
+def _tell(scratch: Path, read: dict[Path, IO[bytes]], on_line: OnLine) -> None:
     for path in sorted(scratch.glob("*.jsonl")):
         if path not in read:
             read[path] = path.open("rb")

@@ -43,8 +43,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     is_first_step: bool = False
     first_step: int  # the number of the step in which it was first, from 0
     num: int  # passes
-    peak_bytes: int  # the largest of them
-    live_bytes: int  # at the end of the pass with the largest peak
+    peak_bytes: int | None  # the largest of them; None on a CPU whose memory is not measured
+    live_bytes: int | None  # at the end of the pass with the largest peak
     reserved_bytes: int | None  # the most within it; None on a CPU, which reserves nothing
     line: str  # of the script, at the peak; where it is not known, at the begin of that pass
     holders: tuple[Holder, ...] = ()  # of the peak, the largest first: together all of its bytes; none where not known
@@ -68,8 +68,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the process
     outcome: str  # ok, out_of_memory, failed, crashed, or skipped: the strategy met what it cannot cut
     detail: str | None = None
+    died: float | None = None  # when it raised, or was gone without a word: seconds since the epoch
     num_steps: int
-    peak_bytes: int
+    steps_are: str = "steps"  # of an optimizer; "backward passes" where torch.optim made none
+    peak_bytes: int | None
     reserved_bytes: int | None
     module: str  # the class of the model that it trains
     shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
@@ -82,7 +84,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
+        return max(self.phases, key=lambda phase: phase.peak_bytes or 0)
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     detail: str | None = None  # why it is skipped
     needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
+    unguarded: str | None = None  # why its files could not be guarded: only what it saved was redirected
     is_cut: bool = False  # ended before the script would have
     processes: tuple[Process, ...]
 
@@ -110,14 +113,20 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
             context_bytes=gpu.context_bytes,
             outcome="skipped" if skipped else outcome,
             detail=skipped,
+            unguarded=ended.unguarded,
             is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
             processes=ended.processes,
         )
 
     @property
+    def first_dead(self) -> Process | None:
+        """The process that died before any other."""
+        return min((process for process in self.processes if process.died), key=lambda one: one.died or 0, default=None)
+
+    @property
     def largest(self) -> Process:
         """The process that reserves most, or on a CPU has the largest peak."""
-        return max(self.processes, key=lambda process: (process.reserved_bytes or 0, process.peak_bytes))
+        return max(self.processes, key=lambda process: (process.reserved_bytes or 0, process.peak_bytes or 0))
 
     def with_need(self, unlimited: Ended) -> Variant:
         """Return the variant with what the command needs, by its run with unlimited memory, if that ended well."""
@@ -129,11 +138,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 def outcome_of(ended: Ended) -> str:
     """Return the outcome of a command that has ended."""
-    outcomes = {process.outcome for process in ended.processes}
     is_ended = ended.timed_out or ended.interrupted is not None  # from outside
-    if "out_of_memory" in outcomes and ended.exit_code:
+    is_dead = any(process.died for process in ended.processes)  # also where the command's own code is 0
+    if any(process.outcome == "out_of_memory" for process in ended.processes):
         return "out_of_memory"
-    return "timed_out" if is_ended else "failed" if ended.exit_code else "ok"
+    return "timed_out" if is_ended else "failed" if ended.exit_code or is_dead else "ok"
 
 
 def why_skipped(ended: Ended, outcome: str) -> str | None:
@@ -149,22 +158,35 @@ def why_skipped(ended: Ended, outcome: str) -> str | None:
     return NOT_MET if outcome == "ok" and ended.processes else None
 
 
-def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
-    """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU."""
+def read_process(
+    name: str, lines: Sequence[dict[str, Any]], *, gone: float | None = None, is_host_short: bool = False
+) -> Process | None:
+    """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU.
+
+    `gone` is when it ended while the command still ran, in seconds since the epoch; `is_host_short`: meanwhile the
+    system killed some process for lack of the host's memory.
+    """
     rows = [line for line in lines if line["kind"] == "phase"]
     if not rows:
         return None
     rank, _, number = name.partition(".")
     outcome, detail = _outcome(lines)
+    if outcome == "crashed" and is_host_short:
+        detail = "it was killed without a word, as the host's own memory (not the GPU's) ran out"
     phases = tuple(_phases(rows))
     short = [line for line in lines if line["kind"] == "out of memory"]
     ended: dict[str, Any] = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})
+    is_by_hand = not any(row["phase"] == "optimizer" for row in rows) and any(
+        line["kind"] == "by hand" for line in lines
+    )
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
         number=int(number),
         outcome=outcome,
         detail=detail,
-        num_steps=max(row["step"] for row in rows),
+        died=None if outcome == "ok" else next((line["time"] for line in lines if line["kind"] == "raised"), gone),
+        num_steps=max([row["step"] for row in rows] + [line["steps"] for line in lines if line["kind"] == "end"]),
+        steps_are="backward passes" if is_by_hand else "steps",
         shortages=tuple(line["line"] for line in short),
         shortage_holders=_holders(short[-1]) if short else (),
         growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
@@ -172,7 +194,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         applied=tuple(_applied(lines)),
-        peak_bytes=max(phase.peak_bytes for phase in phases),
+        peak_bytes=_largest(phase.peak_bytes for phase in phases),
         reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
         phases=phases,
     )
@@ -195,7 +217,7 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
         passes.setdefault((row["phase"], is_first), []).append(row)
     found = []
     for (name, is_first), several in passes.items():
-        largest = max(several, key=lambda row: _most(row)[0])
+        largest = max(several, key=lambda row: _most(row)[0] or 0)
         peak, live, _ = _most(largest)
         found.append(
             Phase(
@@ -212,10 +234,11 @@ def _holders(row: dict[str, Any]) -> tuple[Holder, ...]:
     return msgspec.convert(row.get("holders", ()), tuple[Holder, ...])
 
 
-def _most(row: dict[str, Any]) -> tuple[int, int, int | None]:
+def _most(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     """Return peak and live bytes of the device with the largest peak, and the most that one has reserved."""
-    peak, live, _ = max(row["devices"].values())
-    return peak, live, _largest(reserved for _, _, reserved in row["devices"].values())
+    devices = row["devices"].values()
+    peak, live, _ = max(devices, default=(None, None, None), key=lambda device: device[0])
+    return peak, live, _largest(reserved for _, _, reserved in devices)
 
 
 def _largest(sizes: Iterable[int | None]) -> int | None:

@@ -275,6 +275,16 @@ class Holders:
         return snapshot
 
 
+class Nothing(Holders):
+    """Looks at nothing: for a watch that begins and ends in a process."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self.devices, self.growth = {}, history.Growth()
+        self._modules, self._optimizers = {}, {}
+        self._is_on = False
+
+
 def _place(part: Mapping[str, Any]) -> tuple[bool, int]:
     return "blocks" in part, part["address"]
 

@@ -7,9 +7,6 @@ import glob
 import os
 import re
 
-ORDER = (  # of loading: each after those that it depends on; as in profiler/rehearsal/device.py
-    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcuda", "libnvidia-ml",
-)  # fmt: skip
 CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.", re.MULTILINE)  # in torch/version.py
 
 
@@ -24,7 +21,7 @@ def load(origin: str) -> str | None:
         return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
-    for name in ORDER:
+    for name in os.environ["GCPROF_ORDER"].split(","):  # each after those that it depends on
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None

@@ -68,8 +68,7 @@ class MeasuredWatch(Watch):
     """A watch that also knows which modules are called in training, the outermost ones: they name the gradients."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.sees_gpus = _has_gpu()
+        super().__init__(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
         self.roots: dict[int, Callable[[], Any]] = {}
         self.apart: Callable[[Callable[[], None]], None] = lambda work: work()
 
@@ -80,12 +79,11 @@ class MeasuredWatch(Watch):
                 self.roots[id(module)] = weakref.ref(module)
         super()._before_forward(module, arguments)
 
-    def _hide_resets(self, interface: Any) -> None:
-        if hasattr(interface, "_cuda_memoryStats"):  # a torch without CUDA has no peaks that a script could read
-            super()._hide_resets(interface)
+    def _watch_processes(self) -> None:
+        """Leave forked processes, such as those of a DataLoader, alone."""
 
     def _end(self) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() == self.process and not self.is_ended:
             with suppress(Exception):  # CUDA may be gone
                 _tell_device()
         super()._end()
@@ -144,10 +142,11 @@ class HostWatch(MeasuredWatch):
             _write({**row, "devices": {"cpu": (peak, live, None)}})
 
     def _end(self) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() == self.process and not self.is_ended:
             self._finish()
             _tell_device()
             _write({"kind": "end", "steps": self.step})
+            self.is_ended = True
 
 
 def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:

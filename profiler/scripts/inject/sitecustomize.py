@@ -51,6 +51,8 @@ def _load_torch(execute: Callable[[], None], origin: str) -> None:
     try:
         why = import_module("gcprof_hollow").load(origin) if "GCPROF_LIBRARIES" in os.environ else None
         execute()
+        if "GCPROF_SAVING" in os.environ:
+            import_module("gcprof_saving").begin()
         if "GCPROF_MEASURE" in os.environ:
             import_module("gcprof_measure").begin()
         else:

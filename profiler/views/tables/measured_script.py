@@ -103,7 +103,7 @@ def _write_summary(variants: Sequence[Measured], console: Console) -> None:
         table.add_column(name, justify="right")
     table.add_column("gradients")
     for variant in variants:
-        peak = max((process.peak_bytes for process in variant.processes), default=None)
+        peak = max((process.peak_bytes or 0 for process in variant.processes), default=None)
         ratio = ratio_to(variant.seconds, plain.seconds) if variant is not plain else None
         table.add_row(
             variant.words["strategy"],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from typing import Any, TextIO
 
 from rich import box
@@ -15,6 +16,11 @@ from profiler.scripts.report import IN_STEPS, Holder, Phase, Process, Variant
 
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
 MOST_NAMED = 3
+UNGUARDED = (
+    "what torch, safetensors, torch.distributed.checkpoint, Trainer and Lightning save is kept apart; "
+    "other writes are not guarded"
+)
+ONE = {"steps": "step", "backward passes": "backward pass"}
 WIDE = 200  # columns of a pipe or a file
 
 
@@ -26,6 +32,8 @@ class Live:
         self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, line: dict[str, Any]) -> None:
+        if line["kind"] == "unguarded":
+            self._say(f"this system lets nobody guard files ({line['why']}): {UNGUARDED}")
         if line["kind"] != "phase":
             return
         key = (line["process"], line["phase"], line["step"] == 0)
@@ -68,26 +76,28 @@ def write_phases(variant: Variant, console: Console) -> None:
         for title, held in _held(next((process for process in group if process.shortage_holders), group[0])):
             console.print(title, soft_wrap=True)
             console.print(_holders(held))
+    for text in _remarks(variant):
+        console.print(f"note: {text}", soft_wrap=True)
+
+
+def _remarks(variant: Variant) -> Iterator[str]:
+    """Yield what is to be noted of a variant and its processes."""
+    if variant.unguarded:
+        yield f"files could not be guarded ({variant.unguarded}): {UNGUARDED}"
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
-        console.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
+        yield "no optimizer of torch.optim made a step, so that all steps are the first"
     caught = [line for process in variant.processes if process.outcome == "ok" for line in process.shortages]
     if caught:
-        where = ", ".join(dict.fromkeys(caught))
         times = f"{len(caught)} time{'' if len(caught) == 1 else 's'}"
-        console.print(f"note: memory ran out {times}, and the script went on: {where}", soft_wrap=True)
-    unseen = {"evaluation", "generation", "saving"} - {
-        one.name for process in variant.processes for one in process.phases
-    }
-    if variant.is_cut and unseen:
-        console.print(f"note: not seen, if there is any: {', '.join(sorted(unseen))}", soft_wrap=True)
-    for text in dict.fromkeys(text for process in variant.processes for text in _notes(process)):
-        console.print(f"note: {text}", soft_wrap=True)
+        yield f"memory ran out {times}, and the script went on: {', '.join(dict.fromkeys(caught))}"
+    seen = {one.name for process in variant.processes for one in process.phases}
+    if variant.is_cut and (unseen := {"evaluation", "generation", "saving"} - seen):
+        yield f"not seen, if there is any: {', '.join(sorted(unseen))}"
+    yield from dict.fromkeys(text for process in variant.processes for text in _notes(process))
     reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
     if reads:
-        console.print(
-            f"note: values of the GPU, which are not computed, were read at {', '.join(reads)}", soft_wrap=True
-        )
+        yield f"values of the GPU, which are not computed, were read at {', '.join(reads)}"
 
 
 def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
@@ -104,7 +114,7 @@ def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | Non
         words = [variant.words.get(name, "") for name in names]
         figures = ["", ""]
         if variant.processes and variant.outcome != "skipped":
-            peak = max(process.peak_bytes for process in variant.processes)
+            peak = max(process.peak_bytes or 0 for process in variant.processes)
             figures = [scaled(peak, size), scaled(variant.largest.reserved_bytes, size)]
         table.add_row(*words, *figures, _fits(variant))
     open_console(file, width=width, color=color).print(table)
@@ -140,6 +150,30 @@ def _applied_lines(process: Process) -> list[str]:
     return lines
 
 
+def process_text(process: Process) -> str:
+    """Return the table of one process as text, and what was not measured."""
+    return _printed(process).export_text().rstrip("\n")
+
+
+def process_html(process: Process) -> str:
+    """Return the same for a notebook."""
+    return _printed(process).export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _printed(process: Process) -> Console:
+    console = Console(
+        file=StringIO(), width=WIDE, record=True, color_system=None, markup=False, highlight=False, emoji=False
+    )
+    console.print(_table([process], 1))
+    if process.peak_bytes is None:
+        console.print("note: no GPU was used; memory is not measured on a CPU")
+    for line in dict.fromkeys(process.shortages):
+        console.print(f"note: memory ran out at {line}", soft_wrap=True)
+    if process.detail:
+        console.print(f"{process.outcome.replace('_', ' ')}: {process.detail}", soft_wrap=True)
+    return console
+
+
 def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
     strategy = variant.words.get("strategy")
@@ -150,7 +184,8 @@ def sentence(variant: Variant) -> str:
     room = bytes_text(variant.gpu_bytes)
     process = variant.largest
     if variant.outcome == "out_of_memory":
-        short = next(process for process in variant.processes if process.outcome == "out_of_memory")
+        ran_out = [process for process in variant.processes if process.outcome == "out_of_memory"]
+        short = min(ran_out, key=lambda process: process.died or 0)
         known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
         need = known or "; without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
@@ -160,6 +195,8 @@ def sentence(variant: Variant) -> str:
         return f"was ended early on {called} ({room}): below is what ran"
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
+        if dead := variant.first_dead:
+            why = f"{_named(dead)} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
     left = variant.gpu_bytes - variant.context_bytes - (process.reserved_bytes or 0)
     where = peak_text(process.peak)
@@ -169,7 +206,12 @@ def sentence(variant: Variant) -> str:
 
 def peak_text(peak: Phase) -> str:
     """Return how large a peak is, and where."""
-    return f"the peak, {bytes_text(peak.peak_bytes)}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
+    size = bytes_text(peak.peak_bytes or 0)
+    return f"the peak, {size}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
+
+
+def _named(process: Process) -> str:
+    return f"process {process.number}" if process.rank is None else f"rank {process.rank}"
 
 
 def _phase_text(phase: Phase) -> str:
@@ -192,19 +234,22 @@ def _table(group: list[Process], num_processes: int) -> Table:
     kind = "process" if first.rank is None else "rank"
     several = "processes" if first.rank is None else "ranks"
     who = f", {several if len(ranks) > 1 else kind} {', '.join(ranks)}" if num_processes > 1 else ""
-    steps = f"{first.num_steps} step{'' if first.num_steps == 1 else 's'}"
+    noun = first.steps_are if first.num_steps != 1 else ONE[first.steps_are]
+    steps = f"{first.num_steps} {noun}"
     table = Table(title=f"{first.module or 'no model'}{who}, {steps}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("phase")
-    has_reserved = first.reserved_bytes is not None
-    for name in ("times", f"peak {unit}", f"live {unit}", *([f"reserved {unit}"] if has_reserved else [])):
+    sizes = [name for name, count in (("peak", first.peak_bytes), ("live", first.peak_bytes),
+                                      ("reserved", first.reserved_bytes)) if count is not None]  # fmt: skip
+    for name in ("times", *(f"{name} {unit}" for name in sizes)):
         table.add_column(name, justify="right")
     table.add_column("line")
     for phase in first.phases:
         step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
         is_peak = phase == first.peak
-        sizes = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes)
-        figures = (scaled(count, size) for count in sizes if count is not None)
-        table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style="bold" if is_peak else None)
+        counts = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes)
+        figures = [scaled(count, size) for count in counts if count is not None]
+        style = "bold" if is_peak and sizes else None
+        table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style=style)
     return table
 
 
