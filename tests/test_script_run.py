@@ -195,7 +195,7 @@ def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
 
     (variant,) = session.variants
     (process,) = done.document["variants"][0]["processes"]
-    assert variant.words["device"] == "Tesla T4"
+    assert variant.words["device"] == "Hollow Tesla T4"
     assert [phase.peak_bytes for phase in variant.processes[0].phases] == [
         phase["peak_bytes"] for phase in process["phases"]
     ]

@@ -27,7 +27,7 @@ def _forward(otherwise="evaluation"):
 _atexit.register(lambda: (_mark("end"), print("PHASES", _json.dumps(_rows))))
 """
 ON_CPU = """
-import atexit as _atexit, hashlib as _hashlib, json as _json, os as _os, random as _random, torch as _torch
+import atexit as _atexit, hashlib as _hashlib, json as _json, os as _os, random as _random, torch as _torch, weakref as _weakref
 _random.seed(0), _torch.manual_seed(0)
 _phases, _now, _taken, _optimizers = [], ["start", 0], {}, []
 _profile = _torch.profiler.profile(activities=[_torch.profiler.ProfilerActivity.CPU], profile_memory=True)
@@ -42,9 +42,9 @@ def _forward(otherwise="evaluation"):
     _mark("forward" if _torch.is_grad_enabled() else otherwise)
 
 def _gradients(optimizer, model):
-    if not any(optimizer is known for known in _optimizers):
-        _optimizers.append(optimizer)
-    number = next(number for number, known in enumerate(_optimizers) if known is optimizer)
+    if not any(optimizer is known() for known in _optimizers):
+        _optimizers.append(_weakref.ref(optimizer))
+    number = next(number for number, known in enumerate(_optimizers) if known() is optimizer)
     step = 1 + sum(key.startswith(f"{number}.") for key in _taken)
     if step <= 2:
         named = [(name, parameter.grad) for name, parameter in model.named_parameters()]

@@ -150,9 +150,10 @@ class HostWatch(MeasuredWatch):
 
 
 def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:
-    """Return the marks and the allocator's events in order of time, each event with all bytes that are live after it.
+    """Return the marks and the allocations (+bytes) and releases (-bytes) in order of time.
 
-    Source: c10/core/CPUAllocator.cpp, ProfiledCPUMemoryReporter.
+    Shared memory, as of a DataLoader's workers, is among them. Sources: c10/core/CPUAllocator.cpp,
+    ATen/MapAllocator.cpp.
     """
     found, events = [], list(tree)
     while events:
@@ -161,21 +162,21 @@ def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:
         if event.name in (MARK, ASIDE):
             found.append((event.start_time_ns, event.name, 0))
         elif event.name == "[memory]" and event.extra_fields.device.type == "cpu":
-            found.append((event.start_time_ns, "", event.extra_fields.total_allocated))
+            found.append((event.start_time_ns, "", event.extra_fields.alloc_size))
     return sorted(found, key=lambda item: item[0])
 
 
 def _spans(events: Iterable[tuple[int, str, int]]) -> list[tuple[int, int]]:
     """Return of each phase its peak and what is live at its end, in bytes."""
     spans, live, peak, is_aside = [], 0, 0, False
-    for _, name, total in events:
+    for _, name, size in events:
         if name == MARK:
             spans.append((peak, live))
             peak = live
         elif name == ASIDE:
             is_aside = not is_aside
         else:
-            live = total
+            live += size
             peak = peak if is_aside else max(peak, live)
     return spans
 
