@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from profiler.core import gpu_kinds, gpu_specs
 from profiler.core.case import Case, Choice, Real, Whole
 from profiler.core.errors import UserError
+from profiler.core.script import Phase, ProcessFacts, VariantFacts
 
 SCHEMA = 1
 
@@ -223,6 +224,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[Note, ...] = ()
     stage_seconds: dict[str, Real] = {}  # what the trial itself took, by stage: start, build, equality, memory, time
     num_steps: Whole = 0  # training steps that the trial ran in all
+    # of one process of a user's own script; left out elsewhere
+    rank: Whole | UnsetType = UNSET  # as its launcher gave it
+    phases: tuple[Phase, ...] | UnsetType = UNSET
+    script: ProcessFacts | UnsetType = UNSET
+    variant: VariantFacts | UnsetType = UNSET
 
     def fits(self, device: str) -> bool:
         """Whether a GPU, by its name (`t4`, `a100-80`), has the memory for the step and for CUDA's own context.

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.script import Phase, ProcessFacts, VariantFacts
 
 if TYPE_CHECKING:
     from profiler.core.rehearsed_gpu import RehearsedGpu
@@ -17,32 +19,16 @@ IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the
 ORDER = ("start", *IN_STEPS, "evaluation", "generation", "saving")
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """All passes through one phase of a process, of its first step or of later ones."""
-
-    name: str
-    is_first_step: bool = False
-    first_step: int  # the number of the step in which it was first, from 0
-    num: int  # passes
-    peak_bytes: int  # the largest of them
-    live_bytes: int  # at the end of the pass with the largest peak
-    reserved_bytes: int  # the most within it
-    line: str  # of the script, in the pass with the largest peak
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class Process(ProcessFacts, frozen=True, kw_only=True):
     """A process that used a GPU."""
 
     rank: int | None  # None where no launcher gave one
-    number: int  # of the process
     outcome: str  # ok, out_of_memory, failed, or crashed
     detail: str | None = None
     num_steps: int
     peak_bytes: int
     reserved_bytes: int
     module: str  # the class of the model that it trains
-    shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
-    reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
     phases: tuple[Phase, ...]
 
     @property
@@ -50,19 +36,29 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    @property
+    def most_reserved(self) -> Phase:
+        """The first phase within which most was reserved."""
+        return max(self.phases, key=lambda phase: phase.reserved_bytes)
+
+    def label(self, among: Sequence[Process]) -> str:
+        """Return what it is called among the processes of its variant: `rank 0`, `process 2`; "" if it is alone."""
+        if self.rank is not None and [process.rank for process in among].count(self.rank) == 1:
+            return f"rank {self.rank}"
+        return f"process {among.index(self) + 1}" if len(among) > 1 else ""
+
+
+class Variant(VariantFacts, frozen=True, kw_only=True):
     """The command on one kind of GPU, with one set of values."""
 
-    words: dict[str, str]  # what this variant is: its device, and the values of -L
-    gpu_bytes: int  # memory of each GPU
-    context_bytes: int  # of it, taken by CUDA
-    outcome: str
-    needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
-    is_cut: bool = False  # ended before the script would have
+    device: str = ""  # as records have it: `rehearse:t4:count=2`
+    command: tuple[str, ...] = ()  # its words, with the values of -L filled in
     processes: tuple[Process, ...]
 
     @classmethod
-    def of(cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool) -> Variant:
+    def of(
+        cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool, command: Sequence[str] = ()
+    ) -> Variant:
         outcomes = {process.outcome for process in ended.processes}
         is_short = "out_of_memory" in outcomes and ended.exit_code
         is_ended = ended.timed_out or ended.interrupted is not None  # from outside
@@ -72,9 +68,17 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
             gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
             context_bytes=gpu.context_bytes,
             outcome="out_of_memory" if is_short else failed if ended.exit_code or is_ended else "ok",
+            exit_code=ended.exit_code,
             is_cut=is_cut or is_ended,
+            device=rehearsed_gpu.device_of(gpu),
+            command=tuple(command),
             processes=ended.processes,
         )
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU that is rehearsed; None on a device that is here."""
+        return rehearsed_gpu.gpu_of(self.device) if self.device.startswith(REHEARSE) else None
 
     @property
     def largest(self) -> Process:
@@ -87,6 +91,27 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
             return self
         most = max(process.reserved_bytes for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
+
+
+def phase_text(phase: Phase) -> str:
+    """Return a phase in words: `the backward of later steps`, `the evaluation`."""
+    if phase.name not in IN_STEPS:
+        return f"the {phase.name}"
+    article = "" if phase.name.startswith("after") else "the "
+    return f"{article}{phase.name} of {'the first step' if phase.is_first_step else 'later steps'}"
+
+
+def phase_name(phase: Phase) -> str:
+    """Return a phase as tables have it: `backward, later steps`, `evaluation`."""
+    step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
+    return f"{phase.name}{step}"
+
+
+def name_of(variant: Variant) -> str:
+    """Return a variant by its words: `t4:2, sqrt, batch 32`."""
+    own = [variant.words[name] for name in ("device", "strategy") if name in variant.words]
+    values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+    return ", ".join([*own, *values])
 
 
 def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
@@ -103,6 +128,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         outcome=outcome,
         detail=detail,
         num_steps=max(row["step"] for row in rows),
+        torch=next((line["torch"] for line in lines if line["kind"] == "begin"), None),
         shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),

@@ -66,6 +66,7 @@ def _write(line: dict[str, Any]) -> None:
         rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", ""))
         path = os.path.join(os.environ["GCPROF_WATCH"], f"{rank or '-'}.{os.getpid()}.jsonl")
         _file.append(open(path, "a", encoding="utf-8"))  # noqa: SIM115  open as long as the process
+        _write({"kind": "begin", "torch": torch.__version__})
     _file[0].write(json.dumps(line) + "\n")
     _file[0].flush()
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from profiler.core import gpu_specs
 from profiler.core.units import byte_unit, bytes_text, scaled
-from profiler.scripts.report import IN_STEPS, Phase, Process, Variant
+from profiler.scripts.report import IN_STEPS, Process, Variant, phase_name, phase_text
 
 WIDE = 200  # columns of a pipe or a file
 
@@ -88,16 +88,9 @@ def sentence(variant: Variant) -> str:
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
     left = variant.gpu_bytes - variant.context_bytes - process.reserved_bytes
     peak = process.peak
-    where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
+    where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
     what = "fits, in what ran, on" if variant.is_cut else "fits"
     return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}"
-
-
-def _phase_text(phase: Phase) -> str:
-    if phase.name not in IN_STEPS:
-        return f"the {phase.name}"
-    article = "" if phase.name.startswith("after") else "the "
-    return f"{article}{phase.name} of {'the first step' if phase.is_first_step else 'later steps'}"
 
 
 def _in_steps(process: Process) -> tuple[Any, ...]:
@@ -120,8 +113,7 @@ def _table(group: list[Process], num_processes: int) -> Table:
         table.add_column(name, justify="right")
     table.add_column("line")
     for phase in first.phases:
-        step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
         is_peak = phase == first.peak
         figures = (scaled(count, size) for count in (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes))
-        table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style="bold" if is_peak else None)
+        table.add_row(phase_name(phase), str(phase.num), *figures, phase.line, style="bold" if is_peak else None)
     return table
