@@ -13,6 +13,7 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.runs.store import Run
+    from profiler.scripts.comparison import Side
     from profiler.scripts.gates import Limit
     from profiler.scripts.report import Variant
 
@@ -103,7 +104,36 @@ def named_script(target: str | None) -> tuple[Run, tuple[Variant, ...]] | None:
     return run, variants
 
 
-def refuse_flags(verb: str, *, allowed: Collection[str] = (), hint: str) -> None:
+def compared_scripts(loaded: Sequence[tuple[str, Run]]) -> tuple[Side, ...]:
+    """Return the sides of a comparison of scripts; none if the runs are of models. Raises UserError (4) for both."""
+    from profiler.scripts.comparison import Side
+
+    read = [(word, run, variants_of(run)) for word, run in loaded]
+    of_models = [word for word, _, variants in read if variants is None]
+    sides = [
+        Side(name=word, variants=found, sources=run.manifest.sources) for word, run, found in read if found is not None
+    ]
+    if sides and of_models:
+        message = f"'{of_models[0]}' is of models, and '{sides[0].name}' of a script"
+        raise UserError(message, hint="compare a script's run with another one of it", exit_code=4)
+    return tuple(sides)
+
+
+def under(variants: Sequence[Variant], strategies: str | None) -> tuple[Variant, ...]:
+    """Return the variants under these strategies, all without any. Raises UserError for one that the run lacks."""
+    from profiler.core.case import split_choices
+
+    if strategies is None:
+        return tuple(variants)
+    named = [str(choice) for choice in split_choices(strategies)]
+    there = list(dict.fromkeys(variant.words.get("strategy", "none") for variant in variants))
+    for name in named:
+        if name not in there:
+            raise UserError(f"'{name}' is not in this run", hint=f"it has {', '.join(there)}")
+    return tuple(variant for variant in variants if variant.words.get("strategy", "none") in named)
+
+
+def refuse_flags(allowed: Collection[str], *, hint: str) -> None:
     """Raise UserError for an option of the typed command that has no effect on a script."""
     flags = [word.partition("=")[0] for word in COMMAND.get() if word.startswith("-")]
     for flag in flags:

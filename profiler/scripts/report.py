@@ -35,7 +35,6 @@ class Process(ProcessFacts, frozen=True, kw_only=True):
     def peak(self) -> Phase:
         return max(self.phases, key=lambda phase: phase.peak_bytes)
 
-
     @property
     def most_reserved(self) -> Phase:
         """The first phase within which most was reserved."""

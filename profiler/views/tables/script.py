@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from profiler.core import gpu_specs
+from profiler.core.errors import UserError
 from profiler.core.units import byte_unit, bytes_text, scaled
 from profiler.scripts.report import IN_STEPS, Process, Variant, phase_name, phase_text
 
@@ -41,40 +42,47 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
     """Print the sentence, then a table for each group of processes; nothing where no process used a GPU."""
     if not variant.processes:
         return
-    modes: dict[str, dict[str, Any]] = {"always": {"force_terminal": True}, "never": {"color_system": None}}
-    asked = modes.get(color, {})
-    console = Console(file=file, width=width or WIDE, markup=False, highlight=False, emoji=False, **asked)
-    console.print(sentence(variant), soft_wrap=True)
+    screen = console(file=file, width=width, color=color)
+    screen.print(sentence(variant), soft_wrap=True)
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in variant.processes:
         groups.setdefault(_in_steps(process), []).append(process)
     for group in groups.values():
-        console.print(_table(group, len(variant.processes)))
+        screen.print(_table(group, len(variant.processes)))
     unstepped = [phase for process in variant.processes if not process.num_steps for phase in process.phases]
     if any(phase.name == "backward" and phase.num > 1 for phase in unstepped):
-        console.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
+        screen.print("note: no optimizer of torch.optim made a step, so that all steps are the first", soft_wrap=True)
     caught = [line for process in variant.processes if process.outcome == "ok" for line in process.shortages]
     if caught:
         where = ", ".join(dict.fromkeys(caught))
         times = f"{len(caught)} time{'' if len(caught) == 1 else 's'}"
-        console.print(f"note: memory ran out {times}, and the script went on: {where}", soft_wrap=True)
+        screen.print(f"note: memory ran out {times}, and the script went on: {where}", soft_wrap=True)
     unseen = {"evaluation", "generation", "saving"} - {
         one.name for process in variant.processes for one in process.phases
     }
     if variant.is_cut and unseen:
-        console.print(f"note: not seen, if there is any: {', '.join(sorted(unseen))}", soft_wrap=True)
+        screen.print(f"note: not seen, if there is any: {', '.join(sorted(unseen))}", soft_wrap=True)
     reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
     if reads:
-        console.print(
+        screen.print(
             f"note: values of the GPU, which are not computed, were read at {', '.join(reads)}", soft_wrap=True
         )
 
 
+def console(*, file: TextIO, width: int | None, color: str) -> Console:
+    """Return where tables of scripts are printed; `color` is auto, always or never."""
+    modes: dict[str, dict[str, Any]] = {"always": {"force_terminal": True}, "never": {"color_system": None}}
+    asked = modes.get(color, {})
+    return Console(file=file, width=width or WIDE, markup=False, highlight=False, emoji=False, **asked)
+
+
 def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
-    called = " ".join([gpu_specs.find(variant.words["device"].partition(":")[0]).name, *(
+    called = " ".join([_device_name(variant), *(
         f"{name}={value}" for name, value in variant.words.items() if name != "device")])  # fmt: skip
     room = bytes_text(variant.gpu_bytes)
+    if not variant.processes:
+        return f"on {called} ({room}) no process of the command used a GPU"
     process = variant.largest
     if variant.outcome == "out_of_memory":
         short = next(process for process in variant.processes if process.outcome == "out_of_memory")
@@ -91,6 +99,15 @@ def sentence(variant: Variant) -> str:
     where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
     what = "fits, in what ran, on" if variant.is_cut else "fits"
     return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}"
+
+
+def _device_name(variant: Variant) -> str:
+    """Return the name of the GPU, or the word for one that is not known here, or that is redacted."""
+    word = variant.words["device"].partition(":")[0]
+    try:
+        return gpu_specs.find(word).name
+    except UserError:
+        return word
 
 
 def _in_steps(process: Process) -> tuple[Any, ...]:
