@@ -46,6 +46,9 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if place and (word in LAUNCHERS or (is_python and following and not following.endswith(".py"))):
             right = shlex.join([*words[:place], "--", *words[place:]])
             raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
+        if place and word.endswith(".sh") and not word.startswith("-"):
+            right = shlex.join([*words[:place], "--", "sh", *words[place:]])
+            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
         if word == "--":
             if place + 1 == len(words):
                 raise UserError("there is no command behind --", hint="for example -- python train.py")

@@ -96,7 +96,9 @@ def several(word: str, **sizes: str | None) -> RehearsedGpu:
     name, _, count = Choice(word).name.removeprefix(REHEARSE).partition(":")
     options = Choice(word).options
     counted = options.pop(COUNT, count)
-    if counted and not (counted.isdecimal() and 1 <= int(counted) <= MOST_DEVICES and not (count and counted != count)):
+    if count and counted != count:
+        raise UserError(f"--device: '{word}' says two numbers of GPUs", hint=f"{name}:{count}")
+    if counted and not (counted.isdecimal() and 1 <= int(counted) <= MOST_DEVICES):
         raise UserError(f"--device: '{word}' asks for {counted} GPUs", hint=f"1 to {MOST_DEVICES}: h100:8")
     given = {**options, **{size: text for size, text in sizes.items() if text is not None}}
     given = {size: text for size, text in given.items() if size == "memory" or text.rstrip("BGIKMTbgikmt") != "0"}

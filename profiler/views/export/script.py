@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from profiler.core.script import Phase
 from profiler.core.units import byte_unit, scaled
 from profiler.runs.store import Run
 from profiler.scripts.records import variants
-from profiler.scripts.report import Phase, Process, Variant, name_of, phase_name
+from profiler.scripts.report import Process, Variant, name_of, phase_name
 from profiler.views.export.csv import csv_text, safe
 from profiler.views.export.latex import table_of
 from profiler.views.export.markdown import bullets, escaped, page, table_line

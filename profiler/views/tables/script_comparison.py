@@ -94,10 +94,10 @@ def _cells(compared: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _figures(pair: Pair, quantity: str, size: int) -> list[str]:
-    taken = [point and getattr(point, f"{quantity}_bytes") for point in (pair.before, pair.after)]
+    taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
     ratio = pair.ratio(quantity)
     change = MISSING if ratio is None else "same" if ratio == 1 else change_text(ratio)
-    return [*(MISSING if count is None else scaled(count, size) for count in taken), change]
+    return [*(scaled(count, size) for count in taken), change]
 
 
 def _line(pair: Pair) -> str:
