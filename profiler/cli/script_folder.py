@@ -57,7 +57,7 @@ def judge(variants: Sequence[Variant], limits: Sequence[Limit]) -> int:
     texts = gates.tripped(variants, limits)
     for text in texts:
         aside(f"gate: {text}")
-    if limits and not texts:
+    if limits and not texts and all(variant.processes for variant in variants):
         aside("gate: nothing is over the limits")
     return TRIPPED if texts else 0
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from profiler.core.errors import UserError
 from profiler.core.units import change_text
 from profiler.scripts.gates import Limit
 from profiler.scripts.report import Process, Variant, phase_name
@@ -76,7 +77,12 @@ def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
 
 
 def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[str]:
-    """Return in words what exceeds a limit: also what the baseline has, and is missing or no longer ok."""
+    """Return in words what exceeds a limit: also what the baseline has, and is missing or no longer ok.
+
+    Raises UserError (exit code 4) if nothing of the baseline is ok, so that no gate passes by comparing nothing.
+    """
+    if limits and not any(pair.before and pair.before.is_ok for compared in comparisons for pair in compared.pairs):
+        raise UserError(f"--fail-on {limits[0].text}: nothing of the baseline is ok", hint="leave it out", exit_code=4)
     return [text for limit in limits for compared in comparisons for text in _over(compared, limit)]
 
 
