@@ -443,3 +443,51 @@ def test_a_command_without_a_table_leaves_no_run(hollow, tmp_path):
     assert done.returncode == 3
     assert (document["run"], document["status"]) == (None, "failed")
     assert not (tmp_path / "results").exists()
+
+
+# ---- folders from anyone
+
+HOSTILE = (None, "", "\x1b[31mred", "../../x", "=1+1", -1, 0, 2**61, True, [], {}, [["x", "\x1b"]])
+TAKEN = (
+    "show RUN",
+    "explain RUN",
+    "export RUN",
+    "export RUN --to md",
+    "compare RUN RUN",
+    "report RUN --force",
+    "list --folder .",
+)
+
+
+def leaves(value, path=()):
+    """The path to each value of a document that holds no other."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from leaves(item, (*path, name))
+    elif isinstance(value, list) and value:
+        for place, item in enumerate(value[:1]):
+            yield from leaves(item, (*path, place))
+    yield path
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", ["case", "phases", "script", "variant", "readings", "environment", "rank", "outcome"])
+def test_no_value_in_a_folder_breaks_a_reader_or_reaches_the_terminal(part, run, capfd):
+    name = run(ENDINGS["ranks"])
+    path = Path(name, "trials.jsonl")
+    first, *others = path.read_text().splitlines()
+
+    for place in [place for place in leaves(json.loads(first)) if place and place[0] == part]:
+        for value in HOSTILE:
+            document = json.loads(first)
+            *above, last = place
+            held = document
+            for step in above:
+                held = held[step]
+            held[last] = value
+            path.write_text("\n".join([json.dumps(document), *others]) + "\n")
+            for line in TAKEN:
+                code = answer([name if word == "RUN" else word for word in line.split()])
+                said = capfd.readouterr()
+                assert code in (0, 2, 4), (place, value, line, said.err)
+                assert "\x1b" not in said.out + said.err, (place, value, line)

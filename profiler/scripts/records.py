@@ -132,7 +132,8 @@ def _variant(group: Sequence[Record]) -> Variant:
     first = group[0]
     assert first.variant, "only records of scripts come here"
     processes = tuple(_process(record) for record in group if record.phases)
-    named = {"device": first.case.device, "command": first.case.command or ()}
+    words = {"device": Choice(first.case.device).name, **first.variant.words}
+    named = {"device": first.case.device, "command": first.case.command or (), "words": words}
     return Variant(**{**msgspec.structs.asdict(first.variant), **named}, processes=processes)
 
 

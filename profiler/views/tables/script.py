@@ -85,7 +85,7 @@ def sentence(variant: Variant) -> str:
         return f"on {called} ({room}) no process of the command used a GPU"
     process = variant.largest
     if variant.outcome == "out_of_memory":
-        short = next(process for process in variant.processes if process.outcome == "out_of_memory")
+        short = next((one for one in variant.processes if one.outcome == "out_of_memory"), process)
         known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
         need = known or "; without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
