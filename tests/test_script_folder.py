@@ -14,13 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import profiler
 from profiler.analysis.sanity import impossible
 from profiler.cli import answer, script_folder
 from profiler.core import rehearsed_gpu
 from profiler.core.case import Case
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.core.script import Phase, ProcessFacts, VariantFacts
+from profiler.core.script import Applied, Gradients, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import comparison, gates, records
@@ -39,10 +40,11 @@ def phase(name="forward", peak=10 * MIB, reserved=20 * MIB, *, line="train.py:7"
 
 def process(*phases, rank=None, number=77, outcome="ok", detail=None, torch="2.9.0"):
     phases = phases or (phase(), phase("backward", 30 * MIB, 40 * MIB, line="train.py:9"))
+    reserved = max((one.reserved_bytes for one in phases if one.reserved_bytes), default=None)
     return Process(
         rank=rank, number=number, outcome=outcome, detail=detail, num_steps=3, module="Net", torch=torch,
-        peak_bytes=max(one.peak_bytes for one in phases), reserved_bytes=max(one.reserved_bytes for one in phases),
-        reads=("train.py:11",), shortages=(), phases=tuple(phases),
+        peak_bytes=max(one.peak_bytes for one in phases), reserved_bytes=reserved, reads=("train.py:11",),
+        phases=tuple(phases),
     )  # fmt: skip
 
 
@@ -55,6 +57,8 @@ def variant(*processes, outcome="ok", device="t4", exit_code=0, **values):
     )  # fmt: skip
 
 
+HELD = (Holder(category="saved", line="train.py:7", module="Net.layers", num=3, nbytes=8 * MIB),)
+GROWTH = (Growth(line="train.py:12", num_steps=2, nbytes=MIB),)
 SHORT = {"outcome": "out_of_memory", "detail": "in the backward of step 1, train.py:9"}
 ENDINGS = {
     "ok": [variant(process())],
@@ -65,6 +69,32 @@ ENDINGS = {
     "out of memory": [variant(process(**SHORT), outcome="out_of_memory", exit_code=1)],
     "failed": [variant(process(outcome="failed", detail="KeyError: 'x'"), outcome="failed", exit_code=1)],
     "ended": [variant(process(outcome="crashed", detail="it ended"), outcome="timed_out", exit_code=137)],
+    "held": [
+        variant(
+            msgspec.structs.replace(
+                process(msgspec.structs.replace(phase(), holders=HELD)),
+                shortage_holders=HELD,
+                growth=GROWTH,
+                applied=(Applied(strategy="all", module="Net", num_blocks=3),),
+                notes=("a note",),
+                died=1.5,
+            )
+        )
+    ],
+    "measured": [
+        Variant(
+            words={"strategy": name, "device": "cpu"},
+            gpu_bytes=None,
+            context_bytes=0,
+            outcome="ok",
+            device="cpu",
+            command=WORDS,
+            seconds=((0.1, 0.2), (0.1, 0.3)),
+            equality=Gradients(verdict="equal", num_gradients=4),
+            processes=(process(phase(reserved=None)),),
+        )
+        for name in ("none", "all")
+    ],
     "one without a GPU": [variant(process()), variant(device="h100", outcome="failed", exit_code=1)],
 }
 
@@ -104,7 +134,7 @@ READERS = {  # and a word of what each prints or writes
     "compare RUN RUN --format json": '"comparisons":',
     "compare RUN RUN --format csv": "peak_bytes_before",
     "compare RUN RUN --format md": " whole |",
-    "list --folder .": "rehearsed",
+    "list --folder .": "Net",
     "validate RUN": "fine",
     "tag RUN mine": "mine",
 }
@@ -172,6 +202,44 @@ def test_a_folder_holds_all_that_is_known(run):
 
         assert [variant for variant in found if variant.processes] == whole
         assert len(found) == len(variants)
+
+
+def test_a_command_that_was_ended_from_outside_is_partial(run, capfd):
+    names = {ending: run(ENDINGS[ending], ending) for ending in ("ok", "failed", "out of memory", "ended")}
+
+    found = {ending: store.load(Path(name)).status for ending, name in names.items()}
+    assert found == {"ok": "complete", "failed": "complete", "out of memory": "complete", "ended": "partial"}
+
+
+def test_runs_on_several_devices_are_paired_by_device(run, capfd):
+    both = [variant(process(phase(peak=size * MIB)), device=gpu) for size, gpu in ((10, "t4"), (20, "h100"))]
+
+    assert answer(["compare", run(both, "x"), run(both[::-1], "y"), "--format", "csv", "--fail-on", "peak:>0%"]) == 0
+    rows = csv.DictReader(io.StringIO(capfd.readouterr().out))
+    assert {(row["device"], row["peak_bytes_before"], row["peak_bytes_after"]) for row in rows} == {
+        (gpu, str(size * MIB), str(size * MIB)) for size, gpu in ((10, "t4"), (20, "h100"))
+    }
+
+
+def test_a_run_is_read_from_python_too(run):
+    loaded = profiler.load(run(ENDINGS["strategies"]))
+
+    assert [record.phases[0].name for record in loaded.records] == ["forward", "forward"]
+    assert list(loaded.to_pandas()["strategy"]) == ["none", "all"]
+
+
+def test_what_was_measured_and_what_was_rehearsed_is_called_so(run, capfd):
+    for ending, word in {"ok": "rehearsed", "measured": "measured"}.items():
+        answer(["show", run(ENDINGS[ending], ending), "--json"])
+        assert {record["evidence"] for record in json.loads(capfd.readouterr().out)["records"]} == {word}
+
+
+def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
+    assert answer(["explain", run(ENDINGS["held"])]) == 0
+
+    said = capfd.readouterr().out
+    assert "8.00 MiB        3   saved   train.py:7   Net.layers" in said
+    assert "grows: train.py:12, 1.00 MiB in 2 steps" in said
 
 
 def test_every_field_of_a_process_and_of_a_variant_is_stored():

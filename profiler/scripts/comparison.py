@@ -20,8 +20,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     key: Key
     outcome: str  # of the process
-    peak_bytes: int
-    reserved_bytes: int
+    peak_bytes: int | None
+    reserved_bytes: int | None
     line: str
 
     @property
@@ -41,7 +41,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         if self.before is None or self.after is None:
             return None
         first, second = (getattr(point, f"{quantity}_bytes") for point in (self.before, self.after))
-        return second / first if first else None
+        return second / first if first and second is not None else None
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

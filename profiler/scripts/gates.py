@@ -26,10 +26,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     most: int | float | None = None
     text: str
 
-    def most_bytes(self, whole: int) -> int:
-        """Return the bytes that it may be, of a whole that a fraction is of."""
+    def most_bytes(self, whole: int | None) -> int:
+        """Return the bytes that it may be, of the GPU's memory if it is a fraction. Raises UserError on a CPU."""
         assert self.most is not None, "running out of memory has no limit"
-        return int(self.most * whole) if isinstance(self.most, float) else self.most
+        if not isinstance(self.most, float):
+            return self.most
+        if whole is None:
+            raise UserError(f"--fail-on {self.text}: a CPU has no memory of its own", hint="write bytes: 10GiB")
+        return int(self.most * whole)
 
 
 def parse(text: str) -> tuple[Limit, ...]:
@@ -74,7 +78,7 @@ def _over(variant: Variant, limit: Limit) -> Iterator[str]:
         elif limit.most is not None:
             peak = process.peak if limit.quantity == "peak" else process.most_reserved
             taken = peak.peak_bytes if limit.quantity == "peak" else peak.reserved_bytes
-            if taken > limit.most_bytes(variant.gpu_bytes):
+            if taken is not None and taken > limit.most_bytes(variant.gpu_bytes):
                 yield f"{limit.text}: {where}: {bytes_text(taken)}, {in_phase(peak)}"
 
 

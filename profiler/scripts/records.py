@@ -22,8 +22,8 @@ from profiler.core.secret_filter import hide
 from profiler.scripts.report import Process, Variant
 
 NO_PROCESS = Process(
-    rank=None, number=0, outcome="failed", detail="no process of it used a GPU", num_steps=0, peak_bytes=0,
-    reserved_bytes=0, module="", phases=(),
+    rank=None, number=0, outcome="failed", detail="no process of it used a GPU", num_steps=0, peak_bytes=None,
+    reserved_bytes=None, module="", phases=(),
 )  # fmt: skip
 SOURCES = (".py", ".sh", ".toml", ".yaml", ".yml", ".json")  # files that a command names and reads
 MOST_BYTES = 1 << 20  # of such a file
@@ -78,15 +78,16 @@ def sources(command: Iterable[str]) -> dict[str, str]:
 
 
 def environment(variant: Variant | None, process: Process | None = None, started: str | None = None) -> Environment:
-    """Return gcprof's versions, torch's as the process has it, and the GPU, if it is one that is rehearsed."""
-    gpu = gpu_specs.find(variant.gpu).name if variant and variant.gpu else None
+    """Return gcprof's versions, torch's as the process has it, and the GPU, if there is one."""
+    rehearsed = HOLLOW + gpu_specs.find(variant.gpu).name if variant and variant.gpu else None
+    here = variant.words["device"] if variant and variant.gpu_bytes else None  # the name of a GPU
     return Environment(
         gcprof=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         torch=process.torch if process else None,
-        device_name=gpu and HOLLOW + gpu,
-        device_bytes=variant.gpu_bytes if gpu and variant else None,
+        device_name=rehearsed or here,
+        device_bytes=variant.gpu_bytes if variant else None,
         started=started,
     )
 
@@ -98,7 +99,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         strategy=Choice(words.get("strategy", "none")),
         optimizer=Choice("own"),
         batch_size=None,
-        device=variant.device,
+        device=variant.device or ("cpu" if words["device"] == "cpu" else "cuda"),
         data="own",
         verify="off",
         command=tuple(map(hide, variant.command)),
@@ -123,7 +124,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
 
 def _readings(process: Process) -> Readings:
     if not process.peak_bytes:
-        return Readings()
+        return Readings(reserved_bytes=process.reserved_bytes)
     phase = process.peak.name
     return Readings(peak_bytes=process.peak_bytes, peak_phase=phase, reserved_bytes=process.reserved_bytes)
 
@@ -146,8 +147,8 @@ def _process(record: Record) -> Process:
         outcome=record.outcome,
         detail=record.detail,
         num_steps=record.num_steps,
-        peak_bytes=record.readings.peak_bytes or 0,
-        reserved_bytes=record.readings.reserved_bytes or 0,
+        peak_bytes=record.readings.peak_bytes,
+        reserved_bytes=record.readings.reserved_bytes,
         module=str(record.case.model) if is_named else "",
         phases=record.phases or (),
     )

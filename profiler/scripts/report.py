@@ -26,19 +26,19 @@ class Process(ProcessFacts, frozen=True, kw_only=True):
     outcome: str  # ok, out_of_memory, failed, or crashed
     detail: str | None = None
     num_steps: int
-    peak_bytes: int
-    reserved_bytes: int
+    peak_bytes: int | None
+    reserved_bytes: int | None
     module: str  # the class of the model that it trains
     phases: tuple[Phase, ...]
 
     @property
     def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
+        return max(self.phases, key=lambda phase: phase.peak_bytes or 0)
 
     @property
     def most_reserved(self) -> Phase:
         """The first phase within which most was reserved."""
-        return max(self.phases, key=lambda phase: phase.reserved_bytes)
+        return max(self.phases, key=lambda phase: phase.reserved_bytes or 0)
 
     def label(self, among: Sequence[Process]) -> str:
         """Return what it is called among the processes of its variant: `rank 0`, `process 2`; "" if it is alone."""
@@ -50,7 +50,7 @@ class Process(ProcessFacts, frozen=True, kw_only=True):
 class Variant(VariantFacts, frozen=True, kw_only=True):
     """The command on one kind of GPU, with one set of values."""
 
-    device: str = ""  # as records have it: `rehearse:t4:count=2`
+    device: str = ""  # as records have it: `rehearse:t4:count=2`, cuda, cpu
     command: tuple[str, ...] = ()  # its words, with the values of -L filled in
     processes: tuple[Process, ...]
 
@@ -81,14 +81,14 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> Process:
-        """The process that reserves most."""
-        return max(self.processes, key=lambda process: process.reserved_bytes)
+        """The process that reserves most, or on a CPU has the largest peak."""
+        return max(self.processes, key=lambda process: (process.reserved_bytes or 0, process.peak_bytes or 0))
 
     def with_need(self, unlimited: Ended) -> Variant:
         """Return the variant with what the command needs, by its run with unlimited memory, if that ended well."""
         if unlimited.exit_code or not unlimited.processes:
             return self
-        most = max(process.reserved_bytes for process in unlimited.processes)
+        most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
 
 
@@ -131,8 +131,8 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
-        peak_bytes=max(phase.peak_bytes for phase in phases),
-        reserved_bytes=max(phase.reserved_bytes for phase in phases),
+        peak_bytes=max(phase.peak_bytes or 0 for phase in phases),
+        reserved_bytes=max(phase.reserved_bytes or 0 for phase in phases),
         phases=phases,
     )
 

@@ -101,7 +101,7 @@ class _Redaction:
         return {
             "phases": tuple(_texts(phase, self._text) for phase in record.phases or ()),
             "script": _texts(record.script, self._text),
-            "variant": msgspec.structs.replace(record.variant, words=words),
+            "variant": msgspec.structs.replace(_texts(record.variant, self._text), words=words),
         }
 
     def _text(self, text: str) -> str:
@@ -182,7 +182,7 @@ class _Redaction:
 
 def _texts(part: Any, change: Callable[[str], str]) -> Any:
     """Return a phase, or what is known of a process, with its lines of the script changed."""
-    kept = ("name", "torch", "category")
+    kept = ("name", "torch", "category", "steps_are", "strategy", "split", "outcome", "verdict")  # gcprof's own words
     fields = {name: getattr(part, name) for name in part.__struct_fields__}
     return msgspec.structs.replace(
         part, **{name: value if name in kept else _changed(value, change) for name, value in fields.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -63,7 +64,7 @@ def _bars(shown: Sequence[tuple[Variant, Process]], *, width: float) -> Figure:
         places.setdefault(process.label(variant.processes), []).append((variant, process))
     heights = [AROUND + BAR_INCHES * len(_names(group)) * max(1.0, 0.6 * len(group)) for group in places.values()]
     figure, axes = _figure(heights, width)
-    size, unit = byte_unit(process.reserved_bytes for _, process in shown)
+    size, unit = byte_unit(_most(process) for _, process in shown)
     for panel, (label, group) in zip(axes, places.items(), strict=True):
         _bar_panel(panel, group, size)
         kinds = "rehearsed" if group[0][0].gpu else "measured"
@@ -71,7 +72,8 @@ def _bars(shown: Sequence[tuple[Variant, Process]], *, width: float) -> Figure:
         panel.set_title(
             short(plain(called), LONGEST), loc="left", fontsize=sized(FONT), weight="bold", parse_math=False
         )
-        panel.set_xlabel(f"{kinds} memory by phase: peak, and a line at what is reserved ({unit})")
+        reserved = "" if group[0][1].reserved_bytes is None else ", and a line at what is reserved"
+        panel.set_xlabel(f"{kinds} memory by phase: peak{reserved} ({unit})")
     theme.legend_below(figure, axes)
     return figure
 
@@ -84,17 +86,18 @@ def _bar_panel(axes: Axes, group: Sequence[tuple[Variant, Process]], size: int) 
         colour = COLOURS[number % len(COLOURS)]
         for phase in process.phases:
             at = names.index(phase_name(phase)) + (number - (len(group) - 1) / 2) * thick
-            axes.barh(at, phase.peak_bytes / size, height=thick * 0.9, color=colour)
-            axes.plot(
-                [phase.reserved_bytes / size] * 2, [at - thick / 2, at + thick / 2], color=INK, linewidth=sized(1)
-            )
+            peak = (phase.peak_bytes or 0) / size
+            axes.barh(at, peak, height=thick * 0.9, color=colour)
+            if phase.reserved_bytes is not None:
+                edges = [at - thick / 2, at + thick / 2]
+                axes.plot([phase.reserved_bytes / size] * 2, edges, color=INK, linewidth=sized(1))
             if len(group) <= len(COLOURS):
                 text = scaled(phase.peak_bytes, size)
-                theme.note(axes, text, (phase.peak_bytes / size, at), offset=(3, 0), size=FONT - 3, va="center")
+                theme.note(axes, text, (peak, at), offset=(3, 0), size=FONT - 3, va="center")
         theme.legend_square(axes, short(plain(name_of(variant)), LONGEST), colour)
     axes.set_yticks(range(len(names)), [plain(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12 * max(process.reserved_bytes for _, process in group) / size)
+    axes.set_xlim(0, 1.12 * max(_most(process) for _, process in group) / size)
 
 
 def _names(group: Sequence[tuple[Variant, Process]]) -> list[str]:
@@ -105,18 +108,19 @@ def _names(group: Sequence[tuple[Variant, Process]]) -> list[str]:
 
 def _points(shown: Sequence[tuple[Variant, Process]]) -> Figure:
     figure, axes = _figure([2.6] * len(shown), WIDTH)
-    size, unit = byte_unit(process.reserved_bytes for _, process in shown)
+    size, unit = byte_unit(_most(process) for _, process in shown)
     for panel, (variant, process) in zip(axes, shown, strict=True):
         theme.plain_axes(panel, grid="y")
         drawn = (("reserved", GREY, "s"), ("peak", BLUE, "o"), ("live", ORANGE, "v"))
         for name, colour, marker in drawn:
-            taken = [getattr(phase, f"{name}_bytes") / size for phase in process.phases]
+            sizes = [getattr(phase, f"{name}_bytes") for phase in process.phases]
+            taken = [nan if size_bytes is None else size_bytes / size for size_bytes in sizes]
             label = {"live": "live at its end", "peak": "peak", "reserved": "reserved"}[name]
             panel.plot(range(len(taken)), taken, marker=marker, color=colour, label=label, linewidth=sized(1))
         _mark(panel, process, process.peak, size)
         names = [phase_name(phase) for phase in process.phases]
         panel.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=sized(FONT - 3))
-        panel.set_ylim(0, 1.25 * process.reserved_bytes / size)
+        panel.set_ylim(0, 1.25 * _most(process) / size)
         panel.set_ylabel(unit)
         called = ", ".join(filter(None, (process.module, process.label(variant.processes), name_of(variant))))
         panel.set_title(
@@ -131,7 +135,12 @@ def _mark(axes: Axes, process: Process, peak: Phase, size: int) -> None:
     at = process.phases.index(peak)
     text = " ".join(filter(None, (scaled(peak.peak_bytes, size), plain(peak.line))))
     side = "right" if at > len(process.phases) / 2 else "left"
-    theme.note(axes, text, (at, peak.peak_bytes / size), offset=(0, 6), size=FONT - 2, ha=side, parse_math=False)
+    theme.note(axes, text, (at, (peak.peak_bytes or 0) / size), offset=(0, 6), size=FONT - 2, ha=side, parse_math=False)
+
+
+def _most(process: Process) -> int:
+    """Return the most bytes that are drawn of a process; 1 where nothing was measured."""
+    return process.reserved_bytes or process.peak_bytes or 1
 
 
 def _figure(heights: Sequence[float], width: float) -> tuple[Figure, list[Axes]]:

@@ -66,11 +66,11 @@ def _variant(variant: Variant) -> dict[str, Any]:
 def _process(variant: Variant, process: Process) -> dict[str, Any]:
     heads, rows = table(process)
     cells = [[plain(cell) for cell in row] for row in rows]
-    peaks = [phase.peak_bytes for phase in process.phases]
+    peaks = [phase.peak_bytes or 0 for phase in process.phases]
     return {
         "title": plain(title(variant, process)),
         "lines": list(lines(process, variant.processes)),
         "heads": heads,
         "rows": [{"cells": row, "peak": peak} for row, peak in zip(cells, peaks, strict=True)],
-        "most": process.reserved_bytes,
+        "most": process.reserved_bytes or process.peak_bytes or 0,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any, TextIO
 
 from rich import box
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.units import byte_unit, bytes_text, scaled
+from profiler.core.units import byte_unit, bytes_text, scaled, seconds_text
 from profiler.scripts.report import IN_STEPS, Process, Variant, phase_name, phase_text
 
 WIDE = 200  # columns of a pipe or a file
@@ -80,6 +81,8 @@ def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
     called = " ".join([_device_name(variant), *(
         f"{name}={value}" for name, value in variant.words.items() if name != "device")])  # fmt: skip
+    if variant.gpu_bytes is None or (variant.device and not variant.gpu):
+        return _measured_sentence(variant, called)
     room = bytes_text(variant.gpu_bytes)
     if not variant.processes:
         return f"on {called} ({room}) no process of the command used a GPU"
@@ -94,11 +97,27 @@ def sentence(variant: Variant) -> str:
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
         return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
-    left = variant.gpu_bytes - variant.context_bytes - process.reserved_bytes
+    left = variant.gpu_bytes - variant.context_bytes - (process.reserved_bytes or 0)
     peak = process.peak
     where = f"the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
     what = "fits, in what ran, on" if variant.is_cut else "fits"
     return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}"
+
+
+def _measured_sentence(variant: Variant, called: str) -> str:
+    """Return what was measured on a device that is here: where the peak is, the step's time, and the gradients."""
+    if variant.outcome != "ok" or not variant.processes:
+        why = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
+        return f"{variant.outcome.replace('_', ' ')} on {called}{f': {why}' if why else ''}"
+    peak = variant.largest.peak
+    parts = [
+        f"the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
+    ]
+    if seconds := [second for round_seconds in variant.seconds for second in round_seconds]:
+        parts.append(f"a step takes {seconds_text(median(seconds))}")
+    if variant.equality:
+        parts.append(f"gradients: {variant.equality.verdict}")
+    return f"measured on {called}{', in what ran' if variant.is_cut else ''}: {'; '.join(parts)}"
 
 
 def _device_name(variant: Variant) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-import msgspec
 from rich import box
 from rich.table import Table
 
-from profiler.core.script import Phase
+from profiler.core.script import Holder
 from profiler.core.units import bytes_text
 from profiler.scripts.report import Process, Variant, phase_name, phase_text
 from profiler.views.sanitize import plain
@@ -27,8 +26,14 @@ def write(variants: Sequence[Variant], *, file: TextIO, width: int | None, color
         for process in variant.processes:
             for line in lines(process, variant.processes):
                 screen.print(line, soft_wrap=True)
-            if held := holders(process.peak):
+            held = process.peak.holders
+            if process.outcome == "out_of_memory" and process.shortage_holders:
+                screen.print("  live when memory ran out:")
+                held = process.shortage_holders
+            if held:
                 screen.print(_holders_table(held))
+            for growth in process.growth:
+                screen.print(f"  grows: {plain(growth.line)}, {bytes_text(growth.nbytes)} in {growth.num_steps} steps")
 
 
 def lines(process: Process, among: Sequence[Process]) -> Iterator[str]:
@@ -44,23 +49,23 @@ def _lines(process: Process, among: Sequence[Process]) -> Iterator[str]:
     where = f", at {peak.line}" if peak.line else ""
     start = next((phase for phase in process.phases if phase.name == "start"), None)
     yield f"{who}: the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{where}"
-    yield f"{bytes_text(peak.live_bytes)} are live when that phase ends"
+    if peak.live_bytes is not None:
+        yield f"{bytes_text(peak.live_bytes)} are live when that phase ends"
     if start and start is not peak:
         yield f"{bytes_text(start.live_bytes)} were live before the first step: weights, and what was loaded"
-    kept = f"{bytes_text(process.reserved_bytes)} are reserved"
-    yield kept + (f", first so in {phase_text(most)}" if most is not peak else ", in the same phase")
-    others = sorted((phase for phase in process.phases if phase is not peak), key=lambda phase: -phase.peak_bytes)
+    if process.reserved_bytes is not None:
+        kept = f"{bytes_text(process.reserved_bytes)} are reserved"
+        yield kept + (f", first so in {phase_text(most)}" if most is not peak else ", in the same phase")
+    others = sorted(
+        (phase for phase in process.phases if phase is not peak), key=lambda phase: -(phase.peak_bytes or 0)
+    )
     near = [f"{phase_name(phase)} {bytes_text(phase.peak_bytes)}" for phase in others[:MOST]]
     if near:
         yield f"next: {'; '.join(near)}"
+    if process.holders_why:
+        yield f"what held it is not known: {process.holders_why}"
     if process.outcome != "ok":
         yield f"{process.outcome.replace('_', ' ')}: {process.detail or 'it ended without a word'}"
-
-
-def holders(phase: Phase) -> list[dict[str, Any]]:
-    """Return what held the peak of a phase, the largest first; none where that was not recorded."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(getattr(phase, "holders", None) or ())
-    return found
 
 
 def document(variants: Sequence[Variant]) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def document(variants: Sequence[Variant]) -> dict[str, Any]:
             "processes": [
                 {
                     "rank": process.rank, "model": process.module, "outcome": process.outcome,
-                    "peak": process.peak, "reserved": process.most_reserved,
+                    "peak": process.peak, "reserved": process.most_reserved, "growth": process.growth,
                 }
                 for process in variant.processes
             ],
@@ -82,13 +87,13 @@ def document(variants: Sequence[Variant]) -> dict[str, Any]:
     return {"schema": SCHEMA, "variants": found}
 
 
-def _holders_table(held: Sequence[dict[str, Any]]) -> Table:
+def _holders_table(held: Sequence[Holder]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for name in held[0]:
-        is_size = name.endswith("bytes")
-        table.add_column("held" if is_size else name, justify="right" if is_size else "left")
-    for row in held:
-        table.add_row(
-            *(bytes_text(value) if name.endswith("bytes") else plain(str(value)) for name, value in row.items())
-        )
+    for name in ("held", "blocks"):
+        table.add_column(name, justify="right")
+    for name in ("what", "line", "module"):
+        table.add_column(name)
+    for holder in held:
+        words = map(plain, (holder.category, holder.line, holder.module))
+        table.add_row(bytes_text(holder.nbytes), str(holder.num), *words)
     return table
