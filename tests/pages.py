@@ -40,7 +40,11 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("notes", record, "Note"),
     ("phases", script, "Phase"),
     ("script", script, "ProcessFacts"),
+    ("phases.holders", script, "Holder"),
+    ("script.applied", script, "Applied"),
+    ("script.growth", script, "Growth"),
     ("variant", script, "VariantFacts"),
+    ("variant.equality", script, "Gradients"),
 )
 
 

@@ -383,6 +383,12 @@ def test_the_number_of_gpus_is_written_as_any_verb_writes_options(word):
     assert rehearsed_gpu.of_device(rehearsed_gpu.device_of(gpus)) == gpus
 
 
+def test_a_model_is_not_rehearsed_on_several_gpus_by_their_number(capfd):
+    for word in ("h100:8", "h100:count=8"):
+        assert answer(["rehearse", "mlp", "--device", word]) == 2
+        assert "--ranks 8" in capfd.readouterr().err
+
+
 def test_options_of_the_command_line_win_over_those_of_the_device():
     gpus = rehearsed_gpu.several("t4:2:memory=8GiB,context=1GiB", memory="4GiB")
 

@@ -35,6 +35,10 @@ class RehearsedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def resolve(word: str) -> str:
     """Return the device as cases have it: no alias, sizes in bytes, in the order of SIZES. Raises UserError."""
     gpu, options = gpu_of(word), Choice(word).options
+    name, _, count = gpu.partition(":")
+    if COUNT in options or count.isdecimal():
+        hint = f"of a model, --ranks {options.get(COUNT, count)}; a command behind -- has them all"
+        raise UserError(f"--device: '{word.removeprefix(REHEARSE)}' is more than one {name}", hint=hint)
     gpu_specs.find(gpu)
     if unknown := options.keys() - SIZES.keys():
         raise UserError(f"--device: '{word}' has no {min(unknown)}", hint=f"choose from {', '.join(SIZES)}")
