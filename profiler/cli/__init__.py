@@ -155,6 +155,8 @@ def answer(words: Sequence[str]) -> int:
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  # a bug of ours must not look like a result: one line, exit code 70
         return _fail(error, words)
+    finally:
+        SCRIPT.set(())
 
 
 def _without_script(words: Sequence[str]) -> Sequence[str]:
