@@ -410,6 +410,19 @@ def test_where_the_dashes_are_left_out_the_right_line_is_told(typed, right, capf
     assert f"hint: gcprof rehearse {right}\n" in capfd.readouterr().err
 
 
+def test_the_help_of_the_script_form_has_its_own_options_and_examples(capfd):
+    assert answer(["rehearse", "--help", "--", "x"]) == 0
+    said = capfd.readouterr().out
+    assert answer(["rehearse", "--help"]) == 0
+    plain = capfd.readouterr().out
+
+    assert "--fail-on" in said
+    assert "torchrun" in said
+    assert "--stage-limit" not in said
+    assert "gcprof rehearse --help -- x" in plain
+    assert "--fail-on" in plain
+
+
 def test_a_name_in_braces_without_its_values_is_refused(run, capfd):
     assert answer(["rehearse", "--", "python", "train.py", "--size={batch}"]) == 2
     assert "-L 'batch 16,32'" in capfd.readouterr().err
