@@ -48,17 +48,19 @@ def process(*phases, rank=None, number=77, outcome="ok", detail=None, torch="2.9
     )  # fmt: skip
 
 
-def variant(*processes, outcome="ok", device="t4", exit_code=0, **values):
+def variant(*processes, outcome="ok", device="t4", exit_code=0, detail=None, **values):
     gpus = rehearsed_gpu.several(device, context="600MiB")
     words = {"device": device, **values}
     return Variant(
         words=words, gpu_bytes=15 * GIB, context_bytes=600 * MIB, outcome=outcome, exit_code=exit_code,
+        detail=detail,
         device=rehearsed_gpu.device_of(gpus), command=WORDS, processes=processes,
     )  # fmt: skip
 
 
 HELD = (Holder(category="saved", line="train.py:7", module="Net.layers", num=3, nbytes=8 * MIB),)
 GROWTH = (Growth(line="train.py:12", num_steps=2, nbytes=MIB),)
+WHY = "Net: it has no blocks"
 SHORT = {"outcome": "out_of_memory", "detail": "in the backward of step 1, train.py:9"}
 ENDINGS = {
     "ok": [variant(process())],
@@ -94,6 +96,10 @@ ENDINGS = {
             processes=(process(phase(reserved=None)),),
         )
         for name in ("none", "all")
+    ],
+    "skipped": [
+        variant(process(), strategy="none"),
+        variant(process(outcome="skipped", detail=WHY), outcome="skipped", detail=WHY, strategy="all"),
     ],
     "one without a GPU": [variant(process()), variant(device="h100", outcome="failed", exit_code=1)],
 }
@@ -219,6 +225,15 @@ def test_runs_on_several_devices_are_paired_by_device(run, capfd):
     assert {(row["device"], row["peak_bytes_before"], row["peak_bytes_after"]) for row in rows} == {
         (gpu, str(size * MIB), str(size * MIB)) for size, gpu in ((10, "t4"), (20, "h100"))
     }
+
+
+def test_what_was_skipped_or_has_other_gradients_is_not_ok(run):
+    wrong = msgspec.structs.replace(ENDINGS["measured"][1], equality=Gradients(verdict="differ"))
+    skipped = msgspec.structs.replace(ENDINGS["strategies"][1], outcome="skipped", detail=WHY)
+
+    assert [record.outcome for record in records.records([ENDINGS["ok"][0], wrong, skipped])] == [
+        "ok", "invalid", "skipped"
+    ]  # fmt: skip
 
 
 def test_a_run_is_read_from_python_too(run):

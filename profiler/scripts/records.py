@@ -106,10 +106,11 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         values=tuple((name, hide(text)) for name, text in words.items() if name not in ("device", "strategy")),
         process=place,
     )
+    outcome, detail = _outcome(variant, process)
     return Record(
         case=case,
-        outcome=process.outcome,  # type: ignore[arg-type]  # one of them
-        detail=process.detail and hide(process.detail),
+        outcome=outcome,  # type: ignore[arg-type]  # one of them
+        detail=detail and hide(detail),
         readings=_readings(process),
         environment=environment(variant, process, started),
         num_steps=process.num_steps,
@@ -120,6 +121,17 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
             _part(variant, VariantFacts), words={name: hide(text) for name, text in words.items()}
         ),
     )
+
+
+def _outcome(variant: Variant, process: Process) -> tuple[str, str | None]:
+    """Return the outcome of a process and why: one that is ok is no saving where nothing was wrapped, or is wrong."""
+    if variant.outcome == "skipped":
+        return "skipped", variant.detail or process.detail
+    if process is NO_PROCESS and variant.outcome != "ok":
+        return variant.outcome, variant.detail or process.detail
+    if process.outcome == "ok" and variant.equality and variant.equality.verdict == "differ":
+        return "invalid", variant.equality.detail or "its gradients differ from those of none"
+    return process.outcome, process.detail
 
 
 def _readings(process: Process) -> Readings:

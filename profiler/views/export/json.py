@@ -37,7 +37,7 @@ def _exit_code(run: Run) -> int:
     ends = variants(run.records)
     if len(ends) == 1:
         return ends[0].exit_code
-    return int(any(end.outcome not in ("ok", "out_of_memory") for end in ends))
+    return int(any(end.outcome not in ("ok", "out_of_memory", "skipped") for end in ends))
 
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:
