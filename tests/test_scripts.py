@@ -409,7 +409,7 @@ class Training:
         self.path = folder / "checkpoint.pth.tar"
         self.path.write_bytes(b"weights of last week")
         self.before = contents(folder)
-        words = ("rehearse", "--device", "t4", "--", *FOREVER)
+        words = ("rehearse", "--device", "t4", "-o", str(folder.parent / "run"), "--", *FOREVER)
         self.started = Started(*words, cwd=folder, tag=tag)
         self.started.wait_for("saving")
 

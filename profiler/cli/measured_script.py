@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import options
+from profiler.cli import options, script_folder
 from profiler.cli.output import COLOR, SCRIPT, aside, one_of, paper, say_json
 from profiler.cli.script import NO_GPU, TIMED_OUT, document, filled, strategies_of, values_of
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.scripts.measured import Measured, Session
+    from profiler.scripts.measured import Session
+    from profiler.scripts.report import Variant
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -42,6 +44,10 @@ def run(
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Keep what it writes to files: that of the last run.")
     ] = False,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
+    ] = None,
+    output: options.RunFolder = None,
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -51,12 +57,15 @@ def run(
 
     Example: gcprof run --strategies none,all -- python train.py --batch-size 64
     """
+    from profiler.scripts import gates
     from profiler.scripts.launch import Asked
     from profiler.scripts.measured import Request, measure
     from profiler.views.tables import measured_script as view
     from profiler.views.tables.script import Live
 
-    words = [*SCRIPT.get()]
+    words, started = [*SCRIPT.get()], datetime.now(UTC)
+    limits = gates.parse(fail_on) if fail_on is not None else ()
+    script_folder.refuse(output)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if one_of(device, DEVICES, flag="--device") == "cpu" else {}
     names = tuple(dict.fromkeys(("none", *(name for name in strategies_of(strategies) if name))))
     if module is not None and names == ("none",):
@@ -77,9 +86,14 @@ def run(
             view.write(session.variants, file=sys.stdout, width=paper().width, color=COLOR.get())
         if not session.is_whole:
             break
+    variants = [variant for session in sessions for variant in session.variants]
     code = _exit_code(sessions, wants_gpu=device == "cuda")
+    folder = script_folder.keep(variants, output=output, started=started)
+    code = script_folder.judge(variants, limits) or code
     if json:
-        say_json(document([variant for session in sessions for variant in session.variants], code))
+        say_json(document(variants, code, folder=folder, is_ended=not sessions[-1].is_whole))
+    if folder:
+        script_folder.tell(folder)
     raise typer.Exit(code)
 
 
@@ -101,7 +115,7 @@ def _exit_code(sessions: list[Session], *, wants_gpu: bool) -> int:
     return int(bool(wrong) or any(one.equality is not None and one.equality.verdict == "differ" for one in variants))
 
 
-def _untold(variants: list[Measured], *, wants_gpu: bool) -> str | None:
+def _untold(variants: list[Variant], *, wants_gpu: bool) -> str | None:
     """Return why there is no table of a variant, if there is none."""
     if any(not variant.processes for variant in variants):
         return "no process of this command trained or called a module of torch"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,9 +33,22 @@ COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the 
 SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a command of the user's, behind `--`
 
 
+LAUNCHERS = (  # programs that begin a command of the user's, and are no models
+    "torchrun", "accelerate", "deepspeed", "composer", "sh", "bash", "uv", "poetry", "conda", "env", "mpirun", "srun",
+)  # fmt: skip
+
+
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
     for place, word in enumerate(words):
+        is_python = re.fullmatch(r"python[\d.]*", word) is not None
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if place and (word in LAUNCHERS or (is_python and following and not following.endswith(".py"))):
+            right = shlex.join([*words[:place], "--", *words[place:]])
+            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
+        if place and word.endswith(".sh") and not word.startswith("-"):
+            right = shlex.join([*words[:place], "--", "sh", *words[place:]])
+            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
         if word == "--":
             if place + 1 == len(words):
                 raise UserError("there is no command behind --", hint="for example -- python train.py")
@@ -116,6 +130,9 @@ def say_failure(code: int) -> None:
     """Print the JSON document of a failure: with --json, stdout holds one document even if nothing could run."""
     from profiler.views.export.json import document
 
+    if SCRIPT.get():
+        say_json({"schema": 1, "run": None, "status": "failed", "exit_code": code, "variants": []})
+        return
     say_bytes(document(None, [], status="failed", exit_code=code))
 
 
@@ -139,8 +156,6 @@ def folded(text: str, *, file: TextIO) -> str:
 
 def next_command(*words: str) -> None:
     """Print on stderr the one command that the user will want next, on one line, to be pasted."""
-    import shlex
-
     from profiler.views.sanitize import plain
 
     print(plain(f"next: {shlex.join(map(_as_typed, words))}"), file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
+from profiler.core.script import Gradients
 
 ROUNDING = 2.0**-12  # relative: as in profiler/measuring/meters/equality.py, whose differences these are
 NOT_COMPARED = "no optimizer of torch.optim made a step with gradients"
@@ -13,19 +13,7 @@ Lines = Mapping[str, Sequence[dict[str, Any]]]  # of each process
 Place = tuple[int, int, str]  # a step, from 1; an optimizer, in the order of their first steps; a process
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a run's gradients against those of `none`, at the first steps of each optimizer."""
-
-    verdict: str  # equal, equal within rounding, differ, not comparable, unverified
-    detail: str | None = None
-    parameter: str | None = None  # the first one that differs
-    step: int | None = None  # in which it does, from 1
-    num_differing: int = 0  # of num_gradients
-    num_gradients: int = 0  # in the first step of all optimizers, of all processes
-    largest_difference: float | None = None  # relative, from 0 to 2; None where the values were not kept
-
-
-def compared(plain: Lines, again: Lines, other: Lines) -> Comparison:
+def compared(plain: Lines, again: Lines, other: Lines) -> Gradients:
     """Compare a run with `plain`, at the steps in which `again`, the same command, has the gradients of `plain`."""
     expected, repeated, found = _gradients(plain), _gradients(again), _gradients(other)
     places: list[Place] = []
@@ -34,26 +22,26 @@ def compared(plain: Lines, again: Lines, other: Lines) -> Comparison:
             if places and place[0] > 1:
                 break  # what follows cannot be compared; the first step can
             why = f"the script's own two runs differ from parameter {changed[0]} on"
-            return Comparison(verdict="not comparable", detail=why, parameter=changed[0], step=place[0])
+            return Gradients(verdict="not comparable", detail=why, parameter=changed[0], step=place[0])
         places.append(place)
     first = [digest for place in places if place[0] == 1 for digest in expected[place]["digests"].values()]
     num = sum(digest is not None for digest in first)
     if not num:
-        return Comparison(verdict="unverified", detail=NOT_COMPARED)
+        return Gradients(verdict="unverified", detail=NOT_COMPARED)
     for place in places:
         if place not in found:
-            return Comparison(verdict="differ", detail="a step of an optimizer is missing", step=place[0])
+            return Gradients(verdict="differ", detail="a step of an optimizer is missing", step=place[0])
         if changed := _changed(expected[place], found[place]):
             return _differ(place, changed, found[place]["differences"], num)
-    return Comparison(verdict="equal", num_gradients=num)
+    return Gradients(verdict="equal", num_gradients=num)
 
 
-def _differ(place: Place, changed: list[str], differences: Mapping[str, float | None], num: int) -> Comparison:
+def _differ(place: Place, changed: list[str], differences: Mapping[str, float | None], num: int) -> Gradients:
     amounts = [differences.get(name) for name in changed]
     known = [amount for amount in amounts if amount is not None]
     largest = max(known) if len(known) == len(changed) else None
     is_rounding = largest is not None and largest <= ROUNDING
-    return Comparison(
+    return Gradients(
         verdict="equal within rounding" if is_rounding else "differ",
         detail="later steps, which follow from it, were not compared" if is_rounding else None,
         parameter=changed[0], step=place[0], num_differing=len(changed), num_gradients=num, largest_difference=largest,

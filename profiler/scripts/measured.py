@@ -11,21 +11,13 @@ from typing import Any
 import msgspec
 
 from profiler.scripts import launch
-from profiler.scripts.gradients import Comparison, compared
+from profiler.scripts.gradients import compared
 from profiler.scripts.launch import Asked, Ended
 from profiler.scripts.report import Variant, outcome_of, why_skipped
 
 SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them
 Line = dict[str, Any]
-
-
-class Measured(Variant, frozen=True, kw_only=True):
-    """The command under one strategy, with one set of values, on the device that is here."""
-
-    detail: str | None = None  # why it is skipped
-    seconds: tuple[tuple[float, ...], ...] = ()  # of each step after the first, by round
-    equality: Comparison | None = None  # with the gradients of `none`
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it."""
 
-    variants: tuple[Measured, ...]
+    variants: tuple[Variant, ...]
     last: Ended  # the run that ended all, or the last one
     exit_code: int  # of the command's first run
     is_whole: bool  # nothing ended it early
@@ -92,7 +84,7 @@ def _memory_runs(asked: Asked, request: Request, folder: Path) -> Iterator[tuple
         yield strategy, _run(_measuring(asked, "memory", strategy, reference=folder))
 
 
-def _time(asked: Asked, request: Request, variants: dict[str, Measured]) -> Ended | None:
+def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended | None:
     """Add the seconds of each round to the variants that ended well; return the last run."""
     timed = [strategy for strategy, variant in variants.items() if variant.outcome == "ok"]
     ended = None
@@ -123,13 +115,13 @@ def _is_stopped(ended: Ended) -> bool:
     return ended.timed_out or ended.interrupted is not None
 
 
-def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Measured:
+def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Variant:
     outcome = outcome_of(ended)
     why = why_skipped(ended, outcome) if strategy != "none" else None
     device, size = _device(ended)
     trained = [process for process in ended.processes if any(phase.name != "start" for phase in process.phases)]
     has_all_steps = any(asked.steps is not None and process.num_steps >= asked.steps for process in trained)
-    return Measured(
+    return Variant(
         words={"strategy": strategy, "device": device, **request.values},
         gpu_bytes=size,
         context_bytes=0,
@@ -137,6 +129,10 @@ def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Mea
         detail=why,
         is_cut=has_all_steps or bool(asked.batches) or _is_stopped(ended),
         processes=tuple(trained),
+        exit_code=ended.exit_code,
+        unguarded=ended.unguarded,
+        device="cpu" if size is None else "cuda",
+        command=asked.words,
     )
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.script import Applied, Growth, Holder, Phase, ProcessFacts, VariantFacts
 
 if TYPE_CHECKING:
     from profiler.core.rehearsed_gpu import RehearsedGpu
@@ -18,91 +20,51 @@ NOT_MET = "no module with parameters of a torch.optim optimizer was called in tr
 ORDER = ("start", *IN_STEPS, "evaluation", "generation", "saving")
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of memory of one category that one line allocated; of the category `rest`, all that are not named."""
-
-    category: str
-    line: str  # of the script; of what the backward allocates, the line that called it
-    module: str = ""  # that all of them belong to; "" where there is none, or it is not known
-    num: int  # blocks
-    nbytes: int
-
-
-class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """A line whose memory was more after each of several steps in a row."""
-
-    line: str
-    num_steps: int
-    nbytes: int  # in these steps together
-
-
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """All passes through one phase of a process, of its first step or of later ones."""
-
-    name: str
-    is_first_step: bool = False
-    first_step: int  # the number of the step in which it was first, from 0
-    num: int  # passes
-    peak_bytes: int | None  # the largest of them; None on a CPU whose memory is not measured
-    live_bytes: int | None  # at the end of the pass with the largest peak
-    reserved_bytes: int | None  # the most within it; None on a CPU, which reserves nothing
-    line: str  # of the script, at the peak; where it is not known, at the begin of that pass
-    holders: tuple[Holder, ...] = ()  # of the peak, the largest first: together all of its bytes; none where not known
-
-
-class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy did to one model of a process, or why it did nothing."""
-
-    strategy: str
-    module: str  # the model's class
-    num_blocks: int = 0  # that are recomputed
-    split: str | None = None  # how they are cut, in the strategy's words
-    own: tuple[str, ...] = ()  # what the script itself checkpoints of it: names, with `*` for numbers
-    why: str | None = None  # it was left as it is
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class Process(ProcessFacts, frozen=True, kw_only=True):
     """A process that used a GPU."""
 
     rank: int | None  # None where no launcher gave one
-    number: int  # of the process
     outcome: str  # ok, out_of_memory, failed, crashed, or skipped: the strategy met what it cannot cut
     detail: str | None = None
-    died: float | None = None  # when it raised, or was gone without a word: seconds since the epoch
     num_steps: int
-    steps_are: str = "steps"  # of an optimizer; "backward passes" where torch.optim made none
     peak_bytes: int | None
     reserved_bytes: int | None
     module: str  # the class of the model that it trains
-    shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
-    reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
-    shortage_holders: tuple[Holder, ...] = ()  # what was live when memory ran out for the last time
-    growth: tuple[Growth, ...] = ()  # from step to step, the most first
-    holders_why: str | None = None  # why holders are not known, of all phases or of some
-    applied: tuple[Applied, ...] = ()  # of each model that it trains; under `none` of those with own checkpoints
     phases: tuple[Phase, ...]
 
     @property
     def peak(self) -> Phase:
         return max(self.phases, key=lambda phase: phase.peak_bytes or 0)
 
+    @property
+    def most_reserved(self) -> Phase:
+        """The first phase within which most was reserved."""
+        return max(self.phases, key=lambda phase: phase.reserved_bytes or 0)
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    def label(self, among: Sequence[Process]) -> str:
+        """Return what it is called among the processes of its variant: `rank 0`, `process 2`; "" if it is alone."""
+        if self.rank is not None and [process.rank for process in among].count(self.rank) == 1:
+            return f"rank {self.rank}"
+        return f"process {among.index(self) + 1}" if len(among) > 1 else ""
+
+
+class Variant(VariantFacts, frozen=True, kw_only=True):
     """The command on one kind of GPU, with one set of values."""
 
-    words: dict[str, str]  # what this variant is: its strategy, where one is asked for, its device, the values of -L
-    gpu_bytes: int | None  # memory of each GPU; None on a CPU
-    context_bytes: int  # of it, taken by CUDA
-    outcome: str
-    detail: str | None = None  # why it is skipped
-    needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
-    unguarded: str | None = None  # why its files could not be guarded: only what it saved was redirected
-    is_cut: bool = False  # ended before the script would have
+    device: str = ""  # as records have it: `rehearse:t4:count=2`, cuda, cpu
+    command: tuple[str, ...] = ()  # its words, with the values of -L filled in
     processes: tuple[Process, ...]
 
     @classmethod
     def of(
-        cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool, strategy: str | None = None
+        cls,
+        ended: Ended,
+        *,
+        gpu: RehearsedGpu,
+        values: dict[str, str],
+        is_cut: bool,
+        strategy: str | None = None,
+        command: Sequence[str] = (),
     ) -> Variant:
         outcome = outcome_of(ended)
         skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
@@ -113,8 +75,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
             context_bytes=gpu.context_bytes,
             outcome="skipped" if skipped else outcome,
             detail=skipped,
+            exit_code=ended.exit_code,
             unguarded=ended.unguarded,
             is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
+            device=rehearsed_gpu.device_of(gpu),
+            command=tuple(command),
             processes=ended.processes,
         )
 
@@ -122,6 +87,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     def first_dead(self) -> Process | None:
         """The process that died before any other."""
         return min((process for process in self.processes if process.died), key=lambda one: one.died or 0, default=None)
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU that is rehearsed; None on a device that is here."""
+        return rehearsed_gpu.gpu_of(self.device) if self.device.startswith(REHEARSE) else None
 
     @property
     def largest(self) -> Process:
@@ -156,6 +126,27 @@ def why_skipped(ended: Ended, outcome: str) -> str | None:
     if made:
         return "; ".join(dict.fromkeys(f"{applied.module}: {applied.why}" for applied in made))
     return NOT_MET if outcome == "ok" and ended.processes else None
+
+
+def phase_text(phase: Phase) -> str:
+    """Return a phase in words: `the backward of later steps`, `the evaluation`."""
+    if phase.name not in IN_STEPS:
+        return f"the {phase.name}"
+    article = "" if phase.name.startswith("after") else "the "
+    return f"{article}{phase.name} of {'the first step' if phase.is_first_step else 'later steps'}"
+
+
+def phase_name(phase: Phase) -> str:
+    """Return a phase as tables have it: `backward, later steps`, `evaluation`."""
+    step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
+    return f"{phase.name}{step}"
+
+
+def name_of(variant: Variant) -> str:
+    """Return a variant by its words: `t4:2, sqrt, batch 32`."""
+    own = [variant.words[name] for name in ("device", "strategy") if name in variant.words]
+    values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+    return ", ".join([*own, *values])
 
 
 def read_process(
@@ -196,6 +187,7 @@ def read_process(
         applied=tuple(_applied(lines)),
         peak_bytes=_largest(phase.peak_bytes for phase in phases),
         reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
+        torch=next((line["version"] for line in lines if line["kind"] == "torch"), None),
         phases=phases,
     )
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,17 +142,18 @@ def control(
 
 def rehearsed(words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE) -> Run:
     """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`."""
-    given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", *options)
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "rehearse", *given, "--", *words],
-        cwd=cwd,
-        env=environment(cwd),  # where nothing stays
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as elsewhere:  # for the run folder
+        given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", "-o", f"{elsewhere}/run")
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "profiler", "rehearse", *given, *options, "--", *words],
+            cwd=cwd,
+            env=environment(cwd),  # where nothing stays
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     document = json.loads(done.stdout)
     rows = [row for variant in document.get("variants", ()) for row in variant["processes"]]
     return Run(

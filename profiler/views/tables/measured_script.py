@@ -13,18 +13,19 @@ from rich.table import Table
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core.paired_steps import num_warmup_pairs, pair_ratios, ratio_of_pairs
+from profiler.core.script import Gradients
 from profiler.core.stats import num_warmup
 from profiler.core.units import byte_unit, bytes_text, change_range_text, change_text, count_text, scaled, seconds_text
-from profiler.scripts.gradients import Comparison
-from profiler.scripts.measured import Measured
-from profiler.views.tables.script import open_console, peak_text, write_phases
+from profiler.scripts.report import Variant
+from profiler.views.tables.script import console as console_of
+from profiler.views.tables.script import peak_text, write_phases
 
 Rounds = Sequence[Sequence[float]]
 
 
-def write(variants: Sequence[Measured], *, file: TextIO, width: int | None, color: str) -> None:
+def write(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
     """Print of each strategy its sentence and its phases, then one row for each."""
-    console = open_console(file, width=width, color=color)
+    console = console_of(file=file, width=width, color=color)
     for variant in variants:
         if variant.processes or variant.outcome != "ok":
             console.print(sentence(variant, variants[0]), soft_wrap=True)
@@ -34,7 +35,7 @@ def write(variants: Sequence[Measured], *, file: TextIO, width: int | None, colo
         _write_summary(variants, console)
 
 
-def sentence(variant: Measured, plain: Measured) -> str:
+def sentence(variant: Variant, plain: Variant) -> str:
     """Return where the peak is, how long a step takes against `none`, and whether the gradients are its."""
     more = [f"{name} {value}" for name, value in variant.words.items() if name not in ("strategy", "device")]
     room = f" ({bytes_text(variant.gpu_bytes)})" if variant.gpu_bytes else ""
@@ -78,7 +79,7 @@ def ratio_text(ratio: TimeRatio) -> str:
     return f"{change_text(ratio.ratio)}{limits}"
 
 
-def equality_text(equality: Comparison, *, is_plain: bool) -> str:
+def equality_text(equality: Gradients, *, is_plain: bool) -> str:
     """Return the verdict in words."""
     if equality.verdict == "equal":
         return "repeat to the bit" if is_plain else "equal none's to the bit"
@@ -92,7 +93,7 @@ def equality_text(equality: Comparison, *, is_plain: bool) -> str:
     return f"{word}{where}{more}"
 
 
-def _write_summary(variants: Sequence[Measured], console: Console) -> None:
+def _write_summary(variants: Sequence[Variant], console: Console) -> None:
     plain = variants[0]
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     rounds = max(len(variant.seconds) for variant in variants)
@@ -116,7 +117,7 @@ def _write_summary(variants: Sequence[Measured], console: Console) -> None:
         console.print("times are of this CPU; those of another device are not known by them", soft_wrap=True)
 
 
-def _verdict(variant: Measured, *, is_plain: bool) -> str:
+def _verdict(variant: Variant, *, is_plain: bool) -> str:
     if variant.outcome != "ok":
         return variant.outcome.replace("_", " ")
     equality = variant.equality

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
+from statistics import median
 from typing import Any, TextIO
 
 from rich import box
@@ -11,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from profiler.core import gpu_specs
-from profiler.core.units import byte_unit, bytes_text, few, scaled
-from profiler.scripts.report import IN_STEPS, Holder, Phase, Process, Variant
+from profiler.core.errors import UserError
+from profiler.core.script import Holder, Phase
+from profiler.core.units import byte_unit, bytes_text, few, scaled, seconds_text
+from profiler.scripts.report import IN_STEPS, Process, Variant, phase_name, phase_text
 
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
 MOST_NAMED = 3
@@ -52,32 +55,25 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
     """Print the sentence, then a table for each group of processes; nothing where no process used a GPU."""
     if not variant.processes:
         return
-    console = open_console(file, width=width, color=color)
-    console.print(sentence(variant), soft_wrap=True)
-    write_phases(variant, console)
+    screen = console(file=file, width=width, color=color)
+    screen.print(sentence(variant), soft_wrap=True)
+    write_phases(variant, screen)
 
 
-def open_console(file: TextIO, *, width: int | None, color: str) -> Console:
-    """Return what prints on a file: on a terminal of this width, or as wide as a pipe may be."""
-    modes: dict[str, dict[str, Any]] = {"always": {"force_terminal": True}, "never": {"color_system": None}}
-    asked = modes.get(color, {})
-    return Console(file=file, width=width or WIDE, markup=False, highlight=False, emoji=False, **asked)
-
-
-def write_phases(variant: Variant, console: Console) -> None:
+def write_phases(variant: Variant, screen: Console) -> None:
     """Print what a strategy did, a table for each group of processes, and what is to be noted of them."""
     for line in dict.fromkeys(line for process in variant.processes for line in _applied_lines(process)):
-        console.print(line, soft_wrap=True)
+        screen.print(line, soft_wrap=True)
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in variant.processes:
         groups.setdefault(_in_steps(process), []).append(process)
     for group in groups.values():
-        console.print(_table(group, len(variant.processes)))
+        screen.print(_table(group, len(variant.processes)))
         for title, held in _held(next((process for process in group if process.shortage_holders), group[0])):
-            console.print(title, soft_wrap=True)
-            console.print(_holders(held))
+            screen.print(title, soft_wrap=True)
+            screen.print(_holders(held))
     for text in _remarks(variant):
-        console.print(f"note: {text}", soft_wrap=True)
+        screen.print(f"note: {text}", soft_wrap=True)
 
 
 def _remarks(variant: Variant) -> Iterator[str]:
@@ -117,7 +113,7 @@ def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | Non
             peak = max(process.peak_bytes or 0 for process in variant.processes)
             figures = [scaled(peak, size), scaled(variant.largest.reserved_bytes, size)]
         table.add_row(*words, *figures, _fits(variant))
-    open_console(file, width=width, color=color).print(table)
+    console(file=file, width=width, color=color).print(table)
 
 
 def _fits(variant: Variant) -> str:
@@ -174,18 +170,28 @@ def _printed(process: Process) -> Console:
     return console
 
 
+def console(*, file: TextIO, width: int | None, color: str) -> Console:
+    """Return where tables of scripts are printed; `color` is auto, always or never."""
+    modes: dict[str, dict[str, Any]] = {"always": {"force_terminal": True}, "never": {"color_system": None}}
+    asked = modes.get(color, {})
+    return Console(file=file, width=width or WIDE, markup=False, highlight=False, emoji=False, **asked)
+
+
 def sentence(variant: Variant) -> str:
     """Return whether it fits, and where its peak is."""
     strategy = variant.words.get("strategy")
-    called = " ".join([gpu_specs.find(variant.words["device"].partition(":")[0]).name, *(
+    called = " ".join([_device_name(variant), *(
         f"{name}={value}" for name, value in variant.words.items() if name not in ("device", "strategy"))])  # fmt: skip
     called += f" under {strategy}" if strategy else ""
-    assert variant.gpu_bytes is not None  # a GPU's
+    if variant.gpu_bytes is None or (variant.device and not variant.gpu):
+        return _measured_sentence(variant, called)
     room = bytes_text(variant.gpu_bytes)
+    if not variant.processes:
+        return f"on {called} ({room}) no process of the command used a GPU"
     process = variant.largest
     if variant.outcome == "out_of_memory":
         ran_out = [process for process in variant.processes if process.outcome == "out_of_memory"]
-        short = min(ran_out, key=lambda process: process.died or 0)
+        short = min(ran_out, key=lambda process: process.died or 0, default=process)
         known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
         need = known or "; without a limit of memory it did not end well, so what would do is not known"
         return f"runs out of memory on {called} ({room}): {short.detail}{need}"
@@ -207,18 +213,33 @@ def sentence(variant: Variant) -> str:
 def peak_text(peak: Phase) -> str:
     """Return how large a peak is, and where."""
     size = bytes_text(peak.peak_bytes or 0)
-    return f"the peak, {size}, is in {_phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
+    return f"the peak, {size}, is in {phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
 
 
 def _named(process: Process) -> str:
     return f"process {process.number}" if process.rank is None else f"rank {process.rank}"
 
 
-def _phase_text(phase: Phase) -> str:
-    if phase.name not in IN_STEPS:
-        return f"the {phase.name}"
-    article = "" if phase.name.startswith("after") else "the "
-    return f"{article}{phase.name} of {'the first step' if phase.is_first_step else 'later steps'}"
+def _measured_sentence(variant: Variant, called: str) -> str:
+    """Return what was measured on a device that is here: where the peak is, the step's time, and the gradients."""
+    if variant.outcome != "ok" or not variant.processes:
+        why = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
+        return f"{variant.outcome.replace('_', ' ')} on {called}{f': {why}' if why else ''}"
+    parts = [peak_text(variant.largest.peak)]
+    if seconds := [second for round_seconds in variant.seconds for second in round_seconds]:
+        parts.append(f"a step takes {seconds_text(median(seconds))}")
+    if variant.equality:
+        parts.append(f"gradients: {variant.equality.verdict}")
+    return f"measured on {called}{', in what ran' if variant.is_cut else ''}: {'; '.join(parts)}"
+
+
+def _device_name(variant: Variant) -> str:
+    """Return the name of the GPU, or the word for one that is not known here, or that is redacted."""
+    word = variant.words["device"].partition(":")[0]
+    try:
+        return gpu_specs.find(word).name
+    except UserError:
+        return word
 
 
 def _in_steps(process: Process) -> tuple[Any, ...]:
@@ -244,12 +265,11 @@ def _table(group: list[Process], num_processes: int) -> Table:
         table.add_column(name, justify="right")
     table.add_column("line")
     for phase in first.phases:
-        step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
         is_peak = phase == first.peak
         counts = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes)
         figures = [scaled(count, size) for count in counts if count is not None]
         style = "bold" if is_peak and sizes else None
-        table.add_row(f"{phase.name}{step}", str(phase.num), *figures, phase.line, style=style)
+        table.add_row(phase_name(phase), str(phase.num), *figures, phase.line, style=style)
     return table
 
 
@@ -257,7 +277,7 @@ def _held(process: Process) -> list[tuple[str, tuple[Holder, ...]]]:
     """Return what held the peak, and what was live where memory ran out, each with its title; none if not known."""
     peak = process.peak
     where = f", {peak.line}" if peak.line else ""
-    found = [(f"live at the peak, in {_phase_text(peak)}{where}", peak.holders)]
+    found = [(f"live at the peak, in {phase_text(peak)}{where}", peak.holders)]
     if process.outcome == "out_of_memory":
         found = [(f"live when memory ran out, at {process.shortages[-1]}", process.shortage_holders)]
     return [(title, holders) for title, holders in found if holders]

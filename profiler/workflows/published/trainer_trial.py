@@ -12,10 +12,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from profiler.core.case import Case, Trial, decode
 from profiler.core.errors import Unsupported
 from profiler.core.record import Built, Note, Readings, Record
+from profiler.core.script import Phase
 from profiler.engines.replies import attempt, tell
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.meters.memory import largest_known
-from profiler.scripts.report import IN_STEPS, Phase, Process
+from profiler.scripts.report import IN_STEPS, Process
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import num_parameters
 from profiler.workflows.in_process.watching import watch
