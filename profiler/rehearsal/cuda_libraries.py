@@ -44,7 +44,7 @@ DNN = (
     r"cudnn(BatchNormalization\w+|PoolingForward|SpatialTf\w+|"
     r"Set(Activation|Convolution|Filter|Pooling|Spatial|Tensor)\w+)"
 )
-NCCL = r"nccl(Send|Recv|AlltoAll|Gather|Scatter|CommDeregister|CommWindowDeregister)"
+NCCL = r"nccl(CommDeregister|CommWindowDeregister)"
 FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
 NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
 LIBRARIES = (
@@ -52,7 +52,7 @@ LIBRARIES = (
     Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
     Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
     Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
-    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
+    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
     Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
     Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),
 )

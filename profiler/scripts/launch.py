@@ -118,6 +118,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         **{name: str(value) for name, value in limits.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "GCPROF_WATCH": str(scratch),
+        "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
         "GCPROF_LIBRARIES": f"{version}={folder}",
     }
 
