@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -120,7 +121,18 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         "GCPROF_WATCH": str(scratch),
         "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
         "GCPROF_LIBRARIES": f"{version}={folder}",
+        "PATH": os.pathsep.join((_tools(scratch, folder), given.get("PATH", os.defpath))),
     }
+
+
+def _tools(scratch: Path, libraries: Path) -> str:
+    """Make a folder of programs that come with a GPU's driver, and return it."""
+    words = [sys.executable, "-I", str(INJECT / "gcprof_smi.py"), str(libraries / "libnvidia-ml.so.1")]
+    tool = scratch / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    tool.chmod(0o700)
+    return str(tool.parent)
 
 
 def _follow(

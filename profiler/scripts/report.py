@@ -43,6 +43,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     module: str  # the class of the model that it trains
     shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
     reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
+    notes: tuple[str, ...] = ()  # what was not as it would be on a GPU
     phases: tuple[Phase, ...]
 
     @property
@@ -105,6 +106,7 @@ def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
         num_steps=max(row["step"] for row in rows),
         shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
+        notes=tuple(line["text"] for line in lines if line["kind"] == "note"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         peak_bytes=max(phase.peak_bytes for phase in phases),
         reserved_bytes=max(phase.reserved_bytes for phase in phases),

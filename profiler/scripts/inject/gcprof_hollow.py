@@ -8,7 +8,8 @@ import os
 import re
 
 ORDER = (  # of loading: each after those that it depends on; as in profiler/rehearsal/device.py
-    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcuda", "libnvidia-ml",
+    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcupti", "libcuda",
+    "libnvidia-ml",
 )  # fmt: skip
 CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.", re.MULTILINE)  # in torch/version.py
 

@@ -1,7 +1,7 @@
 """Objects that ranks send to each other: what PyTorch computes of their sizes on the GPU is computed on the CPU.
 
-`broadcast_object_list` and the like turn objects to tensors on the GPU, sum or compare their lengths there, and read the
-result. All of it comes from the host, and what NCCL's stand-in carries is real, so each result can be: it is written
+`broadcast_object_list` and the like turn objects to tensors on the GPU, sum or compare their lengths there, and read
+the result. All of it comes from the host, and what NCCL's stand-in carries is real, so each result can be: it is written
 into the tensor that the GPU's operator made.
 """
 
@@ -22,8 +22,8 @@ NAMES = (
 )  # fmt: skip
 
 
-def begin() -> None:
-    """Have the functions that send objects compute on the CPU."""
+def begin(note: Callable[[str], None]) -> None:
+    """Have the functions that send objects compute on the CPU, which changes no figure and is not noted."""
     for name in NAMES:
         plain = getattr(distributed_c10d, name, None)
         if plain is not None:
@@ -34,9 +34,11 @@ def begin() -> None:
 
 
 def _on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
+    mode: Any = OnHost
+
     @wraps(plain)
     def send(*arguments: Any, **keywords: Any) -> Any:
-        with OnHost():
+        with mode():
             return plain(*arguments, **keywords)
 
     return send

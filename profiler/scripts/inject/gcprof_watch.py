@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 from typing import IO, Any
 
@@ -40,6 +41,7 @@ SIZED_BY_VALUES = (
     "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
     "bincount", "repeat_interleave.Tensor",
 )  # fmt: skip
+BESIDE = ("gcprof_objects", "gcprof_recurrent", "gcprof_linalg")  # what a hollow GPU cannot do, done otherwise
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -56,6 +58,8 @@ def begin(why: str | None) -> None:
     watch = Watch()
     watch.know_no_values()
     watch.begin()
+    for name in BESIDE:
+        import_module(name).begin(note)
 
 
 _file: list[IO[str]] = []
@@ -68,6 +72,16 @@ def _write(line: dict[str, Any]) -> None:
         _file.append(open(path, "a", encoding="utf-8"))  # noqa: SIM115  open as long as the process
     _file[0].write(json.dumps(line) + "\n")
     _file[0].flush()
+
+
+_notes: set[str] = set()
+
+
+def note(text: str) -> None:
+    """Say once what is not as it would be on a GPU."""
+    if text not in _notes:
+        _notes.add(text)
+        _write({"kind": "note", "text": text})
 
 
 class Watch:

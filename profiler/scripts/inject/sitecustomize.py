@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-BESIDE = ("gcprof_objects",)  # what a hollow GPU needs beside the watch
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -41,8 +40,6 @@ class _Finder:
                     why = import_module("gcprof_hollow").load(spec.origin)
                     execute(module)
                     import_module("gcprof_watch").begin(why)
-                    for name in () if why else BESIDE:
-                        import_module(name).begin()
                 finally:
                     sys.path.remove(HERE)
 

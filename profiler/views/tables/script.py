@@ -63,6 +63,8 @@ def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> N
     }
     if variant.is_cut and unseen:
         console.print(f"note: not seen, if there is any: {', '.join(sorted(unseen))}", soft_wrap=True)
+    for text in dict.fromkeys(text for process in variant.processes for text in process.notes):
+        console.print(f"note: {text}", soft_wrap=True)
     reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
     if reads:
         console.print(
