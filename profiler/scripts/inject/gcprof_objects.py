@@ -1,8 +1,8 @@
 """Objects that ranks send to each other: what PyTorch computes of their sizes on the GPU is computed on the CPU.
 
 `broadcast_object_list` and the like turn objects to tensors on the GPU, sum or compare their lengths there, and read
-the result. All of it comes from the host, and what NCCL's stand-in carries is real, so each result can be: it is written
-into the tensor that the GPU's operator made.
+the result. All of it comes from the host, and what NCCL's stand-in carries is real, so each result can be: it is
+written into the tensor that the GPU's operator made.
 """
 
 from __future__ import annotations

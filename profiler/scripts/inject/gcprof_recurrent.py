@@ -18,10 +18,12 @@ NOTE_CTC = "the CTC loss ran by PyTorch's own kernel: cuDNN's, which takes other
 
 def begin(note: Callable[[str], None]) -> None:
     """Hide cuDNN from `torch.nn`'s recurrent modules and from its CTC loss."""
-    for kind in (nn.RNN, nn.LSTM, nn.GRU):
+    kinds: tuple[Any, ...] = (nn.RNN, nn.LSTM, nn.GRU)
+    for kind in kinds:
         kind.forward = _without_cudnn(kind.forward, note, NOTE)
-    nn.RNNBase.flatten_parameters = _without_cudnn(nn.RNNBase.flatten_parameters, note, NOTE)  # type: ignore[method-assign]
-    nn.functional.ctc_loss = _without_cudnn(nn.functional.ctc_loss, note, NOTE_CTC)  # type: ignore[assignment]
+    base: Any = nn.RNNBase
+    base.flatten_parameters = _without_cudnn(base.flatten_parameters, note, NOTE)
+    nn.functional.ctc_loss = _without_cudnn(nn.functional.ctc_loss, note, NOTE_CTC)
 
 
 def _without_cudnn(plain: Callable[..., Any], note: Callable[[str], None], text: str) -> Callable[..., Any]:
