@@ -80,6 +80,11 @@ static int has_ended(Room *r, int rank) {
     return !lock_of(r, rank, F_GETLK, &lock) && lock.l_type == F_UNLCK;
 }
 
+static void ring_bell(Room *r) {
+    r->head->bell++;
+    syscall(SYS_futex, &r->head->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
+}
+
 Room *join(const char *name, int ranks, int rank) {
     Room *r = calloc(1, sizeof *r);
     struct flock lock;
@@ -98,8 +103,7 @@ Room *join(const char *name, int ranks, int rank) {
     r->here = (void *)(r->taken + n * n + n + n * n);
     r->here[rank] = getpid();
     if (++r->head->joined == (uint32_t)ranks) unlink(r->path);
-    r->head->bell++;
-    syscall(SYS_futex, &r->head->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
+    ring_bell(r);
     return r;
 no:
     failed(ncclSystemError, r->path);
@@ -129,10 +133,6 @@ static int moved(Room *r, int channel, uint64_t at, void *data, size_t bytes, in
         if (n > 0) done += (size_t)n;
     }
     return 1;
-}
-static void ring_bell(Room *r) {
-    r->head->bell++;
-    syscall(SYS_futex, &r->head->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
 }
 static int give(Room *r, int channel, Label label, const void *data) {
     uint64_t least = 0, at = r->given[channel], bytes = sizeof label + label.bytes;
@@ -314,7 +314,10 @@ static ncclResult_t run_all(Call *calls, size_t number) {
         for (size_t i = 0; i < number; i++) {
             if (is_done(calls + i)) continue;
             int result = is_after(calls, i) ? 0 : advance(calls + i);
-            if (result < 0) return calls[i].comm->room->is_broken = 1, ncclInvalidUsage;
+            if (result < 0) {
+                calls[i].comm->room->is_broken = 1;
+                return ncclInvalidUsage;
+            }
             any |= result;
             if (!is_done(calls + i)) left++, first = first < number ? first : i;
         }

@@ -6,7 +6,7 @@
 static double factors[MAX_FACTORS]; /* of premultiplied sums: those made last */
 static unsigned num_factors;
 
-static int is_real(ncclDataType_t type) { return type >= ncclFloat16 && type <= ncclFloat64 ? 1 : (int)type > ncclFloat64; }
+static int is_real(ncclDataType_t type) { return type >= ncclFloat16; }
 
 static double widened(unsigned bits, int exponent, int mantissa) {
     int power = (int)(bits >> mantissa & ((1u << exponent) - 1)), bias = (1 << (exponent - 1)) - 1;
