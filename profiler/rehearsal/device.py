@@ -25,6 +25,7 @@ ORDER = (  # of loading: each after those that it depends on
     "libnccl",
     "libcufft",
     "libnvrtc",
+    "libcupti",
     "libcuda",
     "libnvidia-ml",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -158,7 +159,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         **{name: value for name, value in QUIET.items() if name not in given},
         "MLFLOW_TRACKING_URI": f"file://{scratch}/mlruns",
         **given,
-        **(_hollow(asked.gpus) if asked.gpus else {}),
+        **(_hollow(asked.gpus, scratch) if asked.gpus else {}),
         **asked.variables,
         **{name: str(value) for name, value in limits.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
@@ -167,13 +168,27 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     }
 
 
-def _hollow(gpus: RehearsedGpu) -> dict[str, str]:
+def _hollow(gpus: RehearsedGpu, scratch: Path) -> dict[str, str]:
     """Return what tells the command's processes to open hollow GPUs."""
     folder = proven_libraries()[0]
     version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
     return {
-        **device.variables(gpus), "GCPROF_LIBRARIES": f"{version}={folder}", "GCPROF_ORDER": ",".join(device.ORDER),
-    }  # fmt: skip
+        **device.variables(gpus),
+        "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
+        "GCPROF_LIBRARIES": f"{version}={folder}",
+        "GCPROF_ORDER": ",".join(device.ORDER),
+        "PATH": os.pathsep.join((_tools(scratch, folder), os.environ.get("PATH", os.defpath))),
+    }
+
+
+def _tools(scratch: Path, libraries: Path) -> str:
+    """Make a folder of programs that come with a GPU's driver, and return it."""
+    words = [sys.executable, "-I", str(INJECT / "gcprof_smi.py"), str(libraries / "libnvidia-ml.so.1")]
+    tool = scratch / "bin" / "nvidia-smi"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    tool.chmod(0o700)
+    return str(tool.parent)
 
 
 def _in_place(strategy: str | None) -> str | None:

@@ -183,6 +183,7 @@ def read_process(
         growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
         holders_why=ended["why"],
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
+        notes=tuple(line["text"] for line in lines if line["kind"] == "note"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         applied=tuple(_applied(lines)),
         peak_bytes=_largest(phase.peak_bytes for phase in phases),

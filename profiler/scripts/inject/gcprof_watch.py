@@ -48,6 +48,7 @@ SIZED_BY_VALUES = (
     "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
     "bincount", "repeat_interleave.Tensor",
 )  # fmt: skip
+BESIDE = ("gcprof_objects", "gcprof_recurrent", "gcprof_linalg")  # what a hollow GPU cannot do, done otherwise
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -64,6 +65,8 @@ def begin(why: str | None) -> None:
     watch.know_no_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
+    for name in BESIDE:
+        import_module(name).begin(note)
 
 
 def _tell_architectures() -> None:
@@ -92,6 +95,14 @@ def _write(line: dict[str, Any]) -> None:
 _watches: list[Watch] = []  # the one that is on
 _lock = threading.Lock()
 _observed: list[Callable[..., None]] = []
+_notes: set[str] = set()
+
+
+def note(text: str) -> None:
+    """Say once what is not as it would be on a GPU."""
+    if text not in _notes:
+        _notes.add(text)
+        _write({"kind": "note", "text": text})
 
 
 def _observe_out_of_memory() -> None:

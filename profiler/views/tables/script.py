@@ -90,7 +90,7 @@ def _remarks(variant: Variant) -> Iterator[str]:
     seen = {one.name for process in variant.processes for one in process.phases}
     if variant.is_cut and (unseen := {"evaluation", "generation", "saving"} - seen):
         yield f"not seen, if there is any: {', '.join(sorted(unseen))}"
-    yield from dict.fromkeys(text for process in variant.processes for text in _notes(process))
+    yield from dict.fromkeys(text for process in variant.processes for text in (*process.notes, *_notes(process)))
     reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
     if reads:
         yield f"values of the GPU, which are not computed, were read at {', '.join(reads)}"
