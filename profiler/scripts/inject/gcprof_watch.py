@@ -134,9 +134,22 @@ class Watch:
         if not torch.compiler.is_compiling() and threading.get_ident() == self.thread:
             self.depth = max(0, self.depth - 1)
 
-    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if not self.held:
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
+        if self.held:
+            return None
+        self.mark("optimizer")
+        words = map(self._then_optimizer, arguments[1:])
+        return (optimizer, *words), {name: self._then_optimizer(word) for name, word in keywords.items()}
+
+    def _then_optimizer(self, closure: Any) -> Any:
+        """Return a closure after which the optimizer goes on: forward and backward are phases within its step."""
+
+        def call() -> Any:
+            result = closure()
             self.mark("optimizer")
+            return result
+
+        return call if callable(closure) else closure
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if self.held:
