@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ import msgspec
 
 from profiler.core.errors import UserError
 from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
-from profiler.rehearsal import device
+from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard
 from profiler.scripts.report import Process, read_process
@@ -52,12 +53,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: int | None = None  # the signal that ended it from outside
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
+    unverified: tuple[str, ...] = ()  # a torch other than gcprof's on which the hollow GPU could not be tried, and why
 
 
 def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int | None = None) -> Ended:
     """Run the command until it ends; call `on_line` with each line of the watch as it is written.
 
-    Raises UserError (exit code 3) where the hollow device cannot be had, or where files cannot be guarded.
+    Raises UserError (exit code 3) where the hollow device cannot be had, where files cannot be guarded, or where the
+    figures of a step with the command's torch are not as arithmetic has them.
     """
     scratch = Path(tempfile.mkdtemp(prefix="gcprof-script-"))
     try:
@@ -89,6 +92,7 @@ def run(asked: Asked, *, on_line: Callable[[dict[str, Any]], None], stdout: int 
             timed_out=timed_out,
             interrupted=interrupted,
             processes=tuple(sorted(processes, key=lambda made: (made.rank is None, made.rank or 0, made.number))),
+            unverified=() if timed_out or interrupted else tuple(_unverified([*chain.from_iterable(lines.values())])),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
         )
     finally:
@@ -106,7 +110,6 @@ def unlimited(asked: Asked) -> Asked:
 def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     """Return the command's environment: the caller's, the GPUs, and the folder that reaches its Python processes."""
     folder = proven_libraries()[0]
-    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
     given = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     places = [str(INJECT), *given.get("PYTHONPATH", "").split(os.pathsep)]
     limits = {"GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches}
@@ -118,8 +121,32 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
         **{name: str(value) for name, value in limits.items() if value is not None},
         "PYTHONPATH": os.pathsep.join(place for place in places if place),
         "GCPROF_WATCH": str(scratch),
-        "GCPROF_LIBRARIES": f"{version}={folder}",
+        "GCPROF_LIBRARIES": _libraries(folder),
     }
+
+
+def _unverified(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield each torch other than gcprof's on which the hollow GPU cannot be tried, with the reason."""
+    ours = os.path.realpath(build.installed().folder)
+    found = {row["file"]: row for row in lines if row["kind"] == "torch"}
+    for file, row in found.items() if any(row["kind"] == "phase" for row in lines) else ():
+        if os.path.realpath(os.path.dirname(file)) == ours:
+            continue
+        folder = proven_libraries()[0]
+        given = {**device.variables(device.parse(smoke.DEVICE)), "GCPROF_LIBRARIES": _libraries(folder)}
+        try:
+            verdict = smoke.foreign(folder, row["python"], file, inject=INJECT, variables=given)
+        except UserError as error:
+            yield f"{row['version']}: {error.message}"
+            continue
+        if verdict.wrong():
+            raise UserError(smoke.refusal(verdict), exit_code=3)
+
+
+def _libraries(folder: Path) -> str:
+    """Return the folder with the CUDA version of its libraries: `13=/home/...`."""
+    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
+    return f"{version}={folder}"
 
 
 def _follow(
