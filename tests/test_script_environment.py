@@ -113,6 +113,53 @@ def test_a_command_that_is_not_there_and_one_that_fails_are_told_apart(folder):
     assert "missing.py" in missing.said
 
 
+CATCHES = """
+import copy, pickle
+import torch
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        if len(x) > 8:
+            raise ValueError("too many")
+        return y
+
+model = Model(64, 64).cuda()
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 64, device="cuda")).sum()
+    loss.backward()
+    return loss
+
+for rows in (9, 8):
+    try:
+        model(torch.ones(rows, 64, device="cuda"))
+    except ValueError as error:
+        print("its own error:", error)
+    optimizer.step(closure)
+    optimizer.step(closure=closure)
+pickle.dumps(copy.deepcopy(model).cpu())
+print("hooks", sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()))
+"""
+
+
+@pytest.mark.slow
+def test_the_watch_leaves_no_hook_in_a_model_and_goes_on_after_an_error_in_it(folder):
+    (folder / "catches.py").write_text(CATCHES)
+
+    done = rehearsed(("python", "catches.py"), cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    phases = {phase["name"] for phase in process["phases"]}
+    assert done.exit_code == 0, done.said
+    assert "its own error: too many" in done.said.splitlines()
+    assert "hooks 0" in done.said.splitlines()
+    assert process["num_steps"] == 4
+    assert {"forward", "backward", "optimizer", "after the step"} <= phases
+
+
 def proof(python):
     import torch
 

@@ -155,14 +155,16 @@ class Watch:
         if self.held:
             return None
         self.mark("optimizer")
-        words = map(self._then_optimizer, arguments[1:])
-        return (optimizer, *words), {name: self._then_optimizer(word) for name, word in keywords.items()}
+        _, *words = arguments
+        words[:1] = [self._then_optimizer(word) for word in words[:1]]
+        closures = {name: self._then_optimizer(word) for name, word in keywords.items() if name == "closure"}
+        return (optimizer, *words), {**keywords, **closures}
 
     def _then_optimizer(self, closure: Any) -> Any:
         """Return a closure after which the optimizer goes on: forward and backward are phases within its step."""
 
-        def call() -> Any:
-            result = closure()
+        def call(*words: Any, **keywords: Any) -> Any:
+            result = closure(*words, **keywords)
             self.mark("optimizer")
             return result
 
