@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -160,26 +159,26 @@ def test_the_watch_leaves_no_hook_in_a_model_and_goes_on_after_an_error_in_it(fo
     assert {"forward", "backward", "optimizer", "after the step"} <= phases
 
 
-def proof(python):
+def proof(python, folder):
     import torch
 
-    folder = smoke.proven_libraries()[0]
     given = {**device.variables(device.parse(smoke.DEVICE)), "GCPROF_LIBRARIES": launch._libraries(folder)}
     return smoke.foreign(folder, python, torch.__file__, inject=launch.INJECT, variables=given)
 
 
 @pytest.mark.slow
 def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(hollow, monkeypatch, tmp_path):
-    monkeypatch.setattr(smoke.cache, "folder", lambda: tmp_path)
+    folder = smoke.proven_libraries()[0]
+    monkeypatch.setattr(smoke.cache, "folder", lambda: tmp_path)  # where no verdict is kept yet
 
-    verdict = proof(sys.executable)
+    verdict = proof(sys.executable, folder)
 
     assert len(verdict.checks) > 20
     assert not verdict.wrong()
-    assert len([*Path(tmp_path).glob("smoke-*.json")]) >= 1
+    assert len([*tmp_path.glob("smoke-*.json")]) == 1
 
 
 @pytest.mark.slow
 def test_a_torch_on_which_no_step_can_be_tried_is_named_as_that(hollow):
     with pytest.raises(UserError, match="exit code 1"):
-        proof("/bin/false")
+        proof("/bin/false", smoke.proven_libraries()[0])
