@@ -151,6 +151,10 @@ bench-published-memory *words:
 bench-scripts *words:
     {{python}} -m benchmarks.scripts -o docs/scripts.md {{words}}
 
+# what the watch costs a training script: a step, the start of a process, a whole rehearsal; on quiet cores
+bench-script-overhead:
+    {{python}} -m benchmarks.script_overhead
+
 # what operators allocate without memory, against what they do, on PyTorch's own samples; with --hollow h100, on CUDA
 bench-operators *words:
     {{python}} -m benchmarks.operators {{words}}

@@ -126,6 +126,8 @@ def _run(
         whole = launch.run(launch.unlimited(asked), on_line=lambda line: None, stdout=2)
         variant = variant.with_need(whole)
         end = whole if whole.interrupted else end
+    for torch in end.unverified:
+        aside(f"gcprof: unverified on torch {torch}")
     return end, variant
 
 

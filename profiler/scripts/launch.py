@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +23,7 @@ import msgspec
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
-from profiler.rehearsal import device
+from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard
 from profiler.scripts.report import Process, read_process
@@ -63,13 +64,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
     lines: dict[str, list[dict[str, Any]]] = {}  # of the watch, by process
     needs: str | None = None  # what the script's Python lacks for a strategy
+    unverified: tuple[str, ...] = ()  # a torch other than gcprof's on which the hollow GPU could not be tried, and why
 
 
 def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
     """Run the command until it ends; call `on_line` with each line of the watch as it is written.
 
     Where the system lets nobody guard files, the command is run with what it saves redirected, and that is said. Raises
-    UserError (exit code 3) where the hollow device cannot be had.
+    UserError (exit code 3) where the hollow device cannot be had, or where the figures of a step with the command's
+    torch are not as arithmetic has them.
     """
     scratch = Path(tempfile.mkdtemp(prefix="gcprof-script-"))
     deaths, kills = _Deaths(), _num_host_kills()
@@ -94,6 +97,9 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
             unguarded=why or None,
             processes=tuple(sorted(processes, key=lambda made: (made.rank is None, made.rank or 0, made.number))),
             needs=next((row["needs"] for rows in lines.values() for row in rows if "needs" in row), None),
+            unverified=tuple(_unverified([*chain.from_iterable(lines.values())]))
+            if asked.gpus and not (timed_out or interrupted)
+            else (),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
             lines={path.stem: rows for path, rows in lines.items()},
         )
@@ -171,12 +177,10 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
 def _hollow(gpus: RehearsedGpu, scratch: Path) -> dict[str, str]:
     """Return what tells the command's processes to open hollow GPUs."""
     folder = proven_libraries()[0]
-    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
     return {
         **device.variables(gpus),
+        **_libraries(folder),
         "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
-        "GCPROF_LIBRARIES": f"{version}={folder}",
-        "GCPROF_ORDER": ",".join(device.ORDER),
         "PATH": os.pathsep.join((_tools(scratch, folder), os.environ.get("PATH", os.defpath))),
     }
 
@@ -196,6 +200,30 @@ def _in_place(strategy: str | None) -> str | None:
     choice = Choice(strategy or "")
     files = {key: os.path.abspath(value) for key, value in choice.options.items() if key == "file"}
     return str(Choice.of(choice.name, {**choice.options, **files})) if files else strategy
+
+
+def _unverified(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield each torch other than gcprof's on which the hollow GPU cannot be tried, with the reason."""
+    ours = os.path.realpath(build.installed().folder)
+    found = {row["file"]: row for row in lines if row["kind"] == "torch"}
+    for file, row in found.items() if any(row["kind"] == "phase" for row in lines) else ():
+        if os.path.realpath(os.path.dirname(file)) == ours:
+            continue
+        folder = proven_libraries()[0]
+        given = device.variables(device.parse(smoke.DEVICE)) | _libraries(folder)
+        try:
+            verdict = smoke.foreign(folder, row["python"], file, inject=INJECT, variables=given)
+        except UserError as error:
+            yield f"{row['version']}: {error.message}"
+            continue
+        if verdict.wrong():
+            raise UserError(smoke.refusal(verdict), exit_code=3)
+
+
+def _libraries(folder: Path) -> dict[str, str]:
+    """Return what tells a process where the hollow libraries are, by their CUDA version, and their order."""
+    version = next(folder.glob("libcudart.so.*")).name.rpartition(".")[2]
+    return {"GCPROF_LIBRARIES": f"{version}={folder}", "GCPROF_ORDER": ",".join(device.ORDER)}
 
 
 def _follow(

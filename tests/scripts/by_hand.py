@@ -112,6 +112,25 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
         ("eps = net(x, t)", "_forward('generation')", ""),
         ("torch.save(", "_mark('saving')", "_mark('generation')"),
     ],
+    "time_sequence": [
+        *STEP[:1],
+        ("optimizer = ", "", f"optimizer.register_step_post_hook(lambda *_: {AFTER_STEP})"),  # it still has the loss
+        ("optimizer.step(closure)", OPTIMIZER, ""),
+        ("out = seq(input)", FORWARD, ""),
+        ("return loss", OPTIMIZER, ""),
+        ("pred = seq(", FORWARD, ""),
+    ],
+    "wgan_gp": [
+        ("fake_imgs = generator(z)", FORWARD, ""),
+        ("validity = critic(", FORWARD, ""),
+        ("d_loss = ", FORWARD, ""),
+        ("g_loss = ", FORWARD, ""),
+        ("d_loss.backward()", BACKWARD, AFTER_BACKWARD),
+        ("g_loss.backward()", BACKWARD, AFTER_BACKWARD),
+        ("optimizer_D.step()", OPTIMIZER, AFTER_STEP),
+        ("optimizer_G.step()", OPTIMIZER, "_mark('after the step')"),
+        ("torch.save(", "_mark('saving')", "_mark('after the step')"),
+    ],
     "bucketed": [*STEP, ("logits = model(x)", FORWARD, "")],
     "imagenet_like": [
         *STEP,

@@ -70,6 +70,12 @@ TABLE = {
         _script("trainer_lora", needs=("transformers", "accelerate", "peft")),
         _script("accelerate_loop", needs=("accelerate",)),
         _script("timm_like", needs=("timm",)),
+        _script("lightning_classifier", needs=("lightning",)),
+        _script("bert_mlm", needs=("transformers", "accelerate")),
+        _script("siamese", needs=("torchvision",)),
+        _script("wgan_gp"),
+        _script("time_sequence"),
+        _script("data_parallel", num_gpus=2),
     )
 }
 
