@@ -5,14 +5,13 @@ a process without torch nothing but this file: all work is done when torch is im
 own runs as if this one were not there.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # no import that `site` has not done: `typing` takes as long as a bare Python does to start
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -22,9 +21,12 @@ class _Finder:
 
     is_asking = False  # the other finders
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != "torch" or path is not None or self.is_asking:
             return None
+        from importlib import import_module  # noqa: PLC0415  see TYPE_CHECKING
+        from importlib.util import find_spec  # noqa: PLC0415
+
         self.is_asking = True
         try:
             spec = find_spec(name)
@@ -33,7 +35,7 @@ class _Finder:
         if spec is not None and spec.loader is not None and spec.origin:
             execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
+            def exec_module(module: "ModuleType") -> None:
                 sys.meta_path.remove(self)
                 sys.path.insert(0, HERE)
                 try:
@@ -52,7 +54,7 @@ def _run_the_users_own() -> None:
     ours = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
     try:
-        import_module("sitecustomize")
+        __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
