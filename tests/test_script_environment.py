@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import device, smoke
+from profiler.rehearsal import cache, device, smoke
 from profiler.scripts import launch
 from tests.scripts.runs import rehearsed
 
@@ -162,14 +162,14 @@ def test_the_watch_leaves_no_hook_in_a_model_and_goes_on_after_an_error_in_it(fo
 def proof(python, folder):
     import torch
 
-    given = {**device.variables(device.parse(smoke.DEVICE)), "GCPROF_LIBRARIES": launch._libraries(folder)}
+    given = {**device.variables(device.parse(smoke.DEVICE)), **launch._libraries(folder)}
     return smoke.foreign(folder, python, torch.__file__, inject=launch.INJECT, variables=given)
 
 
 @pytest.mark.slow
 def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(hollow, monkeypatch, tmp_path):
     folder = smoke.proven_libraries()[0]
-    monkeypatch.setattr(smoke.cache, "folder", lambda: tmp_path)  # where no verdict is kept yet
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)  # where no verdict is kept yet
 
     verdict = proof(sys.executable, folder)
 

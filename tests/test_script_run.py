@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from profiler.core import rehearsed_gpu
-from profiler.scripts.gradients import ROUNDING, Comparison, compared
+from profiler.core.script import Gradients, Phase
+from profiler.scripts.gradients import ROUNDING, compared
 from profiler.scripts.launch import Asked
-from profiler.scripts.measured import Measured, Request, measure
-from profiler.scripts.report import Phase, Process
+from profiler.scripts.measured import Request, measure
+from profiler.scripts.report import Process, Variant
 from profiler.views.tables import measured_script
 from profiler.views.tables.measured_script import ratio_to, step_seconds
 from tests.scripts import by_hand
@@ -254,15 +255,15 @@ def measured(strategy, *, seconds, equality):
         rank=None, number=1, outcome="ok", num_steps=9, peak_bytes=2**20, reserved_bytes=None, module="Net",
         phases=(peak,),
     )  # fmt: skip
-    return Measured(
+    return Variant(
         words={"strategy": strategy, "device": "cpu"}, gpu_bytes=None, context_bytes=0, outcome="ok",
         processes=(process,), seconds=seconds, equality=equality,
     )  # fmt: skip
 
 
 def test_a_sentence_says_the_peak_the_time_against_none_and_how_the_gradients_differ(capsys):
-    none = measured("none", seconds=[[0.1] * 8] * 3, equality=Comparison(verdict="equal", num_gradients=4))
-    differs = Comparison(
+    none = measured("none", seconds=[[0.1] * 8] * 3, equality=Gradients(verdict="equal", num_gradients=4))
+    differs = Gradients(
         verdict="differ", parameter="fc.weight", step=2, num_differing=1, num_gradients=4, largest_difference=0.01
     )
     other = measured("all", seconds=[[0.13] * 8, [0.14] * 8, [0.15] * 8], equality=differs)

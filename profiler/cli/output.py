@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
@@ -19,8 +21,6 @@ from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from profiler.core.case import Case
     from profiler.core.record import Record
     from profiler.runs.store import Run
@@ -55,10 +55,31 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             begin = ["python"] if words[place + 1].endswith(".py") else []
             return [*words[:place]], [*begin, *words[place + 1 :]]
         if place and word.endswith(".py") and not word.startswith("-"):
+            if words[0] == "run" and not _does_something(word):
+                continue  # a file of functions, of which one makes the model
             if words[place - 1].startswith("python"):  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
             return [*words[:place]], ["python", *words[place:]]
     return [*words], []
+
+
+def _does_something(file: str) -> bool:
+    """Whether a Python file does more than to define names when it is run; False where it cannot be read."""
+    try:
+        statements = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    defining = (
+        ast.Import,
+        ast.ImportFrom,
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.Assign,
+        ast.AnnAssign,
+    )
+    done = [one for one in statements if not isinstance(one, defining)]
+    return any(not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)) for one in done)
 
 
 def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:

@@ -278,7 +278,7 @@ def _held(process: Process) -> list[tuple[str, tuple[Holder, ...]]]:
     peak = process.peak
     where = f", {peak.line}" if peak.line else ""
     found = [(f"live at the peak, in {phase_text(peak)}{where}", peak.holders)]
-    if process.outcome == "out_of_memory":
+    if process.outcome == "out_of_memory" and process.shortages:
         found = [(f"live when memory ran out, at {process.shortages[-1]}", process.shortage_holders)]
     return [(title, holders) for title, holders in found if holders]
 
