@@ -18,7 +18,7 @@ from tests.scripts import by_hand
 from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
-FOREVER = ("python", "imagenet_like.py", "--epochs", "1000000")
+FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
 
 
 def by_speed(names):
