@@ -51,7 +51,7 @@ LIBRARIES = (
     Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME),
     Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
     Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
-    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
+    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c", "cudnn_graph.c"), known=DNN),
     Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
     Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
     Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),

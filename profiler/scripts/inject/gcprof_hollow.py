@@ -24,6 +24,9 @@ def load(origin: str) -> str | None:
         return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
+    site = os.path.dirname(os.path.dirname(origin))  # NVIDIA's own cuDNN there plans convolutions
+    own = "" if os.environ.get("GCPROF_CUDNN") == "hollow" else os.path.join(site, "nvidia/cudnn/lib/libcudnn.so.9")
+    os.environ["HOLLOW_CUDNN"] = own if os.path.exists(own) else ""
     for name in ORDER:
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
