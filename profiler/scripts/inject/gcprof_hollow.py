@@ -22,12 +22,19 @@ def load(origin: str) -> str | None:
         return "its torch has no CUDA"
     if found[1] not in places:
         return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
-    site = os.path.dirname(os.path.dirname(origin))  # NVIDIA's own cuDNN there plans convolutions
-    own = "" if os.environ.get("GCPROF_CUDNN") == "hollow" else os.path.join(site, "nvidia/cudnn/lib/libcudnn.so.9")
-    os.environ["HOLLOW_CUDNN"] = own if os.path.exists(own) else ""
+    os.environ["HOLLOW_CUDNN"] = own = own_cudnn(origin)
+    if not own:
+        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     for name in ORDER:
+        if own and name == "libnvrtc":
+            continue  # NVIDIA's own compiles what its cuDNN plans
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None
+
+
+def own_cudnn(origin: str) -> str:
+    """Return the path of NVIDIA's cuDNN beside the torch at `origin`, which plans convolutions; empty for none."""
+    path = os.path.join(os.path.dirname(os.path.dirname(origin)), "nvidia", "cudnn", "lib", "libcudnn.so.9")
+    return path if os.environ.get("GCPROF_CUDNN") != "hollow" and os.path.exists(path) else ""
