@@ -36,6 +36,7 @@ API CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_optio
 API CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name) {
     return *out = (CUkernel)&nothing, CUDA_SUCCESS;
 }
+API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) { return *out = (CUfunction)kernel, CUDA_SUCCESS; }
 API CUresult cuLibraryUnload(CUlibrary library) { return CUDA_SUCCESS; }
 API CUresult cuKernelGetAttribute(int *out, CUfunction_attribute which, CUkernel kernel, CUdevice device) {
     return cuFuncGetAttribute(out, which, (CUfunction)kernel);
