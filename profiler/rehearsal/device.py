@@ -83,14 +83,11 @@ def load(folder: Path | None = None) -> None:
     if folder is None:
         folder, verdict = proven_libraries()
         os.environ["HOLLOW_ARCHS"] = verdict.archs
-    os.environ["HOLLOW_CUDNN"] = own = own_cudnn()
-    if not own:
-        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
+    os.environ["HOLLOW_CUDNN"] = own_cudnn()
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers of torch 2.11 find no device
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
-        if own and name == "libnvrtc":
-            continue  # NVIDIA's own compiles what its cuDNN plans
         for path in sorted(folder.glob(f"{name}.so.*")):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 

@@ -1,5 +1,4 @@
-/* The graph API of cuDNN, which convolutions and attention take: its plans are asked of NVIDIA's own cuDNN, and never
- * executed.
+/* The graph API of cuDNN, which convolutions take: its plans are asked of NVIDIA's own cuDNN, and never executed.
  *
  *   HOLLOW_CUDNN            path of NVIDIA's libcudnn.so.9; without it, or where it makes no plan without a device, one
  *                           engine for every graph, with HOLLOW_CUDNN_WORKSPACE bytes

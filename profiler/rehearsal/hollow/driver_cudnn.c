@@ -1,5 +1,4 @@
-/* The driver's functions that cuDNN and NVRTC look up by name to make a plan, besides those of driver.c: nothing is
- * loaded. */
+/* The driver's functions that cuDNN looks up by name to make a plan, besides those of driver.c: nothing is loaded. */
 #include "hollow.h"
 #undef cuCtxPopCurrent /* it asks for the names without the header's version suffixes */
 #undef cuCtxPushCurrent
@@ -46,7 +45,4 @@ API CUresult cuKernelSetAttribute(CUfunction_attribute which, int value, CUkerne
 }
 API CUresult cuOccupancyMaxPotentialClusterSize(int *out, CUfunction f, const CUlaunchConfig *config) {
     return *out = 8, CUDA_SUCCESS; /* what every device with clusters can schedule */
-}
-API CUresult cuGetExportTable(const void **out, const CUuuid *id) { /* NVRTC asks, and does without */
-    return *out = 0, CUDA_ERROR_NOT_FOUND;
 }

@@ -23,12 +23,9 @@ def load(origin: str) -> str | None:
     if found[1] not in places:
         return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
-    os.environ["HOLLOW_CUDNN"] = own = own_cudnn(origin)
-    if not own:
-        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
+    os.environ["HOLLOW_CUDNN"] = own_cudnn(origin)
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
     for name in ORDER:
-        if own and name == "libnvrtc":
-            continue  # NVIDIA's own compiles what its cuDNN plans
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None
