@@ -2,7 +2,7 @@
 python := ".venv/bin/python"
 site := ".venv/lib/python3.11/site-packages"
 measuring := replace("""
-    tests/test_api.py tests/test_callbacks.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
+    tests/test_api.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
     tests/test_max_batch.py tests/test_parent.py tests/test_plan_command.py tests/test_published.py tests/test_ranks.py
     tests/test_run.py tests/test_sampling.py tests/test_shard.py tests/test_stages_command.py tests/test_staging.py
     tests/faults
@@ -150,6 +150,10 @@ bench-published-memory *words:
 # training scripts as people write them, rehearsed and run without the watch: writes docs/scripts.md
 bench-scripts *words:
     {{python}} -m benchmarks.scripts -o docs/scripts.md {{words}}
+
+# what the watch costs a training script: a step, the start of a process, a whole rehearsal; on quiet cores
+bench-script-overhead:
+    {{python}} -m benchmarks.script_overhead
 
 # what operators allocate without memory, against what they do, on PyTorch's own samples; with --hollow h100, on CUDA
 bench-operators *words:

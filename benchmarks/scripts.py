@@ -2,7 +2,7 @@
 
 Each script of tests/scripts runs unchanged, in a folder of its own, on hollow GPUs: once with nothing beside it but a
 line at its end that says what PyTorch's allocator says, and once under `gcprof rehearse`. Fails where the two do not
-agree to the byte. `-o` writes the table.
+agree to the byte. `-o` writes the table; `--keep FILE` goes on with the rows of an earlier run that was cut.
 """
 
 from __future__ import annotations
@@ -80,15 +80,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these scripts")
     parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
+    parser.add_argument("--keep", type=Path, help="append each row to this file, and run none again that it has")
     asked = parser.parse_args()
     scripts = [script for name, script in runs.TABLE.items() if not asked.names or name in asked.names]
-    first, rows, absent = _load(), [], []
+    first, absent = _load(), []
+    known = _known(asked.keep)
+    rows: list[Row] = []
     for script in scripts:
         if script.missing:
             absent.append(f"{script.name}: {', '.join(script.missing)} not installed")
             print(absent[-1], file=sys.stderr)
             continue
-        rows.append(run(script))
+        rows.append(known[script.name] if script.name in known else run(script))
+        if asked.keep and script.name not in known:
+            with asked.keep.open("ab") as file:
+                file.write(msgspec.json.encode(rows[-1]) + b"\n")
         print(rows[-1].text(), end="", flush=True)
     if asked.output and rows:
         asked.output.write_text(_page(rows, absent, first=first), encoding="utf-8")
@@ -96,6 +102,13 @@ def main() -> int:
     for row in different:
         print(f"{row.script.name}: {row.watched.figures}, not {row.alone.figures}", file=sys.stderr)
     return int(bool(different) or not rows)
+
+
+def _known(path: Path | None) -> dict[str, Row]:
+    """Return the rows of a file by the names of their scripts."""
+    lines = path.read_bytes().splitlines() if path and path.exists() else []
+    rows = [msgspec.json.decode(line, type=Row) for line in lines]
+    return {row.script.name: row for row in rows}
 
 
 def run(script: Script) -> Row:

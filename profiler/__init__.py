@@ -3,7 +3,8 @@
 `profiler.apply(module, "segments:k=4")` checkpoints a module in place, and `profiler.measure(build, "segments:k=4")`
 measures one; `profiler.predict(build, "segments:k=4", device="h100")` predicts it for a GPU that need not be there;
 `profiler.plan(build, "8GiB")` finds where to checkpoint; `profiler.explain(module, batch)` and
-`profiler.timeline(module, batch)` show what holds the peak; `profiler.load("last")` reads a run back.
+`profiler.timeline(module, batch)` show what holds the peak; `with profiler.watch() as watch:` follows a loop of your
+own; `profiler.load("last")` reads a run back.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.api import apply, explain, measure, plan, predict, timeline
+    from profiler.api import apply, explain, measure, plan, predict, timeline, watch
     from profiler.training.marked_functions import block
     from profiler.workflows.stored_run import load
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline"]
+__all__ = ["__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline", "watch"]
 _HOMES = {  # imported on first use: all others are of profiler.api, which imports torch and takes seconds
     "block": "profiler.training.marked_functions",
     "load": "profiler.workflows.stored_run",

@@ -1,4 +1,4 @@
-"""gcprof from Python: checkpoint a module by a strategy or a plan, measure, predict, explain and draw its step."""
+"""gcprof from Python: checkpoint a module by a strategy or a plan, measure, predict, explain, draw and watch."""
 
 from __future__ import annotations
 
@@ -6,5 +6,6 @@ from profiler.workflows.in_process.applying import apply
 from profiler.workflows.in_process.explaining import explain, timeline
 from profiler.workflows.in_process.planning import plan
 from profiler.workflows.in_process.trials import measure, predict
+from profiler.workflows.in_process.watching import watch
 
-__all__ = ["apply", "explain", "measure", "plan", "predict", "timeline"]
+__all__ = ["apply", "explain", "measure", "plan", "predict", "timeline", "watch"]

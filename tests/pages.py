@@ -14,7 +14,7 @@ import typer.main
 
 from profiler.cli import COMMANDS, application, command
 from profiler.cli.help import examples
-from profiler.core import case, record, schedule, stats
+from profiler.core import case, record, schedule, script, stats
 from profiler.runs import store
 from tests import rooms
 
@@ -38,6 +38,13 @@ STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
     ("equality", record, "Equality"),
     ("environment", record, "Environment"),
     ("notes", record, "Note"),
+    ("phases", script, "Phase"),
+    ("script", script, "ProcessFacts"),
+    ("phases.holders", script, "Holder"),
+    ("script.applied", script, "Applied"),
+    ("script.growth", script, "Growth"),
+    ("variant", script, "VariantFacts"),
+    ("variant.equality", script, "Gradients"),
 )
 
 

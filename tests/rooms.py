@@ -31,19 +31,18 @@ ROOMS = {
     "training": _room("core", "torch torchvision timm transformers"),
     "request": _room("core training"),
     "rehearsal": _room("core", "torch"),
-    "scripts": _room("core rehearsal", "torch"),
     "measuring": _room("core training", "torch psutil pynvml"),
     "predicting": _room("core planning analysis training measuring", "torch"),
+    "scripts": _room("core training rehearsal predicting", "torch"),
     "runs": _room("core analysis"),
     "engines": _room("core analysis training request rehearsal measuring predicting runs", "torch ray submitit"),
     "views": _room("core planning analysis training runs scripts", "pandas matplotlib jinja2 pyarrow rich"),
-    "integrations": _room(
-        "core analysis training measuring runs engines", "torch transformers tensorboard wandb mlflow"
-    ),
+    "integrations": _room("core analysis runs", "tensorboard wandb mlflow"),
     "workflows": _room("core planning analysis training request runs engines views", "pandas"),
     "workflows/in_process": _room(
-        "core planning analysis training request measuring predicting views workflows", "torch"
+        "core planning analysis training request scripts measuring predicting views workflows", "torch"
     ),
+    "workflows/published": _room("core scripts training measuring engines workflows/in_process", "torch transformers"),
     "api": _room("workflows/in_process"),
     "cli": _room("core planning analysis training request scripts runs engines views integrations workflows", "typer"),
 }

@@ -436,6 +436,7 @@ def test_the_package_lists_what_is_public():
     assert sorted(dir(profiler)) == sorted(profiler.__all__)
     assert set(profiler.__all__) == {
         "__version__", "apply", "block", "explain", "load", "measure", "plan", "predict", "timeline",
+        "watch",
     }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.scripts.runs import rehearsed
+
 WORKSPACES = """
 import torch
 
@@ -29,12 +31,34 @@ MEASURED = [8398336, 73400320, 2134528, 37748736]
 
 @pytest.mark.slow
 def test_convolutions_take_the_workspaces_that_an_h100_had(hollow):
-    found = hollow.python(WORKSPACES)
+    found = hollow.python(WORKSPACES, GCPROF_CUDNN="nvidia")
     assert (found[0], found[2:]) == (MEASURED[0], MEASURED[2:])
     assert found[1] in (MEASURED[1], 9923584)
 
 
 @pytest.mark.slow
 def test_without_them_a_convolution_takes_what_is_given(hollow):
-    assert hollow.python(WORKSPACES, GCPROF_CUDNN="hollow") == [0, 0, 0, 0]
+    assert hollow.python(WORKSPACES) == [0, 0, 0, 0]
     assert hollow.python(WORKSPACES, "h100,cudnn_workspace_bytes=1048576") == [1048576] * 4
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.randn(64, 16, 32, 32, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_takes_them(hollow, tmp_path):
+    (tmp_path / "convolutions.py").write_text(SCRIPT)
+    words = ("python", "convolutions.py")
+
+    without = rehearsed(words, cwd=tmp_path, device="h100")
+    planned = rehearsed(words, cwd=tmp_path, device="h100", cudnn="nvidia")
+
+    assert planned.figures[0].peak_bytes - without.figures[0].peak_bytes > MEASURED[0]

@@ -24,7 +24,6 @@ PARSED = {
     r"gcprof run --data DIR": "needs MNIST's files",
     r"gcprof .*timm:": "needs an extra",
     r"gcprof run .*plan:file": "needs the plan of the line before: test_plan_strategy.py",
-    r"gcprof show results/(trainer|lightning)": "test_trainers.py",
     r"gcprof reproduce": "takes minutes: just bench-published",
     r"gcprof rehearse|gcprof .*rehearse": "test_rehearse.py; needs a C compiler",
     r"gcprof run --resume": "needs an interrupted run: test_resume.py",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
 from profiler.core.units import MIB
+from profiler.scripts import report
 from tests.killed import tagged
 from tests.program import PATIENCE_SECONDS, Started
 from tests.scripts import by_hand
@@ -221,6 +224,149 @@ def test_of_two_ranks_the_one_that_runs_out_of_memory_is_named(folder):
     assert short["detail"] == f"in the forward of step 1, {line_of('ddp.py', 'loss = nn.functional')}"
 
 
+SPAWNS = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from torch import multiprocessing
+
+def train(number, way):
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    if number == 1 and way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 1 and way == "raised":
+        raise KeyError("lost")
+    if number == 1 and way == "all":
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    if number == 1 and way == "left":
+        os._exit(0)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[2])
+    children = [context.Process(target=train, args=(number, sys.argv[1])) for number in range(2)]
+    for child in children:
+        child.start()
+        child.join()
+    Path("codes").write_text(str([child.exitcode for child in children]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "method", "outcome", "said"),
+    [
+        pytest.param("killed", "spawn", "failed", "ended without a word", marks=pytest.mark.slow),
+        pytest.param("raised", "fork", "failed", "KeyError", marks=pytest.mark.slow),
+        pytest.param("raised", "spawn", "failed", "KeyError", marks=pytest.mark.nightly),
+        pytest.param("all", "spawn", "out_of_memory", "spawn.py:18", marks=pytest.mark.nightly),
+        pytest.param("left", "fork", "ok", "", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_run_in_which_a_process_died_is_no_success(way, method, outcome, said, folder):
+    (folder / "spawn.py").write_text(SPAWNS)
+
+    done = rehearsed(("python", "spawn.py", way, method), cwd=folder)
+
+    (variant,) = done.document["variants"]
+    outcomes = sorted(process["outcome"] for process in variant["processes"])
+    assert done.exit_code == (outcome != "ok")
+    assert variant["outcome"] == outcome
+    assert len(outcomes) == 2
+    assert all(process["num_steps"] == 2 for process in variant["processes"] if process["outcome"] != "crashed")
+    died = [process for process in variant["processes"] if process["died"]]
+    assert len(died) == (outcome != "ok")
+    assert all(said in process["detail"] for process in died)
+
+
+def test_a_death_by_the_hosts_memory_is_named_as_that():
+    row = {"kind": "phase", "phase": "start", "step": 0, "line": "", "module": "", "devices": {"0": (1, 1, 1)}}
+
+    killed, ended = (
+        report.read_process("-.1", lines, gone=1.0, is_host_short=True)
+        for lines in ([row], [row, {"kind": "end", "steps": 0}])
+    )
+
+    assert (killed.outcome, killed.died) == ("crashed", 1.0)
+    assert "host's own memory" in killed.detail
+    assert (ended.outcome, ended.detail, ended.died) == ("ok", None, None)
+
+
+DIES = """
+import os, signal
+import torch
+from torch import distributed
+distributed.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(8, 64, device="cuda")).sum().backward()
+optimizer.step()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+distributed.barrier()
+"""
+
+
+@pytest.mark.nightly
+def test_the_rank_that_died_first_is_named(folder):
+    (folder / "dies.py").write_text(DIES)
+    words = ("torchrun", "--nproc-per-node", "2", "--master-port", "29641", "dies.py")
+
+    done = rehearsed(words, cwd=folder, num_gpus=2)
+
+    (variant,) = done.document["variants"]
+    when = {process["rank"]: process["died"] for process in variant["processes"]}
+    assert done.exit_code == 1
+    assert variant["outcome"] == "failed"
+    assert when[1] < when[0]
+
+
+BY_HAND = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+for _ in range(5):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "num"), [((), 5), (("--steps", "3"), 3)])
+def test_where_no_optimizer_steps_backward_passes_are_counted(options, num, folder):
+    (folder / "by_hand.py").write_text(BY_HAND)
+
+    done = rehearsed(("python", "by_hand.py"), *options, cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    assert done.exit_code == 0
+    assert (process["num_steps"], process["steps_are"]) == (num, "backward passes")
+    assert sum(phase["num"] for phase in process["phases"] if phase["name"] == "backward") == num
+
+
+@pytest.mark.slow
+def test_what_a_command_does_in_shared_memory_stays_in_it(folder, tmp_path):
+    theirs = Path(f"/dev/shm/gcprof-test-{os.getpid()}")
+    theirs.write_text("theirs")
+    text = "import sys; from pathlib import Path; shared = Path(sys.argv[1]); assert shared.read_text() == 'theirs';"
+    text += " shared.write_text('garbage'); Path(sys.argv[1] + '-new').write_text('new'); print('was here')"
+
+    try:
+        done = rehearsed(("python", "-c", text, str(theirs)), cwd=folder)
+        after = theirs.read_text()
+    finally:
+        theirs.unlink()
+
+    assert "was here" in done.said
+    assert after == "theirs"
+    assert not Path(f"{theirs}-new").exists()
+
+
 @pytest.mark.nightly
 def test_a_script_ends_after_as_many_steps_as_it_is_asked_for(folder):
     done = rehearsed(FOREVER, "--steps", "2", cwd=folder)
@@ -263,7 +409,7 @@ class Training:
         self.path = folder / "checkpoint.pth.tar"
         self.path.write_bytes(b"weights of last week")
         self.before = contents(folder)
-        words = ("rehearse", "--device", "t4", "--", *FOREVER)
+        words = ("rehearse", "--device", "t4", "-o", str(folder.parent / "run"), "--", *FOREVER)
         self.started = Started(*words, cwd=folder, tag=tag)
         self.started.wait_for("saving")
 

@@ -38,9 +38,13 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "rehearsal/cache.py": "where its user keeps caches",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
     "rehearsal/smoke_step.py": "none: it tells the libraries what torch is compiled for",
+    "scripts/inject/gcprof_gradients.py": "where gradients are kept, those of an earlier run, and which rank this is",
     "scripts/inject/gcprof_hollow.py": "where the libraries are",
-    "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
-    "scripts/inject/sitecustomize.py": "whether a command is watched",
+    "scripts/inject/gcprof_measure.py": "what is to be measured, its seed, and which rank this is",
+    "scripts/inject/gcprof_strategies.py": "the strategy that launch.py asks for, and where gcprof is",
+    "scripts/inject/gcprof_saving.py": "where to what a command saves is redirected",
+    "scripts/inject/sitecustomize.py": "whether a command is watched or measured, and its seed",
+    "scripts/inject/gcprof_watch.py": "what launch.py asks for, which rank this is, and where compiled code is",
     "scripts/launch.py": "handed on to the user's command",
     "rehearsal/smoke.py": "handed on to the step that is tried, without what changes its figures",
     "predicting/trace/matmul_workspaces.py": "settings of cuBLAS",
@@ -139,6 +143,7 @@ def test_nothing_of_a_file_is_run():
     assert found == {
         "core/plain_pickle.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
         "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
+        "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
     }
 
 

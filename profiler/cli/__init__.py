@@ -70,7 +70,10 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 }
 
 
-SCRIPTS = {"rehearse": "profiler.cli.script:rehearse"}  # the same words with a command of the user's behind `--`
+SCRIPTS = {  # the same words with a command of the user's behind `--`
+    "rehearse": "profiler.cli.script:rehearse",
+    "run": "profiler.cli.measured_script:run",
+}
 
 
 def command(name: str, *, of_script: bool = False) -> Callable[..., Any]:
@@ -116,8 +119,8 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
         of_script = name in SCRIPTS and bool(SCRIPT.get())
         function = command(name, of_script=of_script) if is_whole or name == asked else None
         text = function and function.__doc__
-        app.command(name, cls=Command, help=about(text), epilog="\n".join(examples(name, text)))(
-            with_added(function, name) if function else lambda: None
+        app.command(name, cls=Command, help=about(text), epilog="\n".join(examples(name, text, of_script=of_script)))(
+            with_added(function, name, of_script=of_script) if function else lambda: None
         )
     return app
 
@@ -155,6 +158,8 @@ def answer(words: Sequence[str]) -> int:
         return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  # a bug of ours must not look like a result: one line, exit code 70
         return _fail(error, words)
+    finally:
+        SCRIPT.set(())
 
 
 def _without_script(words: Sequence[str]) -> Sequence[str]:

@@ -23,12 +23,13 @@ NAMES = ("model", "target")  # of the parameter that is the first argument
 Switches = dict[str, Any]  # the values of a command's switches (booleans of a case), by their keys in a Request
 
 
-def with_added(command: Callable[..., Any], name: str) -> Callable[..., Any]:
+def with_added(command: Callable[..., Any], name: str, *, of_script: bool = False) -> Callable[..., Any]:
     """Return the command with the options that it does not declare. All its parameters are then keywords.
 
     --color holds for all that it prints. --model can replace the first argument, if that is a model: both at once are
     refused, and so is neither if the command needs a model. A parameter `switches` is replaced by a flag for each
-    switch of a case, and receives their values. --stage-limit holds for all that LIMITED commands have done.
+    switch of a case, and receives their values. --stage-limit holds for all that LIMITED commands have done, those
+    of a user's script aside.
     """
     own = inspect.signature(command, eval_str=True).parameters
     word = next((key for key in NAMES if key in own), None)
@@ -51,7 +52,7 @@ def with_added(command: Callable[..., Any], name: str) -> Callable[..., Any]:
     for key, parameter in own.items():
         default = None if key == word else parameter.default
         parameters += flags if key == "switches" else [parameter.replace(kind=Parameter.KEYWORD_ONLY, default=default)]
-    parameters += [STAGE_LIMIT] if name in LIMITED else []
+    parameters += [STAGE_LIMIT] if name in LIMITED and not of_script else []
     parameters += [MODEL_FLAG, COLOR_OPTION] if word else [COLOR_OPTION]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__doc__ = command.__doc__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,15 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, next_command, one_of, paper, say, say_bytes
+from profiler.cli.output import COLOR, aside, next_command, one_of, paper, say, say_bytes, say_json
+from profiler.cli.script_folder import compared_scripts
 from profiler.core.errors import UserError
 from profiler.core.units import change_range_text, change_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from profiler.analysis.comparison import Comparison
     from profiler.analysis.gates import Judgement, RuleResult
     from profiler.core.record import Record
+    from profiler.runs.store import Run
+    from profiler.scripts.comparison import Side
 
+ALIGN = "model,strategy,batch_size,precision"
 FORMATS = ("table", "md", "json", "csv")
 TRIPPED = 5
 
@@ -25,14 +32,15 @@ TRIPPED = 5
 def compare(
     runs: Annotated[list[str], typer.Argument(help=f"{options.RUN_HELP} The first is the baseline.", metavar="run")],
     baseline: Annotated[str | None, typer.Option("--baseline", help="The run to compare the others with.")] = None,
-    align: Annotated[
-        str, typer.Option("--align", help="What rows must share to be compared.")
-    ] = "model,strategy,batch_size,precision",
+    align: Annotated[str, typer.Option("--align", help="What rows must share to be compared.")] = ALIGN,
     allow_different: Annotated[
         str | None, typer.Option("--allow-different", help="What may differ: torch, batch_size, optimizer, seed, ...")
     ] = None,
     fail_on: Annotated[
-        str | None, typer.Option("--fail-on", help="Exit with 5 if a row exceeds a limit: 'peak:>2%,time:>5%'.")
+        str | None,
+        typer.Option(
+            "--fail-on", help="Exit with 5 if a row exceeds a limit: 'peak:>2%,time:>5%'; of scripts peak, reserved."
+        ),
     ] = None,
     format: Annotated[str, typer.Option("--format", help="table, md, json or csv.")] = "table",
     columns: options.Width = None,
@@ -48,11 +56,16 @@ def compare(
     one_of(format, FORMATS, flag="--format")
     if columns and format != "table":
         raise UserError(f"--width has no effect with --format {format}", hint="leave one of them out")
+    loaded = _load(_ordered(runs, baseline))
+    scripts = compared_scripts(loaded)
+    if scripts:
+        _refuse_on_scripts(align=align, allow_different=allow_different)
+        raise typer.Exit(_compare_scripts(scripts, fail_on=fail_on, format=format, columns=columns))
     rules = gates.parse(fail_on) if fail_on is not None else ()
     names = _listed(align, MEANING, flag="--align")
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
     names = [name for name in names if name not in allowed]
-    sides = read_sides(_load(_ordered(runs, baseline)), align=names)
+    sides = read_sides(_named(loaded), align=names)
     comparison = compare_sides(sides, align=names, allowed=allowed)
     judgement = gates.judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
@@ -62,6 +75,37 @@ def compare(
     elif format == "table":
         next_command("gcprof", "compare", *_ordered(runs, baseline), "--format", "md")
     raise typer.Exit(code)
+
+
+def _refuse_on_scripts(*, align: str, allow_different: str | None) -> None:
+    hint = "phases are paired by strategy, -L, rank and phase; leave it out"
+    for flag, is_given in {"--align": align != ALIGN, "--allow-different": allow_different is not None}.items():
+        if is_given:
+            raise UserError(f"{flag} has no effect on scripts", hint=hint)
+
+
+def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str, columns: int | None) -> int:
+    """Print scripts beside each other; return the exit code."""
+    from profiler.scripts import comparison, gates
+    from profiler.views.tables import script_comparison as view
+
+    limits = gates.parse_changes(fail_on) if fail_on is not None else ()
+    if len(sides) < 2:
+        raise UserError("a script's run is compared with another one", hint="gcprof compare RUN RUN")
+    compared = comparison.compare(sides)
+    texts = comparison.tripped(compared, limits)
+    code = TRIPPED if texts else 0
+    if format == "table":
+        view.write(compared, file=sys.stdout, width=paper(columns).width, color=COLOR.get())
+    elif format == "json":
+        say_json(view.document(compared, gate=texts if limits else None, exit_code=code))
+    else:
+        say_bytes((view.markdown if format == "md" else view.csv)(compared).encode())
+    for text in texts:
+        aside(f"gate: {text}")
+    if limits and not texts:
+        aside("gate: nothing is over the limits")
+    return code
 
 
 def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
@@ -78,19 +122,24 @@ def _ordered(runs: list[str], baseline: str | None) -> list[str]:
     return [baseline, *runs[:place], *runs[place + 1 :]]
 
 
-def _load(words: list[str]) -> list[tuple[str, tuple[Record, ...]]]:
-    """Return the name and the records of every run; a name is `ref:NAME`, or the end of a path that makes it unique."""
-    from profiler.runs.find import REFERENCE, run_folder
+def _load(words: list[str]) -> list[tuple[str, Run]]:
+    """Return every run by its word."""
+    from profiler.runs.find import run_folder
     from profiler.runs.store import load
 
-    loaded = []
-    for word in words:
-        run = load(run_folder(word))
+    loaded = [(word, load(run_folder(word))) for word in words]
+    for word, run in loaded:
         for warning in run.warnings:
             aside(f"warning: {word}: {warning}")
-        loaded.append(((word,) if word.startswith(REFERENCE) else run.folder.resolve().parts, run.records))
-    every = {parts for parts, _ in loaded}
-    return [(_named_apart(parts, every), records) for parts, records in loaded]
+    return loaded
+
+
+def _named(loaded: list[tuple[str, Run]]) -> list[tuple[str, tuple[Record, ...]]]:
+    """Return the name and the records of every run; a name is `ref:NAME`, or the end of a path that makes it unique."""
+    from profiler.runs.find import REFERENCE
+
+    parts = [(word,) if word.startswith(REFERENCE) else run.folder.resolve().parts for word, run in loaded]
+    return [(_named_apart(own, set(parts)), run.records) for own, (_, run) in zip(parts, loaded, strict=True)]
 
 
 def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> str:
@@ -115,16 +164,16 @@ def _print(compared: Comparison, judgement: Judgement | None, *, code: int, form
 
 def _tell(judgement: Judgement) -> None:
     for result in judgement.tripped:
-        aside(f"gate: {_named(result)}")
+        aside(f"gate: {_rule_text(result)}")
     for remark in judgement.remarks:
         aside(f"note: {remark}")
     for result in judgement.unsure:
-        aside(f"unsure: {_named(result)}: too noisy to tell; more --rounds and --samples would")
+        aside(f"unsure: {_rule_text(result)}: too noisy to tell; more --rounds and --samples would")
     if not judgement.tripped:
         aside("gate: nothing is over the limits")
 
 
-def _named(result: RuleResult) -> str:
+def _rule_text(result: RuleResult) -> str:
     contrast = result.contrast
     if contrast is None:
         finding = result.reason

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import options
+from profiler.cli import options, script_folder
 from profiler.cli.added_options import CHOICES, Switches
-from profiler.cli.output import COMMAND, Terminal, aside, next_command, paper, say, say_bytes
+from profiler.cli.output import COLOR, COMMAND, Terminal, aside, next_command, paper, say, say_bytes, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from profiler.scripts.report import Variant
     from profiler.workflows.explain import Explained, FollowedStep
 
 
@@ -61,6 +65,9 @@ def explain(
         raise UserError("what is to be explained?", hint="gcprof explain MODEL, a run, or --snapshot FILE")
     if strategies is not None and strategy is not None:
         raise UserError("--strategy is --strategies, which is given too", hint="leave one of them out")
+    if script := script_folder.named_script(target):
+        _explain_script(target, script[1], strategies=strategies or strategy, json=json)
+        return
     chosen = strategies or strategy or "none"
     words = prediction(
         strategies=chosen, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
@@ -78,6 +85,20 @@ def explain(
         aside(f"note: {remark}")
     typed = setting_words(words, device=device)
     next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
+
+
+def _explain_script(target: str, variants: Sequence[Variant], *, strategies: str | None, json: bool) -> None:
+    """Print where the peak of each variant of a script sits. Raises UserError for words that have no effect on it."""
+    from profiler.views.tables import script_explanation as view
+
+    flags = ("--json", "--strategies", "--strategy")
+    script_folder.refuse_flags(flags, hint="gcprof explain RUN --strategies NAME; it is read, not run again")
+    chosen = script_folder.under(variants, strategies)
+    if json:
+        say_json(view.document(chosen))
+        return
+    view.write(chosen, file=sys.stdout, width=paper().width, color=COLOR.get())
+    next_command("gcprof", "timeline", target, "-o", "timeline.png")
 
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:

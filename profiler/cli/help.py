@@ -90,6 +90,12 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "reproduce": ("gcprof reproduce mnist-cnn", "gcprof reproduce resnet152 --predict"),
     "doctor": ("gcprof doctor --paste", "gcprof doctor --json"),
 }
+SCRIPT_EXAMPLES: dict[str, tuple[str, str]] = {  # the same, of those that take a command of the user's behind `--`
+    "rehearse": (
+        "gcprof rehearse --device h100:8 -- torchrun --nproc-per-node 8 train.py",
+        "gcprof rehearse --device t4,a100-40 -L 'batch 16,32' -- python train.py --batch-size {batch}",
+    ),
+}
 OTHER = "Options"
 EXAMPLE = "Example: "
 
@@ -100,11 +106,11 @@ def about(doc: str | None) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
 
 
-def examples(name: str, doc: str | None) -> tuple[str, ...]:
-    """Return three example commands to paste, the docstring's own first."""
+def examples(name: str, doc: str | None, *, of_script: bool = False) -> tuple[str, ...]:
+    """Return three example commands to paste, the docstring's own first; `of_script` those with a user's command."""
     paragraphs = inspect.cleandoc(doc or "").split("\n\n")
     own = [" ".join(text.removeprefix(EXAMPLE).split()) for text in paragraphs if text.startswith(EXAMPLE)]
-    return (*own, *MORE_EXAMPLES[name])
+    return (*own, *(SCRIPT_EXAMPLES.get(name, ()) if of_script else MORE_EXAMPLES[name]))
 
 
 def panel_of(option: Any) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
@@ -18,8 +21,6 @@ from profiler.core.errors import UserError, nearest, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from profiler.core.case import Case
     from profiler.core.record import Record
     from profiler.runs.store import Run
@@ -32,19 +33,53 @@ COMMAND: ContextVar[tuple[str, ...]] = ContextVar("COMMAND", default=())  # the 
 SCRIPT: ContextVar[tuple[str, ...]] = ContextVar("SCRIPT", default=())  # a command of the user's, behind `--`
 
 
+LAUNCHERS = (  # programs that begin a command of the user's, and are no models
+    "torchrun", "accelerate", "deepspeed", "composer", "sh", "bash", "uv", "poetry", "conda", "env", "mpirun", "srun",
+)  # fmt: skip
+
+
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
     for place, word in enumerate(words):
+        is_python = re.fullmatch(r"python[\d.]*", word) is not None
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if place and (word in LAUNCHERS or (is_python and following and not following.endswith(".py"))):
+            right = shlex.join([*words[:place], "--", *words[place:]])
+            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
+        if place and word.endswith(".sh") and not word.startswith("-"):
+            right = shlex.join([*words[:place], "--", "sh", *words[place:]])
+            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
         if word == "--":
             if place + 1 == len(words):
                 raise UserError("there is no command behind --", hint="for example -- python train.py")
             begin = ["python"] if words[place + 1].endswith(".py") else []
             return [*words[:place]], [*begin, *words[place + 1 :]]
         if place and word.endswith(".py") and not word.startswith("-"):
+            if words[0] == "run" and not _does_something(word):
+                continue  # a file of functions, of which one makes the model
             if words[place - 1].startswith("python"):  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
             return [*words[:place]], ["python", *words[place:]]
     return [*words], []
+
+
+def _does_something(file: str) -> bool:
+    """Whether a Python file does more than to define names when it is run; False where it cannot be read."""
+    try:
+        statements = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    defining = (
+        ast.Import,
+        ast.ImportFrom,
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.Assign,
+        ast.AnnAssign,
+    )
+    done = [one for one in statements if not isinstance(one, defining)]
+    return any(not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)) for one in done)
 
 
 def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
@@ -116,6 +151,9 @@ def say_failure(code: int) -> None:
     """Print the JSON document of a failure: with --json, stdout holds one document even if nothing could run."""
     from profiler.views.export.json import document
 
+    if SCRIPT.get():
+        say_json({"schema": 1, "run": None, "status": "failed", "exit_code": code, "variants": []})
+        return
     say_bytes(document(None, [], status="failed", exit_code=code))
 
 
@@ -139,8 +177,6 @@ def folded(text: str, *, file: TextIO) -> str:
 
 def next_command(*words: str) -> None:
     """Print on stderr the one command that the user will want next, on one line, to be pasted."""
-    import shlex
-
     from profiler.views.sanitize import plain
 
     print(plain(f"next: {shlex.join(map(_as_typed, words))}"), file=sys.stderr)

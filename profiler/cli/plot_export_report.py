@@ -8,25 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import options
+from profiler.cli import options, script_folder
 from profiler.cli.output import aside, next_command, one_of, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import count_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from profiler.runs.store import Run
+    from profiler.scripts.report import Variant
+
+PHASES = "phases"  # the picture of a script
 
 
 def plot(
     run: options.RunName = "last",
     kind: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--kind",
-            help="frontier, memory, time, samples; over axes: heat, growth, throughput.",
+            help="frontier, memory, time, samples; over axes: heat, growth, throughput; of a script: phases. "
+            "[default: frontier, or phases]",
             autocompletion=options.propose_plots,
         ),
-    ] = "frontier",
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -43,7 +49,7 @@ def plot(
 
     frontier: peak memory against step time. memory: what the peak is made of. time: what the step takes.
     samples: every time sample. heat: the peak over two axes. growth: how it grows along one.
-    throughput: samples a second at equal memory.
+    throughput: samples a second at equal memory. phases: the memory of a script by phase.
 
     Example: gcprof plot last --kind memory -o memory.png
     """
@@ -53,10 +59,17 @@ def plot(
     from profiler.runs.find import run_folder
     from profiler.runs.store import load
 
-    one_of(kind, views.PLOTS, flag="--kind")
+    if kind is not None:
+        one_of(kind, [*views.PLOTS, PHASES], flag="--kind")
     loaded = load(run_folder(run))
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
+    if variants := script_folder.variants_of(loaded):
+        _plot_script(variants, run, kind=kind, output=output, over=over, style=style, force=force)
+        return
+    if kind == PHASES:
+        raise UserError("--kind phases is for the run of a script", hint="--kind memory shows what holds the peak")
+    kind = kind or "frontier"
 
     # only once there is something to draw
     draw = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
@@ -72,6 +85,33 @@ def plot(
         style=chosen,
         over=over.split(",") if over else (),
     )
+    aside(f"wrote {path}")
+    next_command("gcprof", "export", run, "--to", "csv", "-o", "table.csv")
+
+
+def _plot_script(
+    variants: Sequence[Variant],
+    run: str,
+    *,
+    kind: str | None,
+    output: Path | None,
+    over: str | None,
+    style: str,
+    force: bool,
+) -> None:
+    """Draw the phases of a script. Raises UserError for kinds that need more than a script's memory."""
+    from profiler.core import optional_deps
+
+    if kind not in (None, PHASES):
+        raise UserError(f"--kind {kind} is not for the run of a script", hint="--kind phases draws its memory by phase")
+    if over is not None:
+        raise UserError("--over has no effect on a script's run", hint="every variant is drawn; leave it out")
+    draw = optional_deps.load("profiler.views.plots.script", needs="matplotlib").bars
+
+    from profiler.views.plots.style import STYLES
+
+    chosen = STYLES[one_of(style, STYLES, flag="--style")]
+    path = draw(variants, path=output or Path(f"{PHASES}.{chosen.suffix}"), force=force, style=chosen)
     aside(f"wrote {path}")
     next_command("gcprof", "export", run, "--to", "csv", "-o", "table.csv")
 
@@ -114,6 +154,8 @@ def export(
     loaded = load(run_folder(run))
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
+    if kind in trackers.TRACKERS and script_folder.variants_of(loaded):
+        raise UserError(f"--to {kind} is not for the run of a script", hint="--to csv has one row a phase")
     if kind in trackers.TRACKERS:
         _write_to_tracker(loaded, kind, output)
     else:
@@ -125,12 +167,14 @@ def _write_file(loaded: Run, kind: str, output: Path | None, *, force: bool, run
     from profiler.core.optional_deps import load_function
     from profiler.views.export.files import write_whole
 
-    text: bytes = load_function(views.EXPORTS[kind])(loaded)
+    is_script = script_folder.variants_of(loaded) is not None
+    text: bytes = load_function((views.SCRIPT_EXPORTS if is_script else views.EXPORTS)[kind])(loaded)
     if output is None:
         say_bytes(text)
         return
     aside(f"wrote {write_whole(output, text, force=force)}")
-    next_command("gcprof", "plot", run, "--kind", "frontier", "-o", "frontier.png")
+    shown = PHASES if is_script else "frontier"
+    next_command("gcprof", "plot", run, "--kind", shown, "-o", f"{shown}.png")
 
 
 def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
@@ -183,6 +227,11 @@ def report(
     loaded = [load(run_folder(word)) for word in words]
     for warning in (warning for run in loaded for warning in run.warnings):
         aside(f"warning: {warning}")
+    of_scripts = [script_folder.variants_of(run) is not None for run in loaded]  # each is checked
+    if any(of_scripts):
+        if not all(of_scripts):
+            raise UserError("runs of scripts and of models are on pages of their own", hint="name them one by one")
+        render = optional_deps.load("profiler.views.report.script", needs="jinja2").render
     aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
     if open_it:
         _open_in_browser(output)

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from profiler.cli import options
+from profiler.cli import options, script_folder
 from profiler.cli.output import COLOR, SCRIPT, aside, paper, say_json
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.core.rehearsed_gpu import RehearsedGpu
-    from profiler.scripts.launch import Ended
+    from profiler.scripts.launch import Asked, Ended
     from profiler.scripts.report import Variant
 
 NO_GPU, TIMED_OUT = 3, 124
 SCHEMA = 1
+CONTEXT = "600MiB"
+NO_SUCH_GPU = "invalid device ordinal"  # of CUDA's error
+BARE = re.compile(r"(?:[^={}]*=)?\{([A-Za-z_]\w*)\}")  # a word of the command that is a name to be filled in
 
 
 def rehearse(
     device: Annotated[
-        str, typer.Option(help="GPUs to run it on, one kind after the other: t4, h100:8 (eight), a100-40,t4")
+        str, typer.Option(help="GPUs to run it on, one kind after the other: t4, h100:8 (eight), a100-40,t4.")
     ] = "h100",
     axes: Annotated[
         list[str] | None, typer.Option("-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}.")
     ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Run it for each: applied to the model that it trains; none is the script as it is.",
+            autocompletion=options.propose_strategies,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each GPU, instead of its own: 11GiB.")] = None,
-    context: Annotated[str, typer.Option(help="What CUDA's context and libraries take of it.")] = "600MiB",
+    context: Annotated[
+        str | None, typer.Option(help="What CUDA's context and libraries take of it. [default: 600MiB]")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="End after so many optimizer steps.")] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End every DataLoader after so many batches.")] = None,
     limit: Annotated[float | None, typer.Option(min=0.1, help="End after so many seconds.")] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Keep what it writes to files: saved values are garbage.")
     ] = False,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
+    ] = None,
+    output: options.RunFolder = None,
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -46,57 +68,122 @@ def rehearse(
 
     Example: gcprof rehearse --device t4 -- python train.py --batch-size 64
     """
-    from profiler.scripts import launch
-    from profiler.scripts.report import Variant
+    from profiler.scripts import gates
+    from profiler.scripts.launch import Asked
     from profiler.views.tables import script as view
 
-    words = [*SCRIPT.get()]
-    gpus = [_gpus(word, memory=memory, context=context) for word in device.split(",")]
+    words, started = [*SCRIPT.get()], datetime.now(UTC)
+    limits = gates.parse(fail_on) if fail_on is not None else ()
+    gpus = _gpus(device, memory=memory, context=context)
+    script_folder.refuse(output)
     variants: list[Variant] = []
     ends: list[Ended] = []
-    for gpu, values in product(gpus, _values(axes or [], words)):
-        asked = launch.Asked(
-            words=tuple(_filled(word, values) for word in words), gpus=gpu, steps=steps, batches=batches,
-            limit_seconds=limit, allow_writes=allow_writes,
+    if module is not None and not strategies:
+        raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
+    for gpu, values, strategy in product(gpus, values_of(axes or [], words), strategies_of(strategies)):
+        asked = Asked(
+            words=tuple(filled(word, values) for word in words), gpus=gpu, steps=steps, batches=batches,
+            limit_seconds=limit, allow_writes=allow_writes, strategy=strategy, module=module,
         )  # fmt: skip
-        live = view.Live(aside if not quiet else lambda text: None)
-        end = launch.run(asked, on_line=live, stdout=2 if json else None)
-        variant = Variant.of(end, gpu=gpu, values=values, is_cut=bool(steps or batches))
-        if variant.outcome == "out_of_memory" and not end.interrupted:
-            if not quiet:
-                aside("out of memory: once more without a limit of memory, to see what it needs")
-            whole = launch.run(launch.unlimited(asked), on_line=lambda line: None, stdout=2)
-            variant = variant.with_need(whole)
-            end = whole if whole.interrupted else end
+        end, variant = _run(asked, gpu, values, is_json=json, quiet=quiet)
         variants.append(variant)
         ends.append(end)
         if not json:
             view.write(variant, file=sys.stdout, width=paper().width, color=COLOR.get())
         if end.interrupted or end.timed_out:
             break
+    if len(variants) > 1 and not json:
+        view.write_summary(variants, file=sys.stdout, width=paper().width, color=COLOR.get())
     code = _exit_code(ends, variants)
+    folder = script_folder.keep(variants, output=output, started=started)
+    code = script_folder.judge(variants, limits) or code
     if json:
-        say_json(_document(variants, code))
+        is_ended = bool(ends[-1].interrupted or ends[-1].timed_out)
+        say_json(document(variants, code, folder=folder, is_ended=is_ended))
+    if folder:
+        script_folder.tell(folder)
     raise typer.Exit(code)
 
 
-def _gpus(word: str, *, memory: str | None, context: str) -> RehearsedGpu:
-    """Return the GPUs that `h100:8` asks for. Raises UserError."""
+def _run(
+    asked: Asked, gpu: RehearsedGpu, values: dict[str, str], *, is_json: bool, quiet: bool
+) -> tuple[Ended, Variant]:
+    """Run one variant, and once more without a limit of memory where it had too little. Raises UserError."""
+    from profiler.scripts import launch
+    from profiler.scripts.report import Variant
+    from profiler.views.tables.script import Live
+
+    live, raised = Live(aside if not quiet else lambda text: None), _Raised()
+    end = launch.run(asked, on_line=raised.then(live), stdout=2 if is_json else None)
+    if end.needs:
+        raise UserError(end.needs, hint="`none` needs nothing there")
+    is_cut = bool(asked.steps or asked.batches)
+    variant = Variant.of(end, gpu=gpu, values=values, is_cut=is_cut, strategy=asked.strategy, command=asked.words)
+    raised.tell(asked.words, gpu)
+    if variant.outcome == "out_of_memory" and not end.interrupted:
+        if not quiet:
+            aside("out of memory: once more without a limit of memory, to see what it needs")
+        whole = launch.run(launch.unlimited(asked), on_line=lambda line: None, stdout=2)
+        variant = variant.with_need(whole)
+        end = whole if whole.interrupted else end
+    for torch in end.unverified:
+        aside(f"gcprof: unverified on torch {torch}")
+    return end, variant
+
+
+class _Raised:
+    """Errors of processes that asked for a GPU that is not there, which may have used none."""
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def then(self, on_line: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        def hear(line: dict[str, Any]) -> None:
+            self._num += line["kind"] == "raised" and NO_SUCH_GPU in line["text"]
+            on_line(line)
+
+        return hear
+
+    def tell(self, words: Sequence[str], gpu: RehearsedGpu) -> None:
+        """Say how many GPUs to ask for, by the command's own words if they say it."""
+        if not self._num:
+            return
+        asked = re.search(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[= ](\d+)", " ".join(words))
+        count = int(asked[1]) if asked and int(asked[1]) > gpu.count else gpu.count + self._num
+        aside(f"hint: a process asked for a GPU that is not there: --device {gpu.gpu}:{count} has {count}")
+
+
+def _gpus(text: str, *, memory: str | None, context: str | None) -> list[RehearsedGpu]:
+    """Return the GPUs that `t4,h100:8` asks for, each once. Raises UserError."""
     from profiler.core import rehearsed_gpu
-    from profiler.core.case import Choice
-    from profiler.core.gpu_kinds import REHEARSE
+    from profiler.core.case import Choice, split_choices
 
-    name, _, count = word.partition(":")
-    if count and not (count.isdecimal() and 1 <= int(count) <= 16):
-        raise UserError(f"--device: '{word}' asks for {count} GPUs", hint="1 to 16: h100:8")
-    is_none = context.rstrip("BGIKMTbgikmt") == "0"  # 0, 0MiB
-    sizes = {"memory": memory, "context": None if is_none else context}
-    asked = Choice.of(REHEARSE + name, {size: text for size, text in sizes.items() if text is not None})
-    one = rehearsed_gpu.of_device(rehearsed_gpu.resolve(asked))
-    return msgspec.structs.replace(one, count=int(count or 1))
+    found = []
+    for word in split_choices(text):
+        usual = None if "context" in Choice(word).options else CONTEXT
+        found.append(rehearsed_gpu.several(word, memory=memory, context=context or usual))
+    return list({rehearsed_gpu.device_of(gpu): gpu for gpu in found}.values())
 
 
-def _values(axes: list[str], words: list[str]) -> list[dict[str, str]]:
+def strategies_of(text: str | None) -> list[str | None]:
+    """Return the strategies in canonical form, each once; None alone where none are asked for. Raises UserError."""
+    from profiler.core import catalogue, plan_file
+    from profiler.core.case import Choice, split_choices
+    from profiler.training.strategies import TABLE
+
+    if text is None:
+        return [None]
+    choices = [catalogue.resolve(choice, TABLE, what="strategy") for choice in split_choices(text)]
+    if "own" in choices:
+        raise UserError("--strategies own is none: a script is run with its own checkpoints", hint="leave it out")
+    named = [Choice.of("plan", {"file": "plan.json"}) if choice == "plan" else choice for choice in choices]
+    for choice in named:
+        if choice.name == "plan":
+            plan_file.read(Path(choice.options["file"]))
+    return [str(choice) for choice in dict.fromkeys(named)]
+
+
+def values_of(axes: list[str], words: list[str]) -> list[dict[str, str]]:
     """Return the values of each variant by name: the product of all lists. Raises UserError."""
     lists: dict[str, list[str]] = {}
     for axis in axes:
@@ -105,11 +192,15 @@ def _values(axes: list[str], words: list[str]) -> list[dict[str, str]]:
             raise UserError(f"-L '{axis}' is not a name and values", hint="-L 'batch 16,32,64', and {batch} in COMMAND")
         if not any(f"{{{name}}}" in word for word in words):
             raise UserError(f"-L {name}: the command has no {{{name}}}", hint=f"for example --batch-size {{{name}}}")
-        lists[name] = values.split(",")
+        lists[name] = list(dict.fromkeys(values.split(",")))
+    bare = next((found[1] for word in words if (found := BARE.fullmatch(word)) and found[1] not in lists), None)
+    if bare:
+        hint = f"-L '{bare} 16,32' fills it in, once for each value; -L '{bare} {{{bare}}}' leaves it as it is"
+        raise UserError(f"the command has {{{bare}}}, and nothing says what it is", hint=hint)
     return [dict(zip(lists, combination, strict=True)) for combination in product(*lists.values())]
 
 
-def _filled(word: str, values: dict[str, str]) -> str:
+def filled(word: str, values: dict[str, str]) -> str:
     for name, value in values.items():
         word = word.replace(f"{{{name}}}", value)
     return word
@@ -130,11 +221,14 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
             aside(f"gcprof: no process of this command used a GPU{why}, so nothing is known of its memory")
             return NO_GPU
     if len(ends) == 1:
-        return last.exit_code
-    return int(any(variant.outcome not in ("ok", "out_of_memory") for variant in variants))
+        is_ours = any(process.outcome == "skipped" for process in variants[0].processes)  # it ended the script
+        return 0 if is_ours else last.exit_code or int(variants[0].outcome not in ("ok", "skipped"))
+    return int(any(variant.outcome not in ("ok", "out_of_memory", "skipped") for variant in variants))
 
 
-def _document(variants: list[Variant], code: int) -> dict[str, Any]:
-    is_whole = all(variant.outcome in ("ok", "out_of_memory") for variant in variants)
-    status = "complete" if is_whole and code not in (TIMED_OUT, 130, 143) else "partial" if variants else "failed"
-    return {"schema": SCHEMA, "run": None, "status": status, "exit_code": code, "variants": variants}
+def document(variants: Sequence[Variant], code: int, *, folder: Path | None, is_ended: bool) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    used = [bool(variant.processes) for variant in variants]
+    status = "failed" if not any(used) else "partial" if is_ended or not all(used) else "complete"
+    name = folder.name if folder else None
+    return {"schema": SCHEMA, "run": name, "status": status, "exit_code": code, "variants": variants}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import options
-from profiler.cli.output import aside, next_command, one_of, paper, say, say_bytes, shard_text
+from profiler.cli import options, script_folder
+from profiler.cli.output import COLOR, aside, next_command, one_of, paper, say, say_bytes, shard_text
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.analysis.rows import Row
+    from profiler.runs.store import Run
     from profiler.views.tables.terminal import Printed
 
 
@@ -44,6 +46,9 @@ def show(
     loaded = load(run_folder(run), without=UNSHOWN if is_table else ())
     for warning in loaded.warnings:
         aside(f"warning: {warning}")
+    if loaded.is_script and not json:
+        _show_script(loaded, run, is_markdown=format == "md", samples=samples, over=over, columns=columns)
+        return
     if json:
         from profiler.views.export.json import render
 
@@ -66,6 +71,30 @@ def show(
         next_command("gcprof", "plot", run, "--kind", "heat", "--over", over, "-o", "heat.png")
     elif any(row.readings.peak_bytes is not None and row.outcome == "ok" for row in table):
         next_command("gcprof", "plot", run, "--kind", "memory", "-o", "memory.png")
+
+
+def _show_script(
+    loaded: Run, run: str, *, is_markdown: bool, samples: bool, over: str | None, columns: int | None
+) -> None:
+    """Print the phases of a script's run. Raises UserError for views of what a script does not have."""
+    from profiler.views.export.script import markdown
+    from profiler.views.redaction import redacted
+    from profiler.views.tables.script import sentence, write
+
+    for flag, is_given in {"--samples": samples, "--over": over is not None}.items():
+        if is_given:
+            raise UserError(f"{flag} is not for the run of a script", hint=f"gcprof show {run}; its phases are shown")
+    variants = script_folder.variants_of(loaded) or ()
+    if is_markdown:
+        say_bytes(markdown(redacted([loaded], level="default")[0]))
+        return
+    for variant in variants:
+        if not variant.processes:
+            aside(sentence(variant))
+        write(variant, file=sys.stdout, width=paper(columns).width, color=COLOR.get())
+    if loaded.status == "partial":
+        aside("partial: the command was ended from outside")
+    next_command("gcprof", "explain", run)
 
 
 def _say_ranks(table: Iterable[Row], columns: int | None) -> None:

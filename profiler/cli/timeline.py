@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from profiler.cli import options
+from profiler.cli import options, script_folder
 from profiler.cli.added_options import Switches
 from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from profiler.core.trace_data import Trace
+    from profiler.scripts.report import Variant
     from profiler.workflows.explain import FollowedStep
 
 
@@ -52,6 +53,9 @@ def timeline(
     from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
 
     refuse_output(output, force=force)
+    if script := script_folder.named_script(target):
+        _draw_script(target, script[1], strategies=strategies, output=output, force=force)
+        return
     words = prediction(
         strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, routing=routing, device=device, **switches or {},
@@ -69,6 +73,19 @@ def timeline(
         aside(f"note: the same step cannot be traced: {error.message}")
     typed = setting_words(words, device=device)
     next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
+
+
+def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, output: Path, force: bool) -> None:
+    """Draw a script's phases in their order. Raises UserError for words that have no effect on it."""
+    from profiler.core import optional_deps
+
+    flags = ("-o", "--output", "--force", "--strategies")
+    script_folder.refuse_flags(flags, hint="gcprof timeline RUN -o FILE; it is read, not run again")
+    is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
+    chosen = script_folder.under(variants, strategies if is_asked else None)
+    points = optional_deps.load("profiler.views.plots.script", needs="matplotlib").points
+    aside(f"wrote {points(chosen, path=output, force=force)}")
+    next_command("gcprof", "explain", target)
 
 
 def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:

@@ -112,6 +112,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     parallel: Choice | UnsetType = UNSET  # how several ranks train the model: ddp, fsdp2
     ranks: Whole | UnsetType = UNSET  # number of ranks, each a process with its own batch and device
     routing: Annotated[str | UnsetType, Setting(choices=("balanced", "worst"))] = UNSET  # predicted; UNSET: balanced
+    # of a script of the user's own; `model` is then the class that it trains, and `batch_size` is not known
+    command: tuple[str, ...] | UnsetType = UNSET  # of a script: its words, with the values of -L filled in
+    values: tuple[tuple[str, str], ...] | UnsetType = UNSET  # of a script: those of -L, by name
+    process: Whole | UnsetType = UNSET  # of a script: its place among the command's processes with a GPU, by rank
 
     @property
     def id(self) -> str:

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 from profiler.core import gpu_kinds, gpu_specs
 from profiler.core.case import Case, Choice, Real, Whole
 from profiler.core.errors import UserError
+from profiler.core.script import Phase, ProcessFacts, VariantFacts
 
 SCHEMA = 1
 
@@ -223,6 +224,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     notes: tuple[Note, ...] = ()
     stage_seconds: dict[str, Real] = {}  # what the trial itself took, by stage: start, build, equality, memory, time
     num_steps: Whole = 0  # training steps that the trial ran in all
+    # the fields below are left out of all records but those of a user's own script, one for each process
+    rank: Whole | UnsetType = UNSET  # of a script: as its launcher gave it
+    phases: tuple[Phase, ...] | UnsetType = UNSET  # of a script: its memory by phase, in order
+    script: ProcessFacts | UnsetType = UNSET  # of a script: what else is known of the process
+    variant: VariantFacts | UnsetType = UNSET  # of a script: what is known of the whole command
 
     def fits(self, device: str) -> bool:
         """Whether a GPU, by its name (`t4`, `a100-80`), has the memory for the step and for CUDA's own context.

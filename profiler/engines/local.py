@@ -30,7 +30,7 @@ from profiler.training import models
 RUN_TRIAL = f"{WORKER}:run_trial"
 RUN_TRIALS = f"{TRACING}:run_trials"
 RUN_TOGETHER = f"{WORKER}:run_together"
-TRAIN = "profiler.integrations.trainers.trainer_trial:run_trial"
+TRAIN = "profiler.workflows.published.trainer_trial:run_trial"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
 POLL_SECONDS = 0.5

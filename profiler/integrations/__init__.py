@@ -1,1 +1,1 @@
-"""Other people's tools: experiment trackers, and callbacks for trainers."""
+"""Other people's tools: experiment trackers, and tests with pytest."""

@@ -12,6 +12,8 @@ from profiler.core.plan_file import PlanFile, Segment, every, names, operators, 
 from profiler.planning import plan_code_templates as templates
 
 WIDTH = 100
+DRAWING = {"native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "multinomial",
+           "rrelu_with_noise", "poisson", "exponential", "rand", "randn", "randint", "randperm"}  # fmt: skip
 
 
 def emit(file: PlanFile, kind: str, *, repair_batchnorm: bool = False) -> str:
@@ -87,12 +89,8 @@ def _saves(file: PlanFile) -> list[str]:
 
 
 def _draws(kept: Iterable[tuple[str, ...]]) -> bool:
-    """Whether any of the operators draws random numbers, as attention with dropout does."""
-    import torch  # noqa: PLC0415  a plan without save options needs none
-
-    packets = [getattr(torch.ops.aten, name, None) for several in kept for name in several]
-    found = [getattr(packet, one) for packet in packets if packet for one in packet.overloads()]
-    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in found)
+    """Whether any of the operators may draw random numbers, as attention with dropout does."""
+    return any("attention" in name or name.strip("_") in DRAWING for several in kept for name in several)
 
 
 def _drawing(code: str) -> str:
@@ -100,9 +98,6 @@ def _drawing(code: str) -> str:
     imported = "from torch.utils._python_dispatch import TorchDispatchMode\n"
     code = code.replace("partial(create_selective_checkpoint_contexts, _overloads(KEPT[save]))",
                         "partial(_keeping, KEPT[save])")  # fmt: skip
-    code = code.replace(
-        "from functools import partial\n", "from contextlib import contextmanager\nfrom functools import partial\n"
-    )
     code = code.replace("from torch.utils.checkpoint import", f"{imported}from torch.utils.checkpoint import", 1)
     return code + templates.DRAWS
 

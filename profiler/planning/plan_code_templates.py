@@ -17,29 +17,33 @@ DRAWS = '''
 class _Draws(TorchDispatchMode):
     """What is kept draws no random numbers in the backward: operators after it begin where they began."""
 
-    def __init__(self, states, again):
+    def __init__(self, context, states, again):
         super().__init__()
-        self.states, self.again = states, again
+        self.context, self.states, self.again = context, states, again
+
+    def __enter__(self):
+        self.number = 0
+        self.context.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.context.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if torch.Tag.nondeterministic_seeded in func.tags:
             sources = [torch, *([torch.cuda] if torch.cuda.is_initialized() else [])]
             if not self.again:
                 self.states.append([source.get_rng_state() for source in sources])
-            for source, state in zip(sources, self.states.pop(0) if self.again else []):
+            for source, state in zip(sources, self.states[self.number] if self.again else []):
                 source.set_rng_state(state)
+            self.number += 1
         return func(*args, **(kwargs or {}))
 
 
 def _keeping(names):
     states, both = [], create_selective_checkpoint_contexts(_overloads(names))
-    return tuple(_within(one, _Draws(states, again)) for one, again in zip(both, (False, True)))
-
-
-@contextmanager
-def _within(context, draws):
-    with context, draws:
-        yield
+    return tuple(_Draws(one, states, again) for one, again in zip(both, (False, True)))
 '''
 
 PYTHON = Template('''\

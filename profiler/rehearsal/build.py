@@ -244,7 +244,7 @@ class _Build:
         stubs.write_text("\n".join(text), encoding="utf-8")
         versions.write_text(f"{real.name if is_versioned else ''} {{\n  global: *;\n}};\n", encoding="utf-8")
         link = ("-shared", f"-Wl,-soname,{real.name}", f"-Wl,--version-script,{versions}")
-        self._compile(*link, *objects, str(stubs), "-o", f"{self._out}/{real.name}", "-lpthread", "-ldl")
+        self._compile(*link, *objects, str(stubs), "-o", f"{self._out}/{real.name}", "-lpthread", "-ldl", "-lm")
 
     def _driver(self) -> None:
         """Link libcuda.so.1: an empty library that depends on the runtime library, which has the driver's functions.

@@ -33,6 +33,7 @@ CUDNN_NOT_SUPPORTED = 3000  # since cuDNN 9, which torch has since 2.4
 NCCL_INTERNAL_ERROR = 3  # NCCL has no code for "not supported"
 CUFFT_NOT_SUPPORTED = 16
 NVRTC_INTERNAL_ERROR = 11
+CUPTI_NOT_SUPPORTED = 27
 RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c", "driver_cudnn.c")
 BLAS = (  # the routines whose results are on the device, as torch calls them
     r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
@@ -44,15 +45,17 @@ DNN = (
     r"cudnn(BatchNormalization\w+|PoolingForward|SpatialTf\w+|"
     r"Set(Activation|Convolution|Filter|Pooling|Spatial|Tensor)\w+)"
 )
-NCCL = r"nccl(Send|Recv|AlltoAll|Gather|Scatter|CommDeregister|CommWindowDeregister)"
+CUDA = r"cudaMem(PrefetchAsync|Advise)(_ptsz)?"  # advice on managed memory
+NCCL = r"nccl(CommDeregister|CommWindowDeregister)"
 FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
 NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
 LIBRARIES = (
-    Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME),
+    Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME, known=CUDA),
     Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
     Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
     Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c", "cudnn_graph.c"), known=DNN),
-    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c",), known=NCCL),
+    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
     Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
     Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),
+    Library("libcupti", CUPTI_NOT_SUPPORTED, ("cupti.c",)),
 )

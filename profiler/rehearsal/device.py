@@ -18,7 +18,7 @@ from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
 from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
-PLANS = "GCPROF_CUDNN"  # the environment variable: `hollow` leaves the workspaces of convolutions at zero
+PLANS = "GCPROF_CUDNN"  # the environment variable: `nvidia` asks NVIDIA's cuDNN for the workspaces of convolutions
 ORDER = (  # of loading: each after those that it depends on
     "libcudart",
     "libcublasLt",
@@ -27,6 +27,7 @@ ORDER = (  # of loading: each after those that it depends on
     "libnccl",
     "libcufft",
     "libnvrtc",
+    "libcupti",
     "libcuda",
     "libnvidia-ml",
 )
@@ -93,9 +94,12 @@ def load(folder: Path | None = None) -> None:
 
 
 def own_cudnn() -> str:
-    """Return the path of NVIDIA's cuDNN beside the installed torch, which plans convolutions; empty for none."""
+    """Return the path of NVIDIA's cuDNN beside the installed torch if it is to plan convolutions; else nothing.
+
+    Predictions have no workspaces either, so that it is asked only where that is wanted; for scripts it always is.
+    """
     spec = importlib.util.find_spec("torch")
-    if os.environ.get(PLANS) == "hollow" or spec is None or spec.origin is None:
+    if os.environ.get(PLANS) != "nvidia" or spec is None or spec.origin is None:
         return ""
     path = Path(spec.origin).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
     return str(path) if path.exists() else ""

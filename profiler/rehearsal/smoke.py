@@ -29,6 +29,11 @@ SETTINGS = {  # that the arithmetic of smoke_step.py relies on
 CHANGE_FIGURES = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDA_", "CUDNN", "HOLLOW_", "GCPROF_HOLLOW")
 LIMIT_SECONDS = 600
 UNSUPPORTED = "hollow: not supported: "  # printed by STUBS of cuda_libraries.py and by driver.c
+FOREIGN = (  # in an interpreter that may have nothing but torch
+    "import runpy, sys; from importlib.util import find_spec; sys.path[0] = sys.argv[1]; import gcprof_hollow; "
+    "why = gcprof_hollow.load(find_spec('torch').origin); why and sys.exit(why); "
+    "runpy.run_path(sys.argv[2])['main']()"
+)
 BOOT = (
     "import json, os, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1]); "
     "from profiler.rehearsal import device; device.load(Path(sys.argv[2])); "
@@ -97,16 +102,36 @@ def readiness() -> str:
     return f"ready: its libraries are {'prebuilt' if prebuilt else 'built'} and {tried}, in {folder}"
 
 
+def foreign(folder: Path, python: str, torch: str, *, inject: Path, variables: dict[str, str]) -> Verdict:
+    """Return the verdict on these libraries and the torch of another interpreter; test them if that is not done yet.
+
+    `torch` is its `__file__`, `inject` the folder of gcprof_hollow.py, and `variables` are for DEVICE, as in launch.py.
+    Raises UserError (exit code 3) if the step does not finish.
+    """
+    version = Path(torch).with_name("version.py").read_bytes()
+    words = [python, "-c", FOREIGN, str(inject), str(Path(__file__).with_name("smoke_step.py"))]
+    digest = f"{python} {hashlib.sha256(version).hexdigest()}"
+    return _read(folder, digest) or _keep(folder, _run(words, variables), digest)
+
+
 def run(folder: Path) -> Verdict:
     """Run a training step on the hollow device of these libraries, in a new process; return its figures.
 
     Raises UserError (exit code 3) if the step does not finish.
     """
-    words = [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(folder), DEVICE]
+    return _run([sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(folder), DEVICE], {})
+
+
+def _run(words: list[str], variables: dict[str, str]) -> Verdict:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(CHANGE_FIGURES)}
     try:
         done = subprocess.run(
-            words, env={**kept, **SETTINGS}, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+            words,
+            env={**kept, **SETTINGS, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise _ended(f"took more than {LIMIT_SECONDS} s") from None
@@ -139,24 +164,24 @@ def _named(unsupported: tuple[str, ...]) -> str:
     return f" (not supported: {', '.join(unsupported)})" if unsupported else ""
 
 
-def verdict_file(folder: Path) -> Path:
-    """Return where the verdict on these libraries and the installed torch is kept."""
-    key = f"{folder.resolve()} {build.sources_digest()} {build.installed().digest}"
+def verdict_file(folder: Path, torch: str = "") -> Path:
+    """Return where the verdict on these libraries and the installed torch, or another of this digest, is kept."""
+    key = f"{folder.resolve()} {build.sources_digest()} {torch or build.installed().digest}"
     return cache.folder() / f"smoke-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _read(folder: Path) -> Verdict | None:
+def _read(folder: Path, torch: str = "") -> Verdict | None:
     """Return the verdict that is kept in a folder; None if there is none that can be read, or it is of no figures."""
     try:
-        verdict = msgspec.json.decode(verdict_file(folder).read_bytes(), type=Verdict)
+        verdict = msgspec.json.decode(verdict_file(folder, torch).read_bytes(), type=Verdict)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
     return verdict if verdict.checks else None
 
 
-def _keep(folder: Path, verdict: Verdict) -> Verdict:
+def _keep(folder: Path, verdict: Verdict, torch: str = "") -> Verdict:
     """Write the verdict and return it. Raises UserError (exit code 74) where that fails."""
-    file = verdict_file(folder)
+    file = verdict_file(folder, torch)
     try:
         with cache.locked(file.parent), cache.working_folder(file.parent) as work:
             (work / file.name).write_bytes(msgspec.json.encode(verdict))

@@ -64,6 +64,8 @@ def merge(folders: Sequence[Path]) -> Merged:
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
     runs = sorted(map(store.load, folders), key=lambda run: (run.manifest.created, _text(run)))
+    if len({run.is_script for run in runs}) > 1:
+        raise UserError("runs of scripts and of models are no one run", hint="merge each kind by itself", exit_code=4)
     _refuse_incomparable(runs)
     plan = _plan(runs)
     offers = _offers(runs)

@@ -51,8 +51,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     @property
+    def is_script(self) -> bool:
+        """Whether it is a run of a user's script, or one of several that it was merged from is."""
+        return any(trial.case.command for trial in self.manifest.plan) or any(record.script for record in self.records)
+
+    @property
     def status(self) -> str:
-        """`complete`, or `partial` if trials are owed, or trials of its sweep are in other shards."""
+        """`complete`, or `partial` if trials are owed, are in other shards, or a script was ended from outside."""
+        if any(record.variant and record.variant.outcome == "timed_out" for record in self.records):
+            return "partial"
         return "partial" if self.manifest.shard else progress.status(self.manifest.plan, self.records)
 
 

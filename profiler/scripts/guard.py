@@ -3,8 +3,8 @@
 In a mount namespace of its own, each folder below `/`, or where file systems are mounted in it, below that, is covered
 by an overlay, whose changes are kept in SCRATCH; files beside such folders cannot be written. The command reads what it
 wrote; everybody else sees the files as they were. What lies beside SCRATCH, in most cases in /tmp, is changed in
-memory. Devices, processes and memory (/dev, /proc, /sys, /run) stay as they are, and so does SCRATCH itself. Where the
-system allows none of this, the open descriptor REFUSED gets the reason.
+memory, and so is what lies in /dev/shm. Devices and processes (/dev, /proc, /sys, /run) stay as they are, and so does
+SCRATCH itself. Where the system allows none of this, the open descriptor REFUSED gets the reason.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ NEW_NAMESPACE, NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS and CLONE_NEWUSER o
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 1 << 14, 1 << 18  # MS_... of mount(2)
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 LEFT = ("/dev", "/proc", "/sys", "/run")
+SHARED = "/dev/shm"  # memory that processes share by files: covered like a folder, though it is in one that is left
 FLAGS = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}  # MS_...
 REFUSED = 125  # the exit code where the system allows no such namespace, as `env` and `timeout` have for their failures
 
@@ -50,7 +51,7 @@ def cover(scratch: str, words: Sequence[str]) -> None:
     """
     here, scratch, mounted = os.getcwd(), os.path.realpath(scratch), _mounted()
     places = _places(mounted) if os.getuid() == 0 else _own_places(mounted, words)
-    places = [place for place in places if not _is_within(place, scratch)]
+    places = [place for place in (*places, *_shared(mounted)) if not _is_within(place, scratch)]
     _own_namespace()
     lower = {place: os.open(place, os.O_PATH) for place in places}
     kept = os.open(scratch, os.O_PATH)
@@ -59,7 +60,10 @@ def cover(scratch: str, words: Sequence[str]) -> None:
     _mount("tmpfs", memory, "tmpfs", 0)
     for number, place in enumerate(places):
         is_around = _is_within(scratch, place)  # an overlay's changes cannot be within what it covers
-        upper, work = (os.path.join(memory if is_around else scratch, f"{kind}{number}") for kind in ("upper", "work"))
+        is_in_memory = is_around or place == SHARED
+        upper, work = (
+            os.path.join(memory if is_in_memory else scratch, f"{kind}{number}") for kind in ("upper", "work")
+        )
         os.mkdir(upper)
         os.mkdir(work)
         status = os.fstat(lower[place])
@@ -104,6 +108,12 @@ def _places(mounted: Collection[str]) -> list[str]:
                 has_more = any(place.startswith(f"{entry.path}/") for place in mounted)
                 (around if has_more else found).append(entry.path)
     return sorted(found)
+
+
+def _shared(mounted: Collection[str]) -> list[str]:
+    """Return /dev/shm where it is a mount in which there is no other."""
+    has_more = any(place.startswith(f"{SHARED}/") for place in mounted)
+    return [SHARED] if SHARED in mounted and not has_more else []
 
 
 def _own_places(mounted: Collection[str], words: Sequence[str]) -> list[str]:

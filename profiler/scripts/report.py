@@ -7,109 +7,200 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.script import Applied, Growth, Holder, Phase, ProcessFacts, VariantFacts
 
 if TYPE_CHECKING:
     from profiler.core.rehearsed_gpu import RehearsedGpu
     from profiler.scripts.launch import Ended
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
+NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 ORDER = ("start", *IN_STEPS, "evaluation", "generation", "saving")
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """All passes through one phase of a process, of its first step or of later ones."""
-
-    name: str
-    is_first_step: bool = False
-    first_step: int  # the number of the step in which it was first, from 0
-    num: int  # passes
-    peak_bytes: int  # the largest of them
-    live_bytes: int  # at the end of the pass with the largest peak
-    reserved_bytes: int  # the most within it
-    line: str  # of the script, in the pass with the largest peak
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class Process(ProcessFacts, frozen=True, kw_only=True):
     """A process that used a GPU."""
 
     rank: int | None  # None where no launcher gave one
-    number: int  # of the process
-    outcome: str  # ok, out_of_memory, failed, or crashed
+    outcome: str  # ok, out_of_memory, failed, crashed, or skipped: the strategy met what it cannot cut
     detail: str | None = None
     num_steps: int
-    peak_bytes: int
-    reserved_bytes: int
+    peak_bytes: int | None
+    reserved_bytes: int | None
     module: str  # the class of the model that it trains
-    shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
-    reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
     phases: tuple[Phase, ...]
 
     @property
     def peak(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.peak_bytes)
+        return max(self.phases, key=lambda phase: phase.peak_bytes or 0)
+
+    @property
+    def most_reserved(self) -> Phase:
+        """The first phase within which most was reserved."""
+        return max(self.phases, key=lambda phase: phase.reserved_bytes or 0)
+
+    def label(self, among: Sequence[Process]) -> str:
+        """Return what it is called among the processes of its variant: `rank 0`, `process 2`; "" if it is alone."""
+        if self.rank is not None and [process.rank for process in among].count(self.rank) == 1:
+            return f"rank {self.rank}"
+        return f"process {among.index(self) + 1}" if len(among) > 1 else ""
 
 
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
+class Variant(VariantFacts, frozen=True, kw_only=True):
     """The command on one kind of GPU, with one set of values."""
 
-    words: dict[str, str]  # what this variant is: its device, and the values of -L
-    gpu_bytes: int  # memory of each GPU
-    context_bytes: int  # of it, taken by CUDA
-    outcome: str
-    needed_bytes: int | None = None  # reserved by one process, and the context, where this GPU has too little
-    is_cut: bool = False  # ended before the script would have
+    device: str = ""  # as records have it: `rehearse:t4:count=2`, cuda, cpu
+    command: tuple[str, ...] = ()  # its words, with the values of -L filled in
     processes: tuple[Process, ...]
 
     @classmethod
-    def of(cls, ended: Ended, *, gpu: RehearsedGpu, values: dict[str, str], is_cut: bool) -> Variant:
-        outcomes = {process.outcome for process in ended.processes}
-        is_short = "out_of_memory" in outcomes and ended.exit_code
-        is_ended = ended.timed_out or ended.interrupted is not None  # from outside
-        failed = "timed_out" if is_ended else "failed"
+    def of(
+        cls,
+        ended: Ended,
+        *,
+        gpu: RehearsedGpu,
+        values: dict[str, str],
+        is_cut: bool,
+        strategy: str | None = None,
+        command: Sequence[str] = (),
+    ) -> Variant:
+        outcome = outcome_of(ended)
+        skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
+        words = {"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values}
         return cls(
-            words={"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values},
+            words=({"strategy": strategy} if strategy else {}) | words,
             gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
             context_bytes=gpu.context_bytes,
-            outcome="out_of_memory" if is_short else failed if ended.exit_code or is_ended else "ok",
-            is_cut=is_cut or is_ended,
+            outcome="skipped" if skipped else outcome,
+            detail=skipped,
+            exit_code=ended.exit_code,
+            unguarded=ended.unguarded,
+            is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
+            device=rehearsed_gpu.device_of(gpu),
+            command=tuple(command),
             processes=ended.processes,
         )
 
     @property
+    def first_dead(self) -> Process | None:
+        """The process that died before any other."""
+        return min((process for process in self.processes if process.died), key=lambda one: one.died or 0, default=None)
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU that is rehearsed; None on a device that is here."""
+        return rehearsed_gpu.gpu_of(self.device) if self.device.startswith(REHEARSE) else None
+
+    @property
     def largest(self) -> Process:
-        """The process that reserves most."""
-        return max(self.processes, key=lambda process: process.reserved_bytes)
+        """The process that reserves most, or on a CPU has the largest peak."""
+        return max(self.processes, key=lambda process: (process.reserved_bytes or 0, process.peak_bytes or 0))
 
     def with_need(self, unlimited: Ended) -> Variant:
         """Return the variant with what the command needs, by its run with unlimited memory, if that ended well."""
         if unlimited.exit_code or not unlimited.processes:
             return self
-        most = max(process.reserved_bytes for process in unlimited.processes)
+        most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
 
 
-def read_process(name: str, lines: Sequence[dict[str, Any]]) -> Process | None:
-    """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU."""
+def outcome_of(ended: Ended) -> str:
+    """Return the outcome of a command that has ended."""
+    is_ended = ended.timed_out or ended.interrupted is not None  # from outside
+    is_dead = any(process.died for process in ended.processes)  # also where the command's own code is 0
+    if any(process.outcome == "out_of_memory" for process in ended.processes):
+        return "out_of_memory"
+    return "timed_out" if is_ended else "failed" if ended.exit_code or is_dead else "ok"
+
+
+def why_skipped(ended: Ended, outcome: str) -> str | None:
+    """Return why no model was changed by the strategy; None where one was, or where the command failed by itself."""
+    refused = [process.detail for process in ended.processes if process.outcome == "skipped"]
+    made = [applied for process in ended.processes for applied in process.applied]
+    if refused:
+        return refused[0]
+    if outcome in ("failed", "timed_out") or any(applied.why is None for applied in made):
+        return None
+    if made:
+        return "; ".join(dict.fromkeys(f"{applied.module}: {applied.why}" for applied in made))
+    return NOT_MET if outcome == "ok" and ended.processes else None
+
+
+def phase_text(phase: Phase) -> str:
+    """Return a phase in words: `the backward of later steps`, `the evaluation`."""
+    if phase.name not in IN_STEPS:
+        return f"the {phase.name}"
+    article = "" if phase.name.startswith("after") else "the "
+    return f"{article}{phase.name} of {'the first step' if phase.is_first_step else 'later steps'}"
+
+
+def phase_name(phase: Phase) -> str:
+    """Return a phase as tables have it: `backward, later steps`, `evaluation`."""
+    step = (", first step" if phase.is_first_step else ", later steps") if phase.name in IN_STEPS else ""
+    return f"{phase.name}{step}"
+
+
+def name_of(variant: Variant) -> str:
+    """Return a variant by its words: `t4:2, sqrt, batch 32`."""
+    own = [variant.words[name] for name in ("device", "strategy") if name in variant.words]
+    values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+    return ", ".join([*own, *values])
+
+
+def read_process(
+    name: str, lines: Sequence[dict[str, Any]], *, gone: float | None = None, is_host_short: bool = False
+) -> Process | None:
+    """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU.
+
+    `gone` is when it ended while the command still ran, in seconds since the epoch; `is_host_short`: meanwhile the
+    system killed some process for lack of the host's memory.
+    """
     rows = [line for line in lines if line["kind"] == "phase"]
     if not rows:
         return None
     rank, _, number = name.partition(".")
     outcome, detail = _outcome(lines)
+    if outcome == "crashed" and is_host_short:
+        detail = "it was killed without a word, as the host's own memory (not the GPU's) ran out"
     phases = tuple(_phases(rows))
+    short = [line for line in lines if line["kind"] == "out of memory"]
+    ended: dict[str, Any] = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})
+    is_by_hand = not any(row["phase"] == "optimizer" for row in rows) and any(
+        line["kind"] == "by hand" for line in lines
+    )
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
         number=int(number),
         outcome=outcome,
         detail=detail,
-        num_steps=max(row["step"] for row in rows),
-        shortages=tuple(line["line"] for line in lines if line["kind"] == "out of memory"),
+        died=None if outcome == "ok" else next((line["time"] for line in lines if line["kind"] == "raised"), gone),
+        num_steps=max([row["step"] for row in rows] + [line["steps"] for line in lines if line["kind"] == "end"]),
+        steps_are="backward passes" if is_by_hand else "steps",
+        shortages=tuple(line["line"] for line in short),
+        shortage_holders=_holders(short[-1]) if short else (),
+        growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
+        holders_why=ended["why"],
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
+        notes=tuple(line["text"] for line in lines if line["kind"] == "note"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
-        peak_bytes=max(phase.peak_bytes for phase in phases),
-        reserved_bytes=max(phase.reserved_bytes for phase in phases),
+        applied=tuple(_applied(lines)),
+        peak_bytes=_largest(phase.peak_bytes for phase in phases),
+        reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
+        torch=next((line["version"] for line in lines if line["kind"] == "torch"), None),
         phases=phases,
     )
+
+
+def _applied(lines: Iterable[dict[str, Any]]) -> list[Applied]:
+    """Return what became of each model, those of one class and fate once, with the script's own checkpoints in it."""
+    own = {line["module"]: tuple(line["names"]) for line in lines if line["kind"] == "own checkpoints"}
+    names = ("strategy", "module", "num_blocks", "split", "why")
+    rows = [{name: line[name] for name in names} for line in lines if line["kind"] == "applied" and "module" in line]
+    found = [msgspec.convert({**row, "own": own.pop(row["module"], ())}, Applied) for row in rows]
+    others = [Applied(strategy="none", module=module, own=names) for module, names in own.items()]
+    return list(dict.fromkeys([*found, *others]))
 
 
 def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
@@ -119,22 +210,32 @@ def _phases(rows: Iterable[dict[str, Any]]) -> list[Phase]:
         passes.setdefault((row["phase"], is_first), []).append(row)
     found = []
     for (name, is_first), several in passes.items():
-        largest = max(several, key=lambda row: _most(row)[0])
+        largest = max(several, key=lambda row: _most(row)[0] or 0)
         peak, live, _ = _most(largest)
         found.append(
             Phase(
                 name=name, is_first_step=is_first, first_step=several[0]["step"], num=len(several), peak_bytes=peak,
-                live_bytes=live, reserved_bytes=max(_most(row)[2] for row in several), line=largest["line"],
+                live_bytes=live, reserved_bytes=_largest(_most(row)[2] for row in several),
+                line=largest.get("peak_line", largest["line"]), holders=_holders(largest),
             )
         )  # fmt: skip
     return sorted(found, key=lambda phase: (phase.name in ORDER[6:], phase.name in IN_STEPS and not phase.is_first_step,
                                             ORDER.index(phase.name)))  # fmt: skip
 
 
-def _most(row: dict[str, Any]) -> tuple[int, int, int]:
+def _holders(row: dict[str, Any]) -> tuple[Holder, ...]:
+    return msgspec.convert(row.get("holders", ()), tuple[Holder, ...])
+
+
+def _most(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     """Return peak and live bytes of the device with the largest peak, and the most that one has reserved."""
-    peak, live, _ = max(row["devices"].values())
-    return peak, live, max(reserved for _, _, reserved in row["devices"].values())
+    devices = row["devices"].values()
+    peak, live, _ = max(devices, default=(None, None, None), key=lambda device: device[0])
+    return peak, live, _largest(reserved for _, _, reserved in devices)
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
@@ -145,6 +246,8 @@ def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
         sizes = [line["line"] for line in lines if line["kind"] == "read" and line["is_integer"]]
         doubt = f" (unless its size comes from an integer that was read at {sizes[0]})" if sizes else ""
         return "out_of_memory", f"in the {phase}{f' of step {step + 1}' if phase in IN_STEPS else ''}, {line}{doubt}"
+    if raised and raised["error"] == "Unsupported" and any(line["kind"] == "applied" for line in lines):
+        return "skipped", raised["text"]
     if raised:
         said = raised["text"] if raised["error"] == "unknown size" else f"{raised['error']}: {raised['text']}"
         return "failed", said

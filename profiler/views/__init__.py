@@ -12,6 +12,13 @@ EXPORTS = {
     "md": "profiler.views.export.markdown:render",
     "latex": "profiler.views.export.latex:render",
 }
+SCRIPT_EXPORTS = {  # of a script's run: one row a phase
+    "csv": "profiler.views.export.script:csv",
+    "parquet": "profiler.views.export.parquet:render_script",
+    "json": "profiler.views.export.json:render",
+    "md": "profiler.views.export.script:markdown",
+    "latex": "profiler.views.export.script:latex",
+}
 PLOTS = {
     "frontier": "profiler.views.plots.frontier:PLOT",
     "memory": "profiler.views.plots.bars:MEMORY",

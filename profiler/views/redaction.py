@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -86,7 +87,30 @@ class _Redaction:
             equality=self._equality(record.equality),
             environment=self.environment(record.environment) if record.environment else None,
             notes=tuple(msgspec.structs.replace(note, text=self._note(note)) for note in record.notes),
+            **self._script(record),
         )
+
+    def _script(self, record: Record) -> dict[str, Any]:
+        """Return what is redacted of a process of a script: its lines name files, and so do its command's words."""
+        if not (record.script and record.variant):
+            return {}
+        words = {
+            name: self._gpu_word(text) if name == "device" else text if name == "strategy" else self._text(text)
+            for name, text in record.variant.words.items()
+        }
+        return {
+            "phases": tuple(_texts(phase, self._text) for phase in record.phases or ()),
+            "script": _texts(record.script, self._text),
+            "variant": msgspec.structs.replace(_texts(record.variant, self._text), words=words),
+        }
+
+    def _text(self, text: str) -> str:
+        """Redact a word or a line of the user's: wholly, if all that could identify the model is hidden."""
+        return HIDDEN if self._is_all and text else hidden(text)
+
+    def _gpu_word(self, text: str) -> str:
+        gpu, colon, count = text.partition(":")
+        return f"{self._gpus[gpu]}{colon}{count}" if self._is_all and gpu in self._gpus else text
 
     def environment(self, environment: Environment) -> Environment:
         name = environment.device_name
@@ -103,6 +127,8 @@ class _Redaction:
             strategy=Choice(self._strategies[case.strategy]),
             device=self._devices[case.device],
             blocks=HIDDEN if self._is_all and case.blocks else case.blocks,
+            command=case.command and tuple(map(self._text, case.command)),
+            values=case.values and tuple((name, self._text(text)) for name, text in case.values),
         )
 
     def _built(self, built: Built | None) -> Built | None:
@@ -152,6 +178,23 @@ class _Redaction:
         """Hides the GPU that is predicted for or rehearsed; equal GPUs get equal names, so that twins stay twins."""
         gpu = _gpu(text)
         return text.replace(gpu, self._gpus[gpu], 1) if self._is_all and gpu in self._gpus else text
+
+
+def _texts(part: Any, change: Callable[[str], str]) -> Any:
+    """Return a phase, or what is known of a process, with its lines of the script changed."""
+    kept = ("name", "torch", "category", "steps_are", "strategy", "split", "outcome", "verdict")  # gcprof's own words
+    fields = {name: getattr(part, name) for name in part.__struct_fields__}
+    return msgspec.structs.replace(
+        part, **{name: value if name in kept else _changed(value, change) for name, value in fields.items()}
+    )
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_changed(item, change) for item in value)
+    return _texts(value, change) if isinstance(value, msgspec.Struct) else value
 
 
 def _gpu(device: str) -> str | None:

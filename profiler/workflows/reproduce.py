@@ -195,7 +195,7 @@ def read(system: System, word: str, screen: Screen = SILENT) -> Reproduced:
     run = store.load(run_folder(word))
     for warning in run.warnings:
         screen.say(f"warning: {warning}")
-    size = system.size_of({trial.case for trial in run.manifest.plan})
+    size = None if run.is_script else system.size_of({trial.case for trial in run.manifest.plan})
     if size is None or not _ran_by(system.engine, run):
         hint = f"gcprof reproduce {system.name} makes one"
         raise UserError(f"'{word}' is not a run of {system.name}", hint=hint, exit_code=4)

@@ -36,6 +36,8 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """
     assert request.resume
     before = store.load(run_folder(request.resume))
+    if before.is_script:
+        raise UserError(f"'{request.resume}' is of a script, which cannot be resumed", hint="run its command again")
     words = _words(before, request)
     data = (words or request.words).data
     _refuse_other_data(before, data)

@@ -32,11 +32,12 @@ class Tagger(nn.Module):
         return self.out(h)
 
 
-model = Tagger().cuda()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = Tagger().to(device)
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9)
 for _ in range(2):
     for batch in batches(8):
-        x = batch.cuda()
+        x = batch.to(device)
         logits = model(x)
         loss = nn.functional.cross_entropy(logits.view(-1, 20), (x % 20).view(-1))
         loss.backward()

@@ -19,6 +19,7 @@ parser.add_argument("--images", default=24, type=int)
 parser.add_argument("--fail", action="store_true", help="raise in the second epoch")
 args = parser.parse_args()
 best_acc1 = 0.0
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Images(Dataset):
@@ -57,8 +58,8 @@ def train(loader, model, criterion, optimizer, epoch):
     end = time.time()
     for i, (images, target) in enumerate(loader):
         data_time.update(time.time() - end)
-        images = images.cuda(non_blocking=True)
-        target = target.cuda(non_blocking=True)
+        images = images.to(device, non_blocking=True)
+        target = target.to(device, non_blocking=True)
         output = model(images)
         loss = criterion(output, target)
         acc1, acc5 = accuracy(output, target, topk=(1, 5))
@@ -77,8 +78,8 @@ def validate(loader, model, criterion):
     model.eval()
     with torch.no_grad():
         for images, target in loader:
-            images = images.cuda(non_blocking=True)
-            target = target.cuda(non_blocking=True)
+            images = images.to(device, non_blocking=True)
+            target = target.to(device, non_blocking=True)
             output = model(images)
             loss = criterion(output, target)
             acc1, _ = accuracy(output, target, topk=(1, 5))
@@ -93,8 +94,8 @@ def save_checkpoint(state, is_best, filename="checkpoint.pth.tar"):
         shutil.copyfile(filename, "model_best.pth.tar")
 
 
-model = models.__dict__[args.arch](num_classes=10).cuda()
-criterion = nn.CrossEntropyLoss().cuda()
+model = models.__dict__[args.arch](num_classes=10).to(device)
+criterion = nn.CrossEntropyLoss().to(device)
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
 scheduler = StepLR(optimizer, step_size=1, gamma=0.1)
 train_loader = DataLoader(

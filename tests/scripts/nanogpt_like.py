@@ -19,9 +19,9 @@ parser.add_argument("--compile", action="store_true")
 args = parser.parse_args()
 
 vocab_size, n_layer, n_head, n_embd = 256, 2, 4, 128
-device = "cuda"
+device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(1337)
-ctx = torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16)
+ctx = torch.amp.autocast(device_type=device, dtype=torch.bfloat16)
 
 
 class Attention(nn.Module):
@@ -82,6 +82,8 @@ class GPT(nn.Module):
 def get_batch(split):
     data = torch.randint(vocab_size, (args.batch_size, args.block_size + 1))
     x, y = data[:, :-1].contiguous(), data[:, 1:].contiguous()
+    if device == "cpu":
+        return x, y
     return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
 
 

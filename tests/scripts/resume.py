@@ -5,15 +5,17 @@ import os
 import torch
 from torch import nn
 
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def build():
-    model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 128)).cuda()
+    model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 128)).to(device)
     return model, torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
 def train(model, optimizer, steps):
     for _ in range(steps):
-        x = torch.randn(32, 128, device="cuda")
+        x = torch.randn(32, 128, device=device)
         optimizer.zero_grad()
         loss = (model(x) - x).pow(2).mean()
         loss.backward()
@@ -28,7 +30,7 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "s
 del model, optimizer
 
 model, optimizer = build()
-checkpoint = torch.load(PATH, map_location="cuda")
+checkpoint = torch.load(PATH, map_location=device)
 model.load_state_dict(checkpoint["model"])
 optimizer.load_state_dict(checkpoint["optimizer"])
 assert os.path.getsize(PATH) > 0

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +70,12 @@ TABLE = {
         _script("trainer_lora", needs=("transformers", "accelerate", "peft")),
         _script("accelerate_loop", needs=("accelerate",)),
         _script("timm_like", needs=("timm",)),
+        _script("lightning_classifier", needs=("lightning",)),
+        _script("bert_mlm", needs=("transformers", "accelerate")),
+        _script("siamese", needs=("torchvision",)),
+        _script("wgan_gp"),
+        _script("time_sequence"),
+        _script("data_parallel", num_gpus=2),
     )
 }
 
@@ -139,19 +146,25 @@ def control(
     )
 
 
-def rehearsed(words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE) -> Run:
-    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`."""
-    given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", *options)
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "rehearse", *given, "--", *words],
-        cwd=cwd,
-        env=environment(cwd),  # where nothing stays
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+def rehearsed(
+    words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE, cudnn: str = "hollow"
+) -> Run:
+    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`.
+
+    As there, convolutions have no workspaces, unless NVIDIA's own cuDNN is asked for them.
+    """
+    with tempfile.TemporaryDirectory() as elsewhere:  # for the run folder
+        given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", "-o", f"{elsewhere}/run")
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "profiler", "rehearse", *given, *options, "--", *words],
+            cwd=cwd,
+            env=environment(cwd, GCPROF_CUDNN=cudnn),  # where nothing stays
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     document = json.loads(done.stdout)
     rows = [row for variant in document.get("variants", ()) for row in variant["processes"]]
     return Run(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-device = "cuda"
+device = "cuda" if torch.cuda.is_available() else "cpu"
 T = 100
 betas = torch.linspace(1e-4, 0.02, T, device=device)
 alphas_cumprod = torch.cumprod(1.0 - betas, dim=0)

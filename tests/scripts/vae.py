@@ -5,7 +5,7 @@ import torch.utils.data
 from torch import nn, optim
 from torch.nn import functional as F
 
-device = torch.device("cuda")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(1)
 images = torch.utils.data.TensorDataset(torch.rand(200, 1, 28, 28), torch.zeros(200))
 train_loader = torch.utils.data.DataLoader(images, batch_size=64, shuffle=True)

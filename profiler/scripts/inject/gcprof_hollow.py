@@ -7,9 +7,6 @@ import glob
 import os
 import re
 
-ORDER = (  # of loading: each after those that it depends on; as in profiler/rehearsal/device.py
-    "libcudart", "libcublasLt", "libcublas", "libcudnn", "libnccl", "libcufft", "libnvrtc", "libcuda", "libnvidia-ml",
-)  # fmt: skip
 CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.", re.MULTILINE)  # in torch/version.py
 
 
@@ -25,7 +22,7 @@ def load(origin: str) -> str | None:
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
     os.environ["HOLLOW_CUDNN"] = own_cudnn(origin)
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
-    for name in ORDER:
+    for name in os.environ["GCPROF_ORDER"].split(","):  # each after those that it depends on
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None

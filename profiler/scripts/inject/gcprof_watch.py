@@ -11,39 +11,48 @@ see that: what it reads of its peaks is the largest of all phases since it reset
 from __future__ import annotations
 
 import atexit
+import builtins
+import gc
 import json
 import os
 import re
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial, wraps
+from importlib import import_module
+from multiprocessing import process
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
+counters: Any = import_module("gcprof_counters").counters  # beside this file
+holding: Any = import_module("gcprof_holders")
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
 STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+GENERATED = os.sep + "torchinductor_"  # folders of code that torch.compile made
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
 SIZED_BY_VALUES = (
     "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
     "bincount", "repeat_interleave.Tensor",
 )  # fmt: skip
+BESIDE = ("gcprof_objects", "gcprof_recurrent", "gcprof_linalg")  # what a hollow GPU cannot do, done otherwise
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
-Stats = dict[str, Any]
+Devices = dict[int, tuple[Any, Any, Any]]  # of each: peak since the last look, live, and the most reserved; in bytes
 
 
 def begin(why: str | None) -> None:
@@ -51,114 +60,311 @@ def begin(why: str | None) -> None:
     if why:
         _write({"kind": "no device", "why": why})
         return
-    flags = str(torch._C._cuda_getArchFlags()).split()
-    os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
-    watch = Watch()
+    torch.cuda._lazy_call(_tell_architectures)
+    watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
     watch.know_no_values()
     watch.begin()
+    import_module("gcprof_strategies").begin(watch, _write)
+    for name in BESIDE:
+        import_module(name).begin(note)
+
+
+def _tell_architectures() -> None:
+    """Tell the libraries what torch is compiled for, once CUDA is used: whoever asked cannot fork users of it."""
+    flags = str(torch._C._cuda_getArchFlags()).split()
+    os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
 
 
 _file: list[IO[str]] = []
+_kept: list[Callable[[dict[str, Any]], None]] = []  # where lines go instead of a file: `profiler.watch()`
 
 
 def _write(line: dict[str, Any]) -> None:
+    if _kept:
+        _kept[0](line)
+        return
     if not _file:
         rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", ""))
         path = os.path.join(os.environ["GCPROF_WATCH"], f"{rank or '-'}.{os.getpid()}.jsonl")
         _file.append(open(path, "a", encoding="utf-8"))  # noqa: SIM115  open as long as the process
+        _write({"kind": "torch", "version": torch.__version__, "file": torch.__file__, "python": sys.executable})
     _file[0].write(json.dumps(line) + "\n")
     _file[0].flush()
 
 
-class Watch:
-    """Which phase the script is in, and the marks between them."""
+_watches: list[Watch] = []  # the one that is on
+_lock = threading.Lock()
+_observed: list[Callable[..., None]] = []
+_notes: set[str] = set()
 
-    def __init__(self) -> None:
+
+def note(text: str) -> None:
+    """Say once what is not as it would be on a GPU."""
+    if text not in _notes:
+        _notes.add(text)
+        _write({"kind": "note", "text": text})
+
+
+def _observe_out_of_memory() -> None:
+    """Have the watch that is on hear of it, once and for all: PyTorch cannot take an observer away.
+
+    As soon as CUDA is used, and no sooner: a process that has begun to use it can no longer fork others that do.
+    """
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach and not _observed:
+        _observed.append(_out_of_memory)
+        torch.cuda._lazy_call(partial(attach, _out_of_memory))
+
+
+def _out_of_memory(*words: int) -> None:
+    for watch in _watches:
+        watch.out_of_memory(*words)
+
+
+class Watch:
+    """Which phase the script is in, and the marks between them.
+
+    `read` says what each device took since it was last called. `steps` ends the script after so many. A watch that
+    `is_always_told` writes phases in which no GPU was used too.
+    """
+
+    def __init__(
+        self, *, read: Callable[[], Devices] = counters.read, steps: int | None = None, is_always_told: bool = False
+    ) -> None:
         self.phase, self.line = "start", ""
         self.step = 0  # optimizer steps so far: those of the optimizer that stepped first
-        self.depth = 0  # calls of modules within each other
+        self.depth = 0  # 1 within the call of a module; what that calls has no hooks
         self.held = 0  # phases within a phase: saving, and a backward within a forward
         self.main: Callable[[], Any] = lambda: None  # the optimizer whose steps are counted, if it still lives
         self.module = ""
-        self.hidden: dict[int, Stats] = {}
+        self.root: Callable[[], Any] = lambda: None  # the model of that class, if it still lives
+        self.holders: Any = holding.Nothing()  # of the peaks
         self.reads: set[str] = set()  # lines that read a value of the GPU
         self.process = os.getpid()
         self.thread = threading.get_ident()
+        self.is_on = False
+        self.is_by_hand: bool | None = None  # whether there is no optimizer, so that backward passes are counted
+        self.is_told = self.is_ended = False  # that the process raised, or ended
+        self._read, self._steps, self._is_always_told = read, steps, is_always_told
+        self._undo: list[Callable[[], Any]] = []
 
     def begin(self) -> None:
-        self._hide_resets(torch._C)
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-        modules.register_module_forward_pre_hook(self._before_forward)
-        modules.register_module_forward_hook(self._after_forward, always_call=True)
-        optimizers.register_optimizer_step_pre_hook(self._before_step)
-        optimizers.register_optimizer_step_post_hook(self._after_step)
-        autograd: Any = torch.autograd
-        autograd.backward = self._around(autograd.backward, "backward", "after the backward")
-        torch.save = self._around(torch.save, "saving", None)
-        if hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
-            torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+        """Watch until the process ends."""
         if MAIN_BATCHES:
             _end_loaders(int(MAIN_BATCHES))
+        if hasattr(torch._C, "_cuda_memorySnapshot"):
+            self.holders = holding.Holders(counters.stats, _line_of)
+        self.start(None)
+        self._watch_processes()
+        self._exit = os._exit
+        os._exit = self._exit_at_once
         sys.excepthook = partial(self._raised, sys.excepthook)
         atexit.register(self._end)
+
+    def start(self, keep: Callable[[dict[str, Any]], None] | None) -> None:
+        """Begin to watch this thread; `keep` gets the lines, instead of a file.
+
+        Raises RuntimeError where this process is watched already.
+        """
+        with _lock:
+            if _watches:
+                raise RuntimeError("this process is watched already: by another `with profiler.watch()`, or by gcprof")
+            _watches.append(self)
+            _kept[:] = [keep] if keep else []
+        try:
+            self._install()
+        except BaseException:
+            self._remove()
+            raise
+
+    def _install(self) -> None:
+        self.is_on = True
+        counters.begin()
+        self._ignore_warnings("Using `torch.compile.module.` when there are global hooks")
+        self.every = modules.register_module_forward_pre_hook(self._before_forward)
+        self.outermost: Any = None  # its hook, while it is called
+        handles = (
+            optimizers.register_optimizer_step_pre_hook(self._before_step),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
+        )
+        self._undo += [lambda: self.every.remove(), self._forget_outermost, *(handle.remove for handle in handles)]
+        counters.on_reset = lambda device: self.holders.reset(self.phase, self.line, device)
+        autograd: Any = torch.autograd
+        self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
+        self._replace(torch, "save", self._around(torch.save, "saving", None))
+        self._replace(optimizers.Optimizer, "__init__", self._before_optimizer(optimizers.Optimizer.__init__))
+        _observe_out_of_memory()
+
+    def end(self, error: BaseException | None) -> None:
+        """End what was started, and take all of it away again; what others have put over it stays."""
+        if error is not None:
+            self.tell_raised(error)
+        self._end()
+        self._remove()
+
+    def _remove(self) -> None:
+        with _lock:
+            _watches.remove(self)
+            _kept.clear()
+        self.is_on = False
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        counters.on_reset = lambda device: None
+        counters.end()
+
+    def _replace(self, owner: Any, name: str, ours: Any) -> None:
+        plain = getattr(owner, name)
+        setattr(owner, name, ours)
+
+        def put_back() -> None:
+            if getattr(owner, name) is ours:
+                setattr(owner, name, plain)
+
+        self._undo.append(put_back)
+
+    def _ignore_warnings(self, message: str) -> None:
+        warnings.filterwarnings("ignore", message=message)
+        ours = warnings.filters[0]
+
+        def put_back() -> None:
+            if ours in warnings.filters:
+                warnings.filters.remove(ours)  # type: ignore[attr-defined]
+
+        self._undo.append(put_back)
 
     # ---- phases
 
     def mark(self, phase: str, line: str | None = None) -> None:
         """End the phase that was, and begin another; the phase that is goes on."""
-        if phase == self.phase or os.getpid() != self.process:
+        if phase == self.phase or os.getpid() != self.process or not self.is_on:
             return
         self._tell()
-        self.phase, self.line = phase, _line() if line is None else line
+        was, self.phase = self.phase, phase
+        self.line = _line() if line is None else line
+        if was == "after the backward" and phase != "optimizer":
+            self._count_backward()
 
     def _tell(self, **more: Any) -> None:
         devices = self._read()
-        if any(reserved for _, _, reserved in devices.values()):
+        if self._is_always_told or any(reserved for _, _, reserved in devices.values()):
             row = {"kind": "phase", "phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
-            _write({**row, "devices": devices, **more})
+            _write({**row, "devices": devices, **self.holders.ended(self.phase, self.step, self.line, devices), **more})
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self.thread:
+        if torch.compiler.is_compiling() or not self._is_watched():
             return
-        self.depth += 1
-        if self.depth > 1 or self.held:
-            return
+        if not self.held:
+            self._begin_forward(module)
+            self.holders.called(self.phase, self.line, arguments, holding.call_of(sys._getframe(1)))
+        self.depth = 1
+        self.every.remove()  # a hook on every module costs 5 us for each of them
+        self._forget_outermost()
+        self.outermost = module.register_forward_hook(self._after_forward, always_call=True)
+
+    def _begin_forward(self, module: Any) -> None:
         if torch.is_grad_enabled():
-            if next(module.parameters(), None) is not None:  # a loss is no model
-                self.module = type(module).__name__
+            name = type(module).__name__
+            if name != self.module and next(module.parameters(), None) is not None:  # a loss is no model
+                self.module = name
+            if name == self.module:
+                self.root = weakref.ref(module)
+            self.holders.knows_module(module)
             self.mark("forward")
         elif self.phase not in ("evaluation", "generation"):
+            self.holders.knows_module(module)
             self.mark("generation" if GENERATES & set(_functions()) else "evaluation")
 
     def _after_forward(self, module: Any, arguments: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and threading.get_ident() == self.thread:
-            self.depth = max(0, self.depth - 1)
+        if not self._is_watched():
+            return
+        self.depth = 0
+        self.every = modules.register_module_forward_pre_hook(self._before_forward)
+        if sys.exc_info()[0] is None:  # else PyTorch iterates over the hooks just now
+            self._forget_outermost()
 
-    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if not self.held:
+    def _forget_outermost(self) -> None:
+        """Leave no hook in a module, which may be saved or copied."""
+        if self.outermost is not None:
+            self.outermost.remove()
+            self.outermost = None
+
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> Any:
+        if self.held or not self._is_watched():
+            return None
+        self.holders.knows_optimizer(optimizer)
+        self.mark("optimizer")
+        _, *words = arguments
+        words[:1] = [self._then_optimizer(word) for word in words[:1]]
+        closures = {name: self._then_optimizer(word) for name, word in keywords.items() if name == "closure"}
+        return (optimizer, *words), {**keywords, **closures}
+
+    def _then_optimizer(self, closure: Any) -> Any:
+        """Return a closure after which the optimizer goes on: forward and backward are phases within its step."""
+
+        def call(*words: Any, **keywords: Any) -> Any:
+            result = closure(*words, **keywords)
             self.mark("optimizer")
+            return result
+
+        return call if callable(closure) else closure
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        if self.held:
+        if self.held or not self._is_watched():
             return
         self.mark("after the step")
+        self.is_by_hand = False
         if self.main() is None:  # the first one, or that of a script that goes on with another
             self.main = weakref.ref(optimizer)
         if self.main() is not optimizer:
             return
+        self._count_step()
+
+    def _before_optimizer(self, plain: Callable[..., None]) -> Callable[..., None]:
+        @wraps(plain)
+        def init(optimizer: Any, *words: Any, **keywords: Any) -> None:
+            self.is_by_hand = False
+            plain(optimizer, *words, **keywords)
+
+        return init
+
+    def _count_backward(self) -> None:
+        """Count a backward pass, and what followed it, as a step where there is no optimizer to make any."""
+        if self.is_by_hand is None:
+            self.is_by_hand = not self._has_optimizer()
+            if self.is_by_hand:
+                _write({"kind": "by hand"})
+        if self.is_by_hand:
+            self._count_step()
+
+    def _has_optimizer(self) -> bool:
+        """Whether an optimizer that was made before the watch began has parameters of the model."""
+        model = self.root()
+        ours = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+        found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
+        groups = [group for optimizer in found for group in getattr(optimizer, "param_groups", ())]
+        return any(id(parameter) in ours for group in groups for parameter in group["params"])
+
+    def _count_step(self) -> None:
         self.step += 1
-        if MAIN_STEPS and self.step >= int(MAIN_STEPS):
-            if self.step > int(MAIN_STEPS):  # the script caught the first one
-                self._end()
+        self.holders.stepped(self.step)
+        if self._steps and self.step >= self._steps:
+            if self.step > self._steps:  # the script caught the first one
                 os._exit(0)
             raise SystemExit(0)
+
+    def _is_watched(self) -> bool:
+        """Whether this is the thread that is watched."""
+        return self.is_on and threading.get_ident() == self.thread
 
     def _around(self, function: Callable[..., Any], phase: str, after: str | None) -> Callable[..., Any]:
         """Return a function that is a phase of its own, outside of others; then the one `after`, or that before."""
 
+        @wraps(function)
         def call(*words: Any, **keywords: Any) -> Any:
-            if self.held or self.depth or threading.get_ident() != self.thread:
+            if self.held or self.depth or not self._is_watched():
                 return function(*words, **keywords)
+            self._forget_outermost()
             before = self.phase, self.line
             self.mark(phase)
             self.held += 1
@@ -169,7 +375,6 @@ class Watch:
             self.mark(*((after,) if after else before))
             return result
 
-        call.__name__, call.__doc__ = function.__name__, function.__doc__
         return call
 
     # ---- values, which a hollow GPU does not compute
@@ -187,7 +392,7 @@ class Watch:
         line = _line() or self.line
         why = f"the size of aten.{name}'s result depends on values, which a hollow GPU does not compute: {line}"
         self._tell()
-        _write({"kind": "raised", "error": "unknown size", "text": why, "line": line})
+        _write({"kind": "raised", "error": "unknown size", "text": why, "line": line, "time": time.time()})
         print(f"gcprof: {why}", file=sys.stderr, flush=True)
         os._exit(UNKNOWN)  # an exception could be caught, and the script go on with a size that is none
 
@@ -202,71 +407,80 @@ class Watch:
 
     # ---- ends
 
-    def _out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
+    def out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
             row = {"phase": self.phase, "step": self.step, "line": _line() or self.line, "module": self.module}
-            _write({"kind": "out of memory", "device": device, "asked": asked, **row})
+            held: list[dict[str, Any]] = []
+            with suppress(Exception):
+                held = self.holders.now(self.phase, self.line, device)
+            _write({"kind": "out of memory", "device": device, "asked": asked, **row, "holders": held})
 
     def _raised(self, plain: Callable[..., None], kind: Any, error: BaseException, trace: Any) -> None:
-        if os.getpid() == self.process:
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
-            where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-            _write({"kind": "raised", "error": type(error).__name__, "text": str(error)[:500], "line": where})
+        self.tell_raised(error)
         for known in _causes(error):
             known.__traceback__ = _without_ours(known.__traceback__)
         plain(kind, error, error.__traceback__)
 
+    def tell_raised(self, error: BaseException) -> None:
+        """Write that this error ends the process, or the watch."""
+        if os.getpid() == self.process and not self.is_told:
+            self.is_told = True
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+            where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+            text = {"error": type(error).__name__, "text": str(error)[:500], "line": where}
+            _write({"kind": "raised", **text, "time": time.time()})
+
+    def _exit_at_once(self, status: int) -> NoReturn:
+        if not status:  # it ends as it wishes
+            self._end()
+        self._exit(status)
+
     def _end(self) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() == self.process and not self.is_ended:
+            self.is_ended = True
             with suppress(Exception):  # CUDA may be gone
                 self._tell()
-            if _file:
+            if self.phase == "after the backward" and self.is_by_hand is not False:
+                self._steps = None
+                self._count_backward()
+            if _file or _kept:
+                _write({"kind": "holders", "why": self.holders.why, "growth": self.holders.growth.lines()})
                 _write({"kind": "end", "steps": self.step})
 
-    # ---- memory
+    def _watch_processes(self) -> None:
+        """Watch those that multiprocessing forks, and hear of errors that it catches in all that it starts."""
+        kind: Any = process.BaseProcess
+        run, bootstrap = kind.run, kind._bootstrap
 
-    def _hide_resets(self, interface: Any) -> None:
-        """Let the script read its peaks as if we had never reset them."""
-        self._stats, self._reset = interface._cuda_memoryStats, interface._cuda_resetPeakMemoryStats
+        @wraps(run)
+        def run_and_tell(self_: Any) -> None:
+            try:
+                run(self_)
+            except SystemExit as error:
+                if error.code:
+                    self.tell_raised(error.__context__ or error)  # torch.multiprocessing ends so after an error
+                raise
+            except BaseException as error:
+                self.tell_raised(error)
+                raise
 
-        def reading(function: Callable[[int], Stats]) -> Callable[[int], Stats]:
-            return lambda device: _with_peaks(function(device), self.hidden.get(device, {}))
+        @wraps(bootstrap)
+        def begin_and_end(self_: Any, *words: Any, **keywords: Any) -> Any:
+            try:
+                return bootstrap(self_, *words, **keywords)
+            finally:
+                self._end()
+                atexit.unregister(self._end)
 
-        def resetting(function: Callable[[int], None]) -> Callable[[int], None]:
-            def reset(device: int) -> None:
-                self.hidden.pop(device, None)
-                function(device)
+        kind.run, kind._bootstrap = run_and_tell, begin_and_end
+        os.register_at_fork(after_in_child=self._begin_forked)
 
-            return reset
-
-        for read, reset in (
-            ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats"),
-            ("_accelerator_getDeviceStats", "_accelerator_resetPeakStats"),
-        ):
-            if hasattr(interface, read):
-                setattr(interface, read, reading(getattr(interface, read)))
-                setattr(interface, reset, resetting(getattr(interface, reset)))
-
-    def _read(self) -> dict[int, tuple[int, int, int]]:
-        """Return of each device its peak since the last mark, what is live, and the most that was reserved."""
-        found = {}
-        for device in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
-            stats = self._stats(device)
-            live, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-            found[device] = live["peak"], live["current"], reserved["peak"]
-            self.hidden[device] = _with_peaks(stats, self.hidden.get(device, {}))
-            self._reset(device)
-        return found
-
-
-def _with_peaks(stats: Stats, other: Stats) -> Stats:
-    """Return statistics of the allocator whose peaks are the larger ones of two."""
-    for name, value in stats.items():
-        if isinstance(value, dict):
-            _with_peaks(value, other.get(name, {}))
-        elif name == "peak":
-            stats[name] = max(value, other.get(name, value))
-    return stats
+    def _begin_forked(self) -> None:
+        _file.clear()
+        self.process, self.thread = os.getpid(), threading.get_ident()
+        self.phase, self.line, self.step, self.main = "start", "", 0, lambda: None
+        self.reads = set()
+        self.is_told = self.is_ended = False
 
 
 def _end_loaders(most: int) -> None:
@@ -285,9 +499,18 @@ def _end_loaders(most: int) -> None:
 # ---- lines of the script
 
 
+@cache  # asked for each frame at each mark: without it a step of 10 ms took 5 % longer
 def _is_the_users(file: str) -> bool:
     path = os.path.realpath(file)
-    return not LIBRARY.search(path) and not path.startswith((STANDARD, HERE)) and os.path.isfile(path)
+    is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))
+    is_ours = is_generated or path.startswith((STANDARD, HERE))
+    return not LIBRARY.search(path) and not is_ours and (os.path.isfile(path) or file in _cells())
+
+
+def _cells() -> dict[str, int]:
+    """Return the numbers of a notebook's cells by the names that their code has."""
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    return getattr(getattr(shell, "compile", None), "_filename_map", {})
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -309,7 +532,10 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
+@cache
 def _short(file: str) -> str:
+    if file in _cells():
+        return f"In [{_cells()[file]}]"
     path = os.path.relpath(file)
     return os.path.basename(file) if path.startswith("..") else path
 
@@ -321,6 +547,14 @@ def _line() -> str:
         if _is_the_users(frame.f_code.co_filename):
             return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _line_of(frames: Iterable[Mapping[str, Any]]) -> str:
+    """Return the innermost line that is no library's, of frames as the allocator's history has them."""
+    for frame in frames:
+        if _is_the_users(frame["filename"]):
+            return f"{_short(frame['filename'])}:{frame['line']}"
     return ""
 
 

@@ -5,26 +5,31 @@ a process without torch nothing but this file: all work is done when torch is im
 own runs as if this one were not there.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # no import that `site` has not done: `typing` takes as long as a bare Python does to start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Finder:
-    """Finds torch as the other finders do, and has it loaded by us, until it is loaded."""
+    """Finds a module as the other finders do, and has it loaded by `load`, until it is loaded."""
 
     is_asking = False  # the other finders
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch" or path is not None or self.is_asking:
+    def __init__(self, name: str, load: "Callable[[Callable[[], None], str], None]") -> None:
+        self._name, self._load = name, load
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name != self._name or path is not None or self.is_asking:
             return None
+        from importlib.util import find_spec  # noqa: PLC0415
+
         self.is_asking = True
         try:
             spec = find_spec(name)
@@ -33,18 +38,37 @@ class _Finder:
         if spec is not None and spec.loader is not None and spec.origin:
             execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
+            def exec_module(module: "ModuleType") -> None:
                 sys.meta_path.remove(self)
-                sys.path.insert(0, HERE)
-                try:
-                    why = import_module("gcprof_hollow").load(spec.origin)
-                    execute(module)
-                    import_module("gcprof_watch").begin(why)
-                finally:
-                    sys.path.remove(HERE)
+                self._load(lambda: execute(module), str(spec.origin))
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def _load_torch(execute: "Callable[[], None]", origin: str) -> None:
+    """Load torch, over hollow libraries if there are any, and begin to watch or to measure."""
+    from importlib import import_module  # noqa: PLC0415  see TYPE_CHECKING
+
+    sys.path.insert(0, HERE)
+    try:
+        why = import_module("gcprof_hollow").load(origin) if "GCPROF_LIBRARIES" in os.environ else None
+        execute()
+        if "GCPROF_SAVING" in os.environ:
+            import_module("gcprof_saving").begin()
+        if "GCPROF_MEASURE" in os.environ:
+            import_module("gcprof_measure").begin()
+        else:
+            import_module("gcprof_watch").begin(why)
+    finally:
+        sys.path.remove(HERE)
+
+
+def _seed_numpy(execute: "Callable[[], None]", origin: str) -> None:
+    from importlib import import_module  # noqa: PLC0415  see TYPE_CHECKING
+
+    execute()
+    import_module("numpy.random").seed(int(os.environ["GCPROF_SEED"]))
 
 
 def _run_the_users_own() -> None:
@@ -52,7 +76,7 @@ def _run_the_users_own() -> None:
     ours = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
     try:
-        import_module("sitecustomize")
+        __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -62,5 +86,10 @@ def _run_the_users_own() -> None:
 
 
 if "GCPROF_WATCH" in os.environ:
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder("torch", _load_torch))
+if "GCPROF_SEED" in os.environ:
+    import random
+
+    random.seed(int(os.environ["GCPROF_SEED"]))
+    sys.meta_path.insert(0, _Finder("numpy", _seed_numpy))
 _run_the_users_own()

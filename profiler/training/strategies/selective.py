@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -95,11 +95,29 @@ class _Policy:
                 self._states.append(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
         return CheckpointPolicy.MUST_SAVE if packet in self._kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    @contextmanager
-    def repeating(self, recompute: AbstractContextManager[Any]) -> Iterator[None]:
-        """Enter the context of the recompute, and draw again from the states of the forward."""
-        with recompute, _Repeated(self._kept, self._states) if self._states else nullcontext():
-            yield
+    def repeating(self, recompute: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+        """Return the context of the recompute, in which operators draw from the states of the forward."""
+        return _Repeating(recompute, self._kept, self._states)
+
+
+class _Repeating(AbstractContextManager[Any]):
+    """Enters the context of the recompute, once for each backward."""
+
+    def __init__(
+        self, recompute: AbstractContextManager[Any], kept: set[OpOverloadPacket], states: list[torch.Tensor]
+    ) -> None:
+        self._recompute, self._kept, self._states = recompute, kept, states
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        stack.enter_context(self._recompute)
+        if self._states:
+            stack.enter_context(_Repeated(self._kept, self._states))
+        self._entered.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
 
 class _Repeated(TorchDispatchMode):

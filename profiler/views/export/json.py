@@ -11,6 +11,7 @@ from profiler.analysis import progress
 from profiler.core.case import encode
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.runs.store import Run
+from profiler.scripts.records import variants
 
 RecordWithEvidence = msgspec.defstruct(
     "RecordWithEvidence",
@@ -25,8 +26,18 @@ def render(run: Run) -> bytes:
         run.folder.name,
         run.records,
         status=run.status,
-        exit_code=progress.exit_code(run.records),
+        exit_code=_exit_code(run),
     )
+
+
+def _exit_code(run: Run) -> int:
+    """Return the exit code of the run's command: of a script with one variant the script's own."""
+    if not run.is_script:
+        return progress.exit_code(run.records)
+    ends = variants(run.records)
+    if len(ends) == 1:
+        return ends[0].exit_code
+    return int(any(end.outcome not in ("ok", "out_of_memory", "skipped") for end in ends))
 
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:

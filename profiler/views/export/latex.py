@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
@@ -36,20 +36,37 @@ def table(rows: Iterable[Row]) -> str:
 
 def _group(rows: Sequence[Row]) -> str:
     shown = columns(rows).all
-    heads = [" & ".join(_escaped(column.head[line]) for column in shown) for line in (0, 1)]
-    cells = [" & ".join(_escaped(column.cells[row]) for column in shown) for row in range(len(rows))]
+    heads = [[column.head[line] for column in shown] for line in (0, 1)]
+    cells = [[column.cells[row] for column in shown] for row in range(len(rows))]
     below = [*reasons(rows), *(f"Note: {remark}" for remark in remarks(rows))]
+    numbers = [at for at, column in enumerate(shown) if column.is_number]
+    return _lines(heads, cells, caption=heading(rows), numbers=numbers, below=below)
+
+
+def table_of(head: Sequence[str], lines: Sequence[Sequence[str]], *, caption: str, numbers: Collection[int]) -> str:
+    """Return one table; `numbers` are the places of its columns of numbers."""
+    return _lines([head], lines, caption=caption, numbers=numbers, below=())
+
+
+def _lines(
+    heads: Sequence[Sequence[str]],
+    lines: Sequence[Sequence[str]],
+    *,
+    caption: str,
+    numbers: Collection[int],
+    below: Sequence[str],
+) -> str:
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{_escaped(heading(rows))}}}",
+            rf"\caption{{{_escaped(caption)}}}",
             r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in shown)}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if at in numbers else 'l' for at in range(len(heads[0])))}}}",
             r"\toprule",
-            *(rf"{head} \\" for head in heads),
+            *(rf"{' & '.join(map(_escaped, head))} \\" for head in heads),
             r"\midrule",
-            *(rf"{line} \\" for line in cells),
+            *(rf"{' & '.join(map(_escaped, line))} \\" for line in lines),
             r"\bottomrule",
             r"\end{tabular}}",
             *(rf"\par{{\footnotesize {_escaped(line)}}}" for line in below),

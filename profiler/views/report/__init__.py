@@ -70,7 +70,7 @@ def _page(shown_runs: Sequence[ShownRun], limits: PageLimits, redact: str) -> by
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    style, script = _source("style.css"), _source("script.js")
+    style, script = source("style.css"), source("script.js")
     text = environment.get_template("page.html").render(
         parts=shown,
         num_runs_left_out=len(shown_runs) - len(shown),
@@ -96,7 +96,8 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _source(name: str) -> str:
+def source(name: str) -> str:
+    """Return the text of a file of the page."""
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 

@@ -27,8 +27,9 @@ def device_word(device: str) -> str:
         options = {name: int(size) for name, size in choice.options.items()}
     except (UserError, ValueError):
         return device  # gcprof writes no such device, but a file may contain anything
+    count = options.pop("count", 1)
     sizes = [f"{SIZES.get(name, name)} {bytes_text(size)}" for name, size in options.items()]
-    gpu = choice.name.removeprefix(REHEARSE)
+    gpu = choice.name.removeprefix(REHEARSE) + (f":{count}" if count > 1 else "")
     return f"{gpu} {', '.join(sizes)}" if "memory" in options else ", ".join([gpu, *sizes])
 
 

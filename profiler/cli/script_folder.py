@@ -1,0 +1,159 @@
+"""The run folder of a user's script: written, and read by the verbs that read a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiler.cli.output import COMMAND, aside, next_command
+from profiler.core.errors import UserError
+
+if TYPE_CHECKING:
+    from profiler.runs.store import Run
+    from profiler.scripts.comparison import Side
+    from profiler.scripts.gates import Limit
+    from profiler.scripts.report import Variant
+
+TRIPPED = 5
+SHARED = ("--color", "--color=auto", "--color=always", "--color=never", "auto", "always", "never", "--quiet")
+
+
+def refuse(output: Path | None) -> None:
+    """Raise UserError if a run folder cannot be made there, before the command runs."""
+    from profiler.runs import RESULTS, store
+
+    store.refuse_existing(output or RESULTS / "new")
+
+
+def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path | None:
+    """Write the run folder of a command, and return it; None if no process of it used a GPU. Raises UserError."""
+    from profiler.core.case import encode
+    from profiler.runs import RESULTS, store
+    from profiler.scripts import records
+    from profiler.workflows.command_text import command_line
+
+    if not any(variant.processes for variant in variants):
+        return None
+    lines = records.records(variants, started=started.isoformat(timespec="seconds"))
+    manifest = store.Manifest(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command_line(COMMAND.get()),
+        plan=records.plan(lines),
+        environment=records.environment(variants[0]),
+        sources={name: text for variant in variants for name, text in records.sources(variant.command).items()},
+    )
+    folder = output or store.new_folder(RESULTS, [records.name_of(variants[0].command).partition(".")[0]])
+    store.save(folder, manifest=encode(manifest), trials=b"".join(encode(line) + b"\n" for line in lines))
+    return folder
+
+
+def judge(variants: Sequence[Variant], limits: Sequence[Limit]) -> int:
+    """Say what exceeds a limit; return the exit code: TRIPPED, or 0."""
+    from profiler.scripts import gates
+
+    texts = gates.tripped(variants, limits)
+    for text in texts:
+        aside(f"gate: {text}")
+    if limits and not texts and all(variant.processes for variant in variants):
+        aside("gate: nothing is over the limits")
+    return TRIPPED if texts else 0
+
+
+def tell(folder: Path) -> None:
+    """Say where the run is, and what to look at next."""
+    aside(f"wrote {folder / 'trials.jsonl'}")
+    next_command("gcprof", "explain", str(folder))
+
+
+def variants_of(run: Run) -> tuple[Variant, ...] | None:
+    """Return the variants of a script's run; None if it is a run of models. Raises UserError (4) if it is both."""
+    from profiler.scripts import records
+
+    scripts = [record for record in run.records if records.is_script(record)]
+    if not scripts:
+        if any(trial.case.command for trial in run.manifest.plan):
+            hint = "run the command again"
+            raise UserError(f"'{run.folder}' is of a script, and has no records", hint=hint, exit_code=4)
+        return None
+    if len(scripts) < len(run.records):
+        hint = "show each of the runs that it was merged from"
+        raise UserError(f"'{run.folder}' holds records of scripts and of models", hint=hint, exit_code=4)
+    return tuple(map(_shown, records.variants(scripts)))
+
+
+def _shown(variant: Variant) -> Variant:
+    """Return a variant whose texts are safe to print: its folder may come from anyone."""
+    import msgspec
+
+    from profiler.scripts.report import Variant
+    from profiler.views.sanitize import plain
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return plain(value)
+        if isinstance(value, dict):
+            return {plain(name): cleaned(item) for name, item in value.items()}
+        return [cleaned(item) for item in value] if isinstance(value, list | tuple) else value
+
+    found: Variant = msgspec.convert(cleaned(msgspec.to_builtins(variant)), Variant)
+    return found
+
+
+def named_script(target: str | None) -> tuple[Run, tuple[Variant, ...]] | None:
+    """Return a script's run by its name, for verbs that take a model or a run; None if it is no such run."""
+    from profiler.runs import RESULTS
+    from profiler.runs.find import run_folder, runs
+    from profiler.runs.store import load
+
+    if target is None or (target == "last" and not runs(RESULTS)):
+        return None
+    places = (Path(target), RESULTS / target)
+    if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
+        return None
+    run = load(run_folder(target))
+    variants = variants_of(run)
+    if variants is None:
+        return None
+    for warning in run.warnings:
+        aside(f"warning: {warning}")
+    return run, variants
+
+
+def compared_scripts(loaded: Sequence[tuple[str, Run]]) -> tuple[Side, ...]:
+    """Return the sides of a comparison of scripts; none if the runs are of models. Raises UserError (4) for both."""
+    from profiler.scripts.comparison import Side
+
+    read = [(word, run, variants_of(run)) for word, run in loaded]
+    of_models = [word for word, _, variants in read if variants is None]
+    sides = [
+        Side(name=word, variants=found, sources=run.manifest.sources) for word, run, found in read if found is not None
+    ]
+    if sides and of_models:
+        message = f"'{of_models[0]}' is of models, and '{sides[0].name}' of a script"
+        raise UserError(message, hint="compare a script's run with another one of it", exit_code=4)
+    return tuple(sides)
+
+
+def under(variants: Sequence[Variant], strategies: str | None) -> tuple[Variant, ...]:
+    """Return the variants under these strategies, all without any. Raises UserError for one that the run lacks."""
+    from profiler.core.case import split_choices
+
+    if strategies is None:
+        return tuple(variants)
+    named = [str(choice) for choice in split_choices(strategies)]
+    there = list(dict.fromkeys(variant.words.get("strategy", "none") for variant in variants))
+    for name in named:
+        if name not in there:
+            raise UserError(f"'{name}' is not in this run", hint=f"it has {', '.join(there)}")
+    return tuple(variant for variant in variants if variant.words.get("strategy", "none") in named)
+
+
+def refuse_flags(allowed: Collection[str], *, hint: str) -> None:
+    """Raise UserError for an option of the typed command that has no effect on a script."""
+    flags = [word.partition("=")[0] for word in COMMAND.get() if word.startswith("-")]
+    for flag in flags:
+        if flag not in (*allowed, *SHARED):
+            raise UserError(f"{flag} has no effect on a script's run", hint=hint)

@@ -1,0 +1,155 @@
+"""Applies a strategy to the model of a script, in the script's own process, by the arguments of one call of it."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from profiler.core import catalogue, plan_file
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied
+from profiler.predicting.trace.fake_tensors import fake_tensors, unseen
+from profiler.training import blocks as finding
+from profiler.training import marked_functions, strategies
+from profiler.training.checkpointing import called_blocks
+from profiler.training.checkpointing.routed_block import unroute
+from profiler.training.compiled_code import compiled_modules, is_left_alone
+from profiler.training.workload import Workload
+
+NOTHING = "GCP001"  # the note of a strategy that checkpoints nothing
+WHOLE = ("offload", "hf")  # strategies that need no blocks
+OBSERVING = (*called_blocks.COUNTING, "_planted")  # strategies that may look at a forward
+
+
+def apply(
+    module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], strategy: str, *, is_compiled: bool = False
+) -> dict[str, Any]:
+    """Change the module in place; return what was done: num_blocks and split, or `why` it was not.
+
+    Where a strategy looks at a forward, that one runs on fake tensors: it takes no memory of any device and draws no
+    random numbers, and parameters, buffers and plain attributes stay as they were.
+    """
+    choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
+    function, options = catalogue.load(choice, strategies.TABLE)
+    try:
+        if is_compiled or "" in compiled_modules(module):
+            raise Unsupported("it is compiled: what is kept for the backward is then the compiler's choice")
+        if isinstance(module, (nn.DataParallel, *_of_fsdp1())):
+            raise Unsupported(f"it is wrapped by {type(module).__name__}")
+        names = _blocks(module, choice)
+        if not (names or marked_functions.are_there() or choice.name in WHOLE):
+            raise Unsupported("no modules are found in it that could be recomputed by themselves")
+        compiled = compiled_modules(module)
+        if any(is_left_alone(name, compiled) for name in names):
+            raise Unsupported("its blocks are parts of compiled modules")
+        made = _applied(module, names, (arguments, keywords), choice, partial(function, **options))
+    except Unsupported as error:
+        return {"why": str(error)}
+    _free_with(module)
+    nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
+    return {"num_blocks": len(made.recomputes), "split": made.split, "why": nothing[0] if nothing else None}
+
+
+def _free_with(module: nn.Module) -> None:
+    """Have the blocks freed when the module is: each refers to its route, which refers to the blocks.
+
+    Python's collector would find that later, and until then their memory would stay taken.
+    """
+    routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
+    weakref.finalize(module, _unroute, routed).atexit = False
+
+
+def _unroute(blocks: Iterable[nn.Module]) -> None:
+    for block in blocks:
+        unroute(block)
+
+
+def _of_fsdp1() -> tuple[type, ...]:
+    fsdp: Any = getattr(torch.distributed, "fsdp", None)
+    return (fsdp.FullyShardedDataParallel,) if fsdp else ()
+
+
+def _blocks(module: nn.Module, choice: Choice) -> tuple[str, ...]:
+    """Return the names of the blocks: those that are found, or those of a plan."""
+    if choice.name != "plan":
+        return finding.find_blocks(module)
+    file = plan_file.read(Path(choice.options.get("file", "plan.json")))
+    return tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in file.fingerprint))
+
+
+def _applied(
+    module: nn.Module, names: tuple[str, ...], batch: Any, choice: Choice, function: Callable[[Workload], Applied]
+) -> Applied:
+    workload = Workload(module=module, blocks=names, batch=batch, loss=_call)
+    is_frozen = any(not any(one.requires_grad for one in workload.block(name).parameters()) for name in names)
+    if not (choice.name in OBSERVING or is_frozen or marked_functions.are_there()):
+        return function(workload)
+    if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
+        sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)
+        return called_blocks.applied(sharded, choice.name, function)[1]
+    try:
+        with _on_fakes(module, batch) as fake:
+            workload = Workload(module=module, blocks=names, batch=fake, loss=_call)
+            workload, _ = called_blocks.running(workload)
+            if marked_functions.are_there():
+                workload = called_blocks.marked(workload)
+            workload, made = called_blocks.applied(workload, choice.name, function)
+    except Unsupported:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise Unsupported(
+            f"its forward cannot be looked at without values ({text}); `all` does not need that"
+        ) from error
+    called_blocks.follow_forwards(workload)
+    return made
+
+
+def _call(module: nn.Module, batch: Any) -> Any:
+    arguments, keywords = batch
+    return module(*arguments, **keywords)
+
+
+def _refuse(module: nn.Module, batch: Any) -> Any:
+    raise Unsupported("it is sharded, so how its blocks connect cannot be looked at; `all` does not need that")
+
+
+@contextmanager
+def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
+    """Give the module fake parameters and buffers inside, and yield the batch as fake tensors."""
+    places: list[dict[str, Any]] = [held for part in module.modules() for held in (part._parameters, part._buffers)]
+    before = [dict(held) for held in places]
+    state = random.getstate()
+    with fake_tensors() as mode, unseen():
+        try:
+            made: dict[int, Any] = {}
+
+            def fake(tensor: torch.Tensor) -> Any:
+                if id(tensor) not in made:
+                    made[id(tensor)] = _fake(mode, tensor)
+                return made[id(tensor)]
+
+            for held in places:
+                for name, tensor in held.items():
+                    held[name] = None if tensor is None else fake(tensor)
+            yield pytree.tree_map_only(torch.Tensor, fake, batch)
+        finally:
+            for held, real in zip(places, before, strict=True):
+                held.clear()
+                held.update(real)
+            random.setstate(state)
+
+
+def _fake(mode: Any, tensor: torch.Tensor) -> Any:
+    made = mode.from_tensor(tensor if isinstance(tensor, nn.Parameter) else tensor.detach())
+    return made if isinstance(tensor, nn.Parameter) else made.requires_grad_(tensor.requires_grad)

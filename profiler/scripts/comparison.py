@@ -1,0 +1,145 @@
+"""Runs of scripts compared: their phases in pairs, by strategy, values of -L, rank and phase; and limits on changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from profiler.core.errors import UserError
+from profiler.core.units import change_text
+from profiler.scripts.gates import Limit
+from profiler.scripts.report import Process, Variant, phase_name
+
+WHOLE = "whole"  # of all phases of a process
+Key = tuple[str, ...]  # device if a run has several, strategy, values, process, phase
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of a process, or all of it."""
+
+    key: Key
+    outcome: str  # of the process
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    line: str
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """The same phase in the baseline and in another run; None where a run does not have it."""
+
+    key: Key
+    before: Point | None
+    after: Point | None
+
+    def ratio(self, quantity: str) -> float | None:
+        """Return `peak` or `reserved` over the baseline's; None where a side has none."""
+        if self.before is None or self.after is None:
+            return None
+        first, second = (getattr(point, f"{quantity}_bytes") for point in (self.before, self.after))
+        return second / first if first and second is not None else None
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of scripts."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    sources: Mapping[str, str] = {}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(variant.words["device"] for variant in self.variants))
+
+    @property
+    def torch(self) -> str:
+        found = (process.torch for variant in self.variants for process in variant.processes if process.torch)
+        return ", ".join(dict.fromkeys(text.partition("+")[0] for text in found))
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The baseline beside one other run."""
+
+    before: str
+    after: str
+    pairs: tuple[Pair, ...]
+    remarks: tuple[str, ...]
+
+
+def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
+    """Return the comparisons of each other run with the first one."""
+    baseline, *others = sides
+    return tuple(_compared(baseline, other) for other in others)
+
+
+def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[str]:
+    """Return in words what exceeds a limit: also what the baseline has, and is missing or no longer ok.
+
+    Raises UserError (exit code 4) if nothing of the baseline is ok, so that no gate passes by comparing nothing.
+    """
+    if limits and not any(pair.before and pair.before.is_ok for compared in comparisons for pair in compared.pairs):
+        raise UserError(f"--fail-on {limits[0].text}: nothing of the baseline is ok", hint="leave it out", exit_code=4)
+    return [text for limit in limits for compared in comparisons for text in _over(compared, limit)]
+
+
+def _compared(baseline: Side, other: Side) -> Comparison:
+    with_device = len(baseline.devices) > 1 or len(other.devices) > 1
+    before, after = (_points(side, with_device=with_device) for side in (baseline, other))
+    pairs = tuple(Pair(key=key, before=before.get(key), after=after.get(key)) for key in {**before, **after})
+    return Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=tuple(_remarks(baseline, other)))
+
+
+def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
+    return {
+        point.key: point
+        for variant in side.variants
+        for process in variant.processes
+        for point in _of_process(variant, process, with_device=with_device)
+    }
+
+
+def _of_process(variant: Variant, process: Process, *, with_device: bool) -> Iterator[Point]:
+    values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+    device = variant.words["device"] if with_device else ""
+    key = (device, variant.words.get("strategy", "none"), ", ".join(values), process.label(variant.processes))
+    peak, reserved = process.peak_bytes, process.reserved_bytes
+    yield Point(
+        key=(*key, WHOLE), outcome=process.outcome, peak_bytes=peak, reserved_bytes=reserved, line=process.peak.line
+    )
+    for phase in process.phases:
+        yield Point(
+            key=(*key, phase_name(phase)), outcome=process.outcome, peak_bytes=phase.peak_bytes,
+            reserved_bytes=phase.reserved_bytes, line=phase.line,
+        )  # fmt: skip
+
+
+def _remarks(baseline: Side, other: Side) -> Iterator[str]:
+    for name in ("devices", "torch"):
+        first, second = (getattr(side, name) for side in (baseline, other))
+        if first != second:
+            words = (value if isinstance(value, str) else ", ".join(value) for value in (first, second))
+            yield f"{name.removesuffix('s')}: {' -> '.join(word or 'not known' for word in words)}"
+    changed = [name for name, text in baseline.sources.items() if other.sources.get(name, text) != text]
+    if changed:
+        yield f"another file: {', '.join(changed)}"
+
+
+def _over(compared: Comparison, limit: Limit) -> Iterator[str]:
+    present = {pair.key[:-1] for pair in compared.pairs if pair.key[-1] == WHOLE and pair.after}
+    for pair in compared.pairs:
+        before, after = pair.before, pair.after
+        if before is None or not before.is_ok:
+            continue
+        where = f"{limit.text}: {', '.join(filter(None, pair.key))} in {compared.after} against {compared.before}"
+        if after is None:
+            if limit.most is not None and (pair.key[-1] == WHOLE or pair.key[:-1] in present):
+                yield f"{where}: not in this run"
+        elif not after.is_ok:
+            if pair.key[-1] == WHOLE and (limit.most is not None or after.outcome == "out_of_memory"):
+                yield f"{where}: {after.outcome.replace('_', ' ')}"
+        elif isinstance(limit.most, float) and (ratio := pair.ratio(limit.quantity)) and ratio > 1 + limit.most:
+            yield f"{where}: {change_text(ratio)}"

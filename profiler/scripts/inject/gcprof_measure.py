@@ -1,0 +1,243 @@
+"""Measures a training script on the device that is here: memory by phase and gradients, or the seconds of its steps.
+
+Imported by `sitecustomize` beside it once the script has imported torch; knows torch and the standard library alone.
+GCPROF_MEASURE says what is measured: `memory`, with the gradients of the first two steps; `gradients` alone; or `time`,
+where nothing is looked at but when each step of the main optimizer ends. Lines are written as by `gcprof_watch`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import profiler
+from torch.optim import optimizer as optimizers
+
+if TYPE_CHECKING:
+    from profiler.scripts.inject.gcprof_gradients import Gradients, key_of_process
+    from profiler.scripts.inject.gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _line, _write
+else:
+    from gcprof_gradients import Gradients, key_of_process
+    from gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _line, _write
+
+TERM = signal.SIGTERM
+MARK, ASIDE = "gcprof: mark", "gcprof: aside"  # the end of a phase; the begin and the end of work of ours
+Stats = dict[str, Any]
+
+
+def begin() -> None:
+    """Begin to measure: torch is imported, and nothing of the script's has used it yet."""
+    torch.manual_seed(int(os.environ["GCPROF_SEED"]) + int(os.environ.get("RANK", "0")))  # the script's own come later
+    what = os.environ["GCPROF_MEASURE"]
+    watch = Clock() if what == "time" else HostWatch() if what == "memory" and not _has_gpu() else MeasuredWatch()
+    if isinstance(watch, MeasuredWatch):
+        gradients = Gradients(watch.roots, write=_write, apart=watch.apart)
+        optimizers.register_optimizer_step_pre_hook(gradients.before_step)
+    watch.begin()
+    if find_spec("gcprof_strategies"):
+        import_module("gcprof_strategies").begin(watch, _write)
+
+
+def _has_gpu() -> bool:
+    return bool(torch.version.cuda or torch.version.hip) and torch.cuda.device_count() > 0
+
+
+def _tell_device() -> None:
+    """Write which device this process used."""
+    if torch.cuda.is_initialized():
+        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+        _write({"kind": "device", "device": "cuda", "name": facts.name, "bytes": facts.total_memory})
+    else:
+        _write({"kind": "device", "device": "cpu", "name": platform.processor() or platform.machine(), "bytes": None})
+
+
+class MeasuredWatch(Watch):
+    """A watch that also knows which modules are called in training, the outermost ones: they name the gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+        self.roots: dict[int, Callable[[], Any]] = {}
+        self.apart: Callable[[Callable[[], None]], None] = lambda work: work()
+
+    def _before_forward(self, module: Any, arguments: Any) -> None:
+        if not torch.compiler.is_compiling() and not self.depth and torch.is_grad_enabled():
+            known = self.roots.get(id(module))
+            if known is None or known() is not module:  # an earlier one had its place
+                self.roots[id(module)] = weakref.ref(module)
+        super()._before_forward(module, arguments)
+
+    def _watch_processes(self) -> None:
+        """Leave forked processes, such as those of a DataLoader, alone."""
+
+    def _end(self) -> None:
+        if os.getpid() == self.process and not self.is_ended:
+            with suppress(Exception):  # CUDA may be gone
+                _tell_device()
+        super()._end()
+
+
+class HostWatch(MeasuredWatch):
+    """The watch on a CPU: peaks are those of the allocator's own events, which torch.profiler hears.
+
+    The profiler runs from before the script's first tensor to its end, since the allocator knows the size of what it
+    frees only where it was allocated under the profiler. Phases are written at the end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes: list[Stats] = []
+        self.apart = self._apart
+        self.profile: Any = profiler.profile(use_cpu=True, profile_memory=True, use_kineto=True)
+
+    def begin(self) -> None:
+        super().begin()
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(TERM) is signal.SIG_DFL:
+            signal.signal(TERM, lambda number, frame: sys.exit(128 + number))  # what has run so far is told
+        self.profile.__enter__()
+        module: Any = profiler
+        self._prepare, module._prepare_profiler = module._prepare_profiler, self._other_profiler
+
+    def _tell(self, **more: Any) -> None:
+        row = {"kind": "phase", "phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
+        self.passes.append({**row, **more})
+        with profiler.record_function(MARK):
+            pass
+
+    def _apart(self, work: Callable[[], None]) -> None:
+        """Do work whose allocations are not the script's."""
+        with profiler.record_function(ASIDE):
+            pass
+        work()
+        with profiler.record_function(ASIDE):
+            pass
+
+    def _other_profiler(self, *words: Any, **keywords: Any) -> Any:
+        """Stop before the script's own profiler starts, since there can be only one."""
+        if self.profile is not None and os.getpid() == self.process:
+            _write({"kind": "own profiler", "line": _line()})
+            self._finish()
+        return self._prepare(*words, **keywords)
+
+    def _finish(self) -> None:
+        if self.profile is None:
+            return
+        self._tell()
+        profile, self.profile = self.profile, None
+        profile.__exit__(None, None, None)
+        peaks = _spans(_events(profile.kineto_results.experimental_event_tree()))
+        for row, (peak, live) in zip(self.passes, peaks, strict=False):
+            _write({**row, "devices": {"cpu": (peak, live, None)}})
+
+    def _end(self) -> None:
+        if os.getpid() == self.process and not self.is_ended:
+            self._finish()
+            _tell_device()
+            _write({"kind": "end", "steps": self.step})
+            self.is_ended = True
+
+
+def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:
+    """Return the marks and the allocations (+bytes) and releases (-bytes) in order of time.
+
+    Shared memory, as of a DataLoader's workers, is among them. Sources: c10/core/CPUAllocator.cpp,
+    ATen/MapAllocator.cpp.
+    """
+    found, events = [], list(tree)
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.name in (MARK, ASIDE):
+            found.append((event.start_time_ns, event.name, 0))
+        elif event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+            found.append((event.start_time_ns, "", event.extra_fields.alloc_size))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _spans(events: Iterable[tuple[int, str, int]]) -> list[tuple[int, int]]:
+    """Return of each phase its peak and what is live at its end, in bytes."""
+    spans, live, peak, is_aside = [], 0, 0, False
+    for _, name, size in events:
+        if name == MARK:
+            spans.append((peak, live))
+            peak = live
+        elif name == ASIDE:
+            is_aside = not is_aside
+        else:
+            live += size
+            peak = peak if is_aside else max(peak, live)
+    return spans
+
+
+class Clock:
+    """When each step of the main optimizer ends: by CUDA's events on a GPU, else by the clock."""
+
+    depth, held, module = 0, 0, ""  # as a watch has them
+
+    def __init__(self) -> None:
+        self.root: Callable[[], Any] = lambda: None
+        self.main: Callable[[], Any] = lambda: None
+        self.marks: list[list[Any]] = []  # of one main optimizer after the other
+        self.num_steps = 0
+        self.process = os.getpid()
+
+    def begin(self) -> None:
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        if MAIN_BATCHES:
+            _end_loaders(int(MAIN_BATCHES))
+        atexit.register(self._end)
+
+    def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        if self.main() is None:
+            self.main = weakref.ref(optimizer)
+            self.marks.append([])
+        if self.main() is not optimizer or os.getpid() != self.process:
+            return
+        self.marks[-1].append(_now())
+        self.num_steps += 1
+        if MAIN_STEPS and self.num_steps >= int(MAIN_STEPS):
+            if self.num_steps > int(MAIN_STEPS):  # the script caught the first one
+                self._end()
+                os._exit(0)
+            raise SystemExit(0)
+
+    def _end(self) -> None:
+        if os.getpid() != self.process:
+            return
+        if torch.cuda.is_initialized():
+            with suppress(Exception):  # CUDA may be gone
+                torch.cuda.synchronize()
+        key, step = key_of_process(), 0
+        for marks in self.marks:
+            for earlier, later in pairwise(marks):
+                step += 1
+                _write({"kind": "seconds", "key": key, "step": step, "seconds": _between(earlier, later)})
+            step += 1
+        _tell_device()
+        _write({"kind": "end", "steps": self.num_steps})
+
+
+def _now() -> Any:
+    if not torch.cuda.is_initialized():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(earlier: Any, later: Any) -> float:
+    if isinstance(earlier, float) or isinstance(later, float):
+        return float(later - earlier)
+    return float(earlier.elapsed_time(later)) / 1000  # CUDA counts milliseconds

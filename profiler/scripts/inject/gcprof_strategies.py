@@ -1,0 +1,278 @@
+"""Finds the model that a script trains, has a strategy applied to it, and names the script's own checkpoints.
+
+Imported by `gcprof_watch` beside it; torch and the standard library alone, so that `none` needs nothing else. Other
+strategies are gcprof's, which is found behind all else that the script's Python has: `profiler/scripts/applying.py`.
+
+A model is the outermost module that has parameters of an optimizer, called with gradients enabled; DDP's wrapper is
+looked through. It is changed at that first call, before its forward is looked up, by that call's own arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib import import_module
+from importlib.machinery import PathFinder
+from inspect import unwrap
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpoints
+from torch.optim import optimizer as optimizers
+from torch.utils.weak import WeakIdKeyDictionary
+
+STRATEGY = os.environ.get("GCPROF_STRATEGY", "none")
+PATTERN = os.environ.get("GCPROF_MODULE")  # of the modules that are changed
+PACKAGES = ("profiler", "msgspec")  # what strategies need
+KEEP_OWN = ("none", "hf")  # strategies under which the script's own checkpoints stay
+USAGE = 2  # the exit code where gcprof cannot be imported
+TORCH = os.path.dirname(torch.__file__) + os.sep
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+Module = torch.nn.Module
+
+
+def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
+    """Begin to look for models and for checkpoints of the script's own; `write` writes a line of the watch."""
+    models = _Models(watch, write)
+    _own.append(_OwnCheckpoints(models))
+    checkpoint: Any = TARGET
+    checkpoint.__code__ = _redirected.__code__
+    if STRATEGY != "none":
+        if why := _missing():
+            write({"kind": "applied", "strategy": STRATEGY, "needs": why})
+            print(f"gcprof: {why}", file=sys.stderr, flush=True)
+            os._exit(USAGE)
+        models.begin()
+
+
+class _Finder:
+    """Finds gcprof, and what it needs, behind all else: the script's own Python comes first."""
+
+    def __init__(self, places: list[str]) -> None:
+        self.places = places
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return PathFinder.find_spec(name, self.places) if name in PACKAGES else None
+
+
+def _missing() -> str | None:
+    """Make gcprof importable; return what this Python lacks for it, if anything."""
+    finder: Any = _Finder(os.environ["GCPROF_PACKAGES"].split(os.pathsep))
+    sys.meta_path.append(finder)
+    try:
+        import_module("profiler.core.catalogue")
+        import_module("profiler.scripts.applying")
+    except (ImportError, SyntaxError, AttributeError) as error:  # the latter where this Python is older
+        here = f"Python {sys.version_info.major}.{sys.version_info.minor} ({sys.executable})"
+        return f"strategies need gcprof in the script's own {here}: {error}; install gcprof, or msgspec, there"
+    return None
+
+
+class _Models:
+    """The models that optimizers train, and what became of each."""
+
+    def __init__(self, watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
+        self.watch, self.write = watch, write
+        self.due: Any = WeakIdKeyDictionary()  # parameters of optimizers whose model has not been called
+        self.known: Any = WeakIdKeyDictionary()  # parameters of models that have
+        self.chosen: Any = WeakIdKeyDictionary()  # submodules that --module chooses
+        self.changed: Any = WeakIdKeyDictionary()  # all modules of models that a strategy has changed
+        self.is_busy = False
+        self.plain: Any = Module.__call__
+
+    def begin(self) -> None:
+        optimizer: Any = optimizers.Optimizer
+        add, models = optimizer.add_param_group, self
+
+        def add_param_group(self: Any, group: Any) -> None:
+            add(self, group)
+            models.note(self.param_groups[-1]["params"])
+
+        optimizer.add_param_group = add_param_group
+
+    def note(self, parameters: list[Any]) -> None:
+        """Note parameters of an optimizer; while some are due, calls of modules are looked at."""
+        for parameter in parameters:
+            if parameter not in self.known:
+                self.due[parameter] = True
+        self._look(bool(self.due))
+
+    def _look(self, on: bool) -> None:
+        models, plain = self, self.plain
+
+        def __call__(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or models.is_busy:
+                return plain(self, *arguments, **keywords)
+            again = type(self).__call__ is Module.__call__
+            is_changed = models.met(self, arguments, keywords)
+            return (self if is_changed and again else plain.__get__(self))(*arguments, **keywords)
+
+        is_on = Module.__call__ is not plain
+        if on and not is_on:
+            Module.__call__ = __call__  # type: ignore[method-assign]
+        elif is_on and not on:
+            dynamo: Any = sys.modules.get("torch._dynamo.utils")
+            if dynamo and getattr(dynamo, "unpatched_nn_module_call", None) is Module.__call__:
+                dynamo.unpatched_nn_module_call = plain
+            Module.__call__ = plain  # type: ignore[method-assign]
+
+    def met(self, module: Any, arguments: Any, keywords: Any) -> bool:
+        """Look at a module that is being called; return whether it was changed."""
+        if module in self.chosen:
+            del self.chosen[module]
+            self._look(bool(self.due or self.chosen))
+            return self._apply(module, module, arguments, keywords)
+        if _is_around(module) or all(parameter not in self.due for parameter in module.parameters()):
+            return False
+        for parameter in module.parameters():
+            self.known[parameter] = True
+            self.due.pop(parameter, None)
+        compiled = getattr(module, "_orig_mod", None)
+        model = module if compiled is None else compiled
+        is_changed = False
+        if PATTERN is None or _matches(model, PATTERN):
+            is_changed = self._apply(module, model, arguments, keywords)
+        elif within := list(_within(model, PATTERN)):
+            self.chosen.update(dict.fromkeys(within, True))
+        else:
+            self._tell(model, why=f"--module {PATTERN} is neither it nor one of its modules", is_other=True)
+        self._look(bool(self.due or self.chosen))
+        return is_changed
+
+    def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
+        self.is_busy, depth = True, self.watch.depth
+        self.watch.held += 1
+        try:
+            made = import_module("profiler.scripts.applying").apply(
+                model, arguments, keywords, STRATEGY, is_compiled=module is not model
+            )
+        finally:
+            self.is_busy, self.watch.depth = False, depth
+            self.watch.held -= 1
+        self._tell(model, **made)
+        if made["why"] is None:
+            self.changed.update(dict.fromkeys(model.modules(), True))
+        return made["why"] is None
+
+    def _tell(self, model: Any, **more: Any) -> None:
+        row = {"kind": "applied", "strategy": STRATEGY, "module": _name(model), "num_blocks": 0, "split": None}
+        self.write({**row, "own": [], "why": None, **more})
+
+
+def _is_around(module: Any) -> bool:
+    """Whether it is a wrapper that calls the model itself: the model is met within."""
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def _name(module: Any) -> str:
+    """Return the name of a module's class as it is written, not that of gcprof's or FSDP2's subclass."""
+    kinds = (
+        kind for kind in type(module).__mro__ if not kind.__module__.startswith(("profiler.", "torch.distributed"))
+    )
+    kind = next(kind for kind in kinds if not any(base.__name__ == "FSDPModule" for base in kind.__bases__))
+    return kind.__name__
+
+
+def _matches(model: Any, pattern: str) -> bool:
+    """Whether a pattern is that of the module's class (`GPT`, `nanogpt.GPT`), or of its variable in the main script."""
+    main = vars(sys.modules["__main__"])
+    around = (model, *(value for value in list(main.values()) if _inner(value) is model))
+    variables = [name for name, value in list(main.items()) if any(value is one for one in around)]
+    kind = type(model)
+    names = (_name(model), f"{kind.__module__}.{kind.__qualname__}", *variables)
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _inner(value: Any) -> Any:
+    """Return the model in a wrapper."""
+    if not isinstance(value, Module):
+        return None
+    parts = value._modules
+    return parts.get("_orig_mod") or (parts.get("module") if _is_around(value) else None)
+
+
+def _within(model: Any, pattern: str) -> Iterator[Any]:
+    """Yield the outermost submodules that a pattern chooses, by their class or their dotted name."""
+    taken: list[str] = []
+    for name, module in model.named_modules():
+        is_inner = any(name.startswith(f"{outer}.") for outer in taken)
+        if name and not is_inner and (fnmatchcase(name, pattern) or _matches(module, pattern)):
+            taken.append(name)
+            yield module
+
+
+# ---- the script's own checkpoints
+
+
+def _innermost() -> FunctionType:
+    """Return PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself."""
+    function = unwrap(getattr(checkpoints, "_checkpoint_impl", None) or checkpoints.checkpoint)
+    assert isinstance(function, FunctionType)
+    return function
+
+
+TARGET = _innermost()
+TAKES_TUPLE = TARGET.__name__ == "_checkpoint_impl"  # (function, args, kwargs, *, options)
+SETTINGS = {*(TARGET.__kwdefaults__ or ()), "preserve_rng_state", "function"}
+original = FunctionType(TARGET.__code__, TARGET.__globals__, TARGET.__name__, TARGET.__defaults__, TARGET.__closure__)
+original.__kwdefaults__ = TARGET.__kwdefaults__
+_own: list[_OwnCheckpoints] = []
+
+
+def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs with PyTorch's globals
+    from gcprof_strategies import _own  # type: ignore[import-not-found]  # noqa: PLC0415  its code knows only the names of torch.utils.checkpoint
+
+    return _own[0].call(arguments, keywords)
+
+
+class _OwnCheckpoints:
+    """The script's own calls of torch.utils.checkpoint: named, and plain calls in models that a strategy changed."""
+
+    def __init__(self, models: _Models) -> None:
+        self.models = models
+        self.names: dict[str, dict[str, None]] = {}  # by the class of the model
+
+    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        function = arguments[0] if arguments else keywords.get("function")
+        if function is None or _is_gcprofs():  # None: a decorator is made, whose calls come here later
+            return original(*arguments, **keywords)
+        module, root = _module_of(function), self.models.watch.root()
+        self._note(function, module, root)
+        if STRATEGY.partition(":")[0] in KEEP_OWN or (root if module is None else module) not in self.models.changed:
+            return original(*arguments, **keywords)
+        if TAKES_TUPLE:
+            return function(*arguments[1], **arguments[2])
+        return function(*arguments[1:], **{name: given for name, given in keywords.items() if name not in SETTINGS})
+
+    def _note(self, function: Any, module: Any, root: Any) -> None:
+        """Name what is checkpointed: numbers in the names of modules become `*`."""
+        paths = [path for path, one in root.named_modules() if one is module] if None not in (root, module) else []
+        name = paths[0] if paths else getattr(function, "__qualname__", type(function).__name__)
+        name = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name.removeprefix("module.").removeprefix("_orig_mod."))
+        kind = self.models.watch.module or "no model"
+        names = self.names.setdefault(kind, {})
+        if name not in names:
+            names[name] = None
+            self.models.write({"kind": "own checkpoints", "module": kind, "names": list(names)})
+
+
+def _is_gcprofs() -> bool:
+    """Whether a strategy of gcprof calls torch's checkpoint, as the first frame beside torch tells."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, HERE)):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("profiler.training.")
+
+
+def _module_of(function: Any) -> Any:
+    """Return the module that a checkpointed function runs, where it can be told: itself, or whose method it is."""
+    given: tuple[Any, ...] = ()
+    while isinstance(function, partial):
+        function, given = function.func, (*function.args, *given)
+    candidates = (function, getattr(function, "__self__", None), *given[:1])  # `partial(forward, layer)` as well
+    return next((one for one in candidates if isinstance(one, Module)), None)

@@ -1,0 +1,108 @@
+"""Runs of scripts beside each other, as text and as documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from rich import box
+from rich.table import Table
+
+from profiler.core.units import MISSING, byte_unit, change_text, scaled
+from profiler.scripts.comparison import WHOLE, Comparison, Pair
+from profiler.views.export.csv import csv_text, safe
+from profiler.views.export.markdown import bullets, escaped, page, table_line
+from profiler.views.sanitize import plain
+from profiler.views.tables.script import console
+
+KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair's key
+QUANTITIES = ("peak", "reserved")
+SCHEMA = 1
+
+
+def write(comparisons: Sequence[Comparison], *, file: TextIO, width: int | None, color: str) -> None:
+    """Print a table for each comparison."""
+    screen = console(file=file, width=width, color=color)
+    for compared in comparisons:
+        heads, lines = _cells(compared)
+        title = plain(f"{compared.before} -> {compared.after}")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        for head in heads:
+            table.add_column(head, justify="left" if head in (*KEYS, "line") else "right")
+        for line in lines:
+            table.add_row(*line, style="bold" if WHOLE in line else None)
+        screen.print(table)
+        for remark in compared.remarks:
+            screen.print(f"note: {plain(remark)}", soft_wrap=True)
+
+
+def markdown(comparisons: Sequence[Comparison]) -> str:
+    """Return the tables in Markdown."""
+    return "\n".join(page(_blocks(compared)) for compared in comparisons)
+
+
+def csv(comparisons: Sequence[Comparison]) -> str:
+    """Return a line for each pair, in bytes."""
+    figures = [f"{quantity}_bytes_{side}" for quantity in QUANTITIES for side in ("before", "after")]
+    lines: list[list[Any]] = [["run", "against", *KEYS, *figures, "outcome"]]
+    for compared in comparisons:
+        for pair in compared.pairs:
+            sides = (pair.before, pair.after)
+            taken = [point and getattr(point, f"{name}_bytes") for name in QUANTITIES for point in sides]
+            lines.append([compared.after, compared.before, *pair.key, *taken, pair.after and pair.after.outcome])
+    return csv_text([safe(value) for value in line] for line in lines)
+
+
+def document(comparisons: Sequence[Comparison], *, gate: Sequence[str] | None, exit_code: int) -> dict[str, Any]:
+    """Return one document: each pair with its key's parts by name; `gate` is what --fail-on found, None without it."""
+    runs = [
+        {
+            "run": compared.after,
+            "against": compared.before,
+            "remarks": compared.remarks,
+            "pairs": [
+                {**dict(zip(KEYS, pair.key, strict=True)), "before": pair.before, "after": pair.after}
+                for pair in compared.pairs
+            ],
+        }
+        for compared in comparisons
+    ]
+    return {"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}
+
+
+def _blocks(compared: Comparison) -> Iterator[str]:
+    heads, lines = _cells(compared)
+    rule = "|" + "|".join(" --- " if head in (*KEYS, "line") else " ---: " for head in heads) + "|"
+    yield f"### {escaped(f'{compared.before} -> {compared.after}')}"
+    yield "\n".join([table_line(heads), rule, *map(table_line, lines)])
+    yield bullets(compared.remarks)
+
+
+def _cells(compared: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and lines of a table; parts of the key that are the same throughout are left out."""
+    points = [point for pair in compared.pairs for point in (pair.before, pair.after) if point]
+    size, unit = byte_unit(point.peak_bytes for point in points)
+    varying = [at for at, _ in enumerate(KEYS) if len({pair.key[at] for pair in compared.pairs}) > 1 or at == 4]
+    heads = [KEYS[at] for at in varying]
+    for quantity in QUANTITIES:
+        heads += [f"{quantity} {unit}", "now", "change"]
+    lines = []
+    for pair in compared.pairs:
+        figures = [cell for quantity in QUANTITIES for cell in _figures(pair, quantity, size)]
+        lines.append([*(pair.key[at] for at in varying), *figures, _line(pair)])
+    return [*heads, "line"], lines
+
+
+def _figures(pair: Pair, quantity: str, size: int) -> list[str]:
+    taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
+    ratio = pair.ratio(quantity)
+    change = MISSING if ratio is None else "same" if ratio == 1 else change_text(ratio)
+    return [*(scaled(count, size) for count in taken), change]
+
+
+def _line(pair: Pair) -> str:
+    """Return the line at the peak, both where they differ, and an outcome that is not ok."""
+    points = [point for point in (pair.before, pair.after) if point]
+    lines = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
+    bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
+    return plain(", ".join([lines, *dict.fromkeys(bad)]) if bad else lines)

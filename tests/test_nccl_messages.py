@@ -1,0 +1,194 @@
+"""Ranks that are processes of this machine, on hollow GPUs: what they say to each other arrives, or the run ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler.core.units import MIB
+from profiler.rehearsal.smoke import proven_libraries
+from tests.program import PATIENCE_SECONDS
+from tests.scripts.runs import FOLDER, copied, rehearsed
+
+RANK = Path(__file__).with_name("nccl_rank.py")
+FOREVER = 10**9
+
+
+class Ranks:
+    """Ranks of NCCL's stand-in, each a process without torch."""
+
+    def __init__(self, libraries, folder, *, num_ranks, started=None, times=FOREVER, wait=PATIENCE_SECONDS):
+        environment = {**os.environ, "HOLLOW_MESSAGES": str(folder), "HOLLOW_WAIT_SECONDS": str(wait)}
+        self.folder = folder
+        self.processes = {}
+        for rank in range(num_ranks) if started is None else started:
+            words = [sys.executable, "-S", str(RANK), str(libraries), str(rank), str(num_ranks), "a run", str(times)]
+            self.processes[rank] = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def ended(self):
+        """Of each rank the exit code, and the last line that it printed."""
+        try:
+            said = {rank: one.communicate(timeout=PATIENCE_SECONDS)[0] for rank, one in self.processes.items()}
+        finally:
+            for one in self.processes.values():
+                one.kill()
+        return {rank: (self.processes[rank].returncode, text.splitlines()[-1:]) for rank, text in said.items()}
+
+
+@pytest.fixture(scope="module")
+def libraries(hollow):
+    return proven_libraries()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("2",), ("4", "eager")], ids=["two ranks", "four ranks, groups by splits"])
+def test_what_ranks_say_to_each_other_arrives(hollow, tmp_path, words):
+    count, *more = words
+    command = ("torchrun", "--nproc-per-node", count, "--master-port", f"2974{count}", "messages.py", *more)
+    done = rehearsed(command, cwd=copied(tmp_path), num_gpus=int(count))
+    assert done.exit_code == 0, done.said
+    assert done.said.count("all arrived") == int(count)
+
+
+def test_ranks_sum_many_times_and_leave_no_file(libraries, tmp_path):
+    ranks = Ranks(libraries, tmp_path, num_ranks=3, times=200)
+    assert {code for code, _ in ranks.ended().values()} == {0}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_never_joins_is_named(libraries, tmp_path):
+    ranks = Ranks(libraries, tmp_path, num_ranks=3, started=(0, 2), wait=0.5)
+    for code, said in ranks.ended().values():
+        assert code == 7
+        assert "for rank 1, which never joined" in said[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_differ_in_what_they_call_are_told_so(libraries, tmp_path):
+    """More elements on one rank: as a script would, whose ranks hold different numbers of values."""
+    text = RANK.read_text().replace("c_size_t(5000)", "c_size_t(5000 if rank else 4000)")
+    other = tmp_path / "other.py"
+    other.write_text(text)
+    (tmp_path / "shared").mkdir()
+    environment = {**os.environ, "HOLLOW_MESSAGES": str(tmp_path / "shared")}
+    words = [[sys.executable, "-S", str(other), str(libraries), str(rank), "2", "x", "1"] for rank in range(2)]
+    started = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in words]
+    said = [one.communicate(timeout=PATIENCE_SECONDS)[0] for one in started]
+    assert any(
+        "calls ncclAllReduce of 16000 bytes where rank 1 of 2 calls ncclAllReduce of 20000" in one for one in said
+    )
+
+
+def killed_once(libraries, folder, chance):
+    """Kill one of some ranks at a random moment; the others must end, name it, and leave nothing."""
+    num_ranks = chance.randint(2, 4)
+    ranks = Ranks(libraries, folder, num_ranks=num_ranks, wait=2)
+    victim = chance.randrange(num_ranks)
+    time.sleep(chance.uniform(0, 0.4))  # a moment of chance: any must do
+    ranks.processes[victim].kill()
+    ended = ranks.ended()
+    assert ended.pop(victim)[0] == -9
+    assert {code for code, _ in ended.values()} == {7}, ended
+    named = [said for _, (said,) in ended.values() if f"for rank {victim}, which" in said]
+    assert named, ended
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_is_killed_ends_the_others(libraries, tmp_path, seed):
+    killed_once(libraries, tmp_path, random.Random(seed))
+
+
+@pytest.mark.nightly
+def test_ranks_that_are_killed_fifty_times(libraries, tmp_path):
+    chance = random.Random(50)
+    for turn in range(50):
+        (tmp_path / str(turn)).mkdir()
+        killed_once(libraries, tmp_path / str(turn), chance)
+
+
+KILLED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+for turn in range(10):
+    if (rank, turn) == (1, 4):
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(3).cuda())
+"""
+
+
+@pytest.mark.slow
+def test_a_script_of_which_a_rank_is_killed_is_no_success(hollow, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    done = rehearsed(
+        ("torchrun", "--nproc-per-node", "2", "--master-port", "29746", "killed.py"), cwd=tmp_path, num_gpus=2
+    )
+    assert done.exit_code not in (0, None)
+
+
+PROFILED = """
+import subprocess, torch
+from torch.profiler import ProfilerActivity, profile
+query = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
+print(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+model = torch.nn.Linear(8, 8).cuda()
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    model(torch.randn(2, 8, device="cuda")).sum().backward()
+print("profiled", any(event.key == "aten::linear" for event in found.key_averages()))
+"""
+
+
+@pytest.mark.slow
+def test_the_profiler_and_the_drivers_program_do_not_end_a_script(hollow, tmp_path):
+    (tmp_path / "profiled.py").write_text(PROFILED)
+    done = rehearsed(("python", "profiled.py"), cwd=tmp_path, num_gpus=2)
+    assert done.exit_code == 0, done.said
+    assert "profiled True" in done.said
+    mebibytes = done.document["variants"][0]["gpu_bytes"] // MIB
+    for index in range(2):
+        assert f"{index}, Hollow Tesla T4, {mebibytes}" in done.said
+
+
+@pytest.mark.slow
+def test_recurrent_networks_run_by_pytorchs_own_kernels_and_it_is_said(hollow, tmp_path):
+    """Its peak is PyTorch's own, as where a script turns cuDNN off by itself."""
+    text = (FOLDER / "recurrent.py").read_text()
+    (tmp_path / "recurrent.py").write_text(text)
+    (tmp_path / "plain.py").write_text(f"import torch\ntorch.backends.cudnn.enabled = False\n{text}")
+    done, plain = (rehearsed(("python", name), cwd=tmp_path) for name in ("recurrent.py", "plain.py"))
+    assert (done.exit_code, plain.exit_code) == (0, 0), done.said
+    assert done.printed == plain.printed
+    (process,) = done.document["variants"][0]["processes"]
+    assert any("recurrent networks" in note for note in process["notes"])
+
+
+DECOMPOSED = """
+import torch
+known = torch.tensor([[3.0, 0.0], [0.0, 4.0]]).cuda()
+print("known", torch.linalg.inv(known)[1, 1].item())
+for size in (8, 1500):
+    w = torch.nn.init.orthogonal_(torch.empty(size, size, device="cuda"))
+    for made in (*torch.linalg.qr(w), *torch.linalg.svd(w), torch.linalg.cholesky(w), *torch.linalg.eigh(w),
+                 torch.linalg.inv(w), torch.linalg.solve(w, w), torch.linalg.det(w), *torch.linalg.slogdet(w)):
+        assert made.is_cuda
+leaf = known.clone().requires_grad_()
+(torch.linalg.inv(leaf).sum() + torch.linalg.qr(leaf)[1].sum()).backward()
+assert leaf.grad.shape == leaf.shape
+"""
+
+
+@pytest.mark.slow
+def test_matrices_are_decomposed(hollow, tmp_path):
+    (tmp_path / "decomposed.py").write_text(DECOMPOSED)
+    done = rehearsed(("python", "decomposed.py"), cwd=tmp_path)
+    assert done.exit_code == 0, done.said
+    assert "known 0.25" in done.said

@@ -1,0 +1,179 @@
+"""Where the system lets nobody guard files, what a script saves is redirected, and the rest is said not to be."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from profiler.core.rehearsed_gpu import RehearsedGpu
+from profiler.scripts import guard, launch
+from profiler.scripts.report import Variant
+from tests.scripts.runs import environment
+
+INJECT = Path(launch.INJECT)
+REFUSES = """
+import os, sys
+os.write(int(sys.argv[2]), b"unshare: Operation not permitted")
+sys.exit(125)
+"""
+SAVES = {
+    "torch.save": """
+        torch.save({"x": 1}, "a.pt")
+        torch.save({"x": 2}, f=pathlib.Path("a.pt"))
+        assert torch.load("a.pt") == {"x": 2}
+        """,
+    "safetensors": """
+        from safetensors import safe_open
+        from safetensors.torch import load_file, load_model, save_file, save_model
+        save_file({"w": torch.ones(3)}, "b.safetensors")
+        assert load_file("b.safetensors")["w"].sum() == 3
+        with safe_open("b.safetensors", "pt") as file:
+            assert list(file.keys()) == ["w"]
+        save_model(torch.nn.Linear(3, 3), "c.safetensors")
+        load_model(torch.nn.Linear(3, 3), "c.safetensors")
+        """,
+    "distributed checkpoints": """
+        import torch.distributed.checkpoint as checkpoint
+        for _ in range(2):
+            checkpoint.save({"x": torch.ones(3)}, checkpoint_id="d")
+        state = {"x": torch.zeros(3)}
+        checkpoint.load(state, checkpoint_id="d")
+        assert state["x"].sum() == 3
+        """,
+    "transformers": """
+        from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
+        model.save_pretrained("pre")
+        rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+        arguments = TrainingArguments("out", max_steps=3, save_steps=1, save_total_limit=1, **quiet)
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.train()
+        trainer.save_model("out")
+        trainer.save_state()
+        """,
+}
+SAVES["lightning"] = """
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Linear(4, 4)
+        def training_step(self, batch, number):
+            return self.model(batch).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+    data = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    keeps = ModelCheckpoint(dirpath="light", filename="last", enable_version_counter=False, save_top_k=1)
+    trainer = lightning.Trainer(max_epochs=3, callbacks=[keeps], **quiet)
+    trainer.fit(Module(), data)
+    trainer.save_checkpoint("light/last.ckpt")
+    again = lightning.Trainer(max_epochs=4, enable_checkpointing=False, **quiet)
+    again.fit(Module(), data, ckpt_path="light/last.ckpt")
+    assert again.current_epoch == 4
+    """
+FILES = (
+    "a.pt", "b.safetensors", "c.safetensors", "d/.metadata", "d/__0_0.distcp", "pre/config.json",
+    "pre/model.safetensors", "out/config.json", "out/model.safetensors", "out/trainer_state.json",
+    "out/checkpoint-1/model.safetensors", "out/checkpoint-2/optimizer.pt", "light/last.ckpt",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with checkpoints of last week; one of them is large."""
+    here = tmp_path / "mine"
+    for name in FILES:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(b"weights of last week")
+    (here / "out" / "large.bin").write_bytes(bytes(3 << 20))
+    return here
+
+
+def contents(folder):
+    """Of each file its bytes and its time."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def program(body):
+    return f"import pathlib, sys\nsys.path.insert(0, {str(INJECT)!r})\nimport torch, gcprof_saving\n" + (
+        f"gcprof_saving.begin()\n{textwrap.dedent(body)}"
+    )
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) for way in SAVES])
+def test_what_is_saved_leaves_every_file_as_it_was_and_is_read_back(way, folder, tmp_path):
+    needed = {"transformers": "accelerate", "lightning": "lightning"}
+    if find_spec(needed.get(way, "torch")) is None:
+        pytest.skip(f"{needed[way]} is not installed")
+    before = contents(folder)
+    saved = tmp_path / "saved"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program(SAVES[way])], cwd=folder, env=environment(GCPROF_SAVING=str(saved)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert contents(folder) == before
+    assert any(path.is_file() for path in saved.rglob("*"))
+
+
+@pytest.mark.slow
+def test_nor_does_a_kill_in_the_middle_of_saving_change_any(folder, tmp_path):
+    before = contents(folder)
+    body = 'while True:\n    torch.save({"x": torch.ones(1 << 20)}, "a.pt")\n    print("saved", flush=True)\n'
+    words = [sys.executable, "-c", program(body)]
+
+    with subprocess.Popen(
+        words, cwd=folder, env=environment(GCPROF_SAVING=str(tmp_path / "saved")), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"saved\n"
+        process.send_signal(signal.SIGKILL)
+
+    assert contents(folder) == before
+
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "a.pt")
+torch.load("a.pt")
+open("log.txt", "w").write("written")
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(folder, tmp_path, hollow, monkeypatch):
+    (tmp_path / "refuses.py").write_text(REFUSES)
+    (tmp_path / "train.py").write_text(TRAINS)
+    monkeypatch.setattr(guard, "__file__", str(tmp_path / "refuses.py"))
+    monkeypatch.chdir(folder)
+    before = contents(folder)
+    gpus = RehearsedGpu(gpu="t4", count=1)
+    lines = []
+
+    end = launch.run(launch.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus), on_line=lines.append)
+
+    variant = Variant.of(end, gpu=gpus, values={}, is_cut=False)
+    (process,) = variant.processes
+    after = contents(folder)
+    assert (end.exit_code, variant.outcome, process.num_steps) == (0, "ok", 2)
+    assert "saving" in [phase.name for phase in process.phases]
+    assert "Operation not permitted" in variant.unguarded
+    assert lines[0]["kind"] == "unguarded"
+    assert after.pop(folder / "log.txt")[0] == b"written"  # which is why it is said
+    assert after == before

@@ -1,0 +1,184 @@
+"""`gcprof rehearse -- COMMAND` where the script's interpreter and its environment are not gcprof's own."""
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from profiler.core.errors import UserError
+from profiler.rehearsal import cache, device, smoke
+from profiler.scripts import launch
+from tests.scripts.runs import rehearsed
+
+TRAINS = """
+import importlib.util, os, sys
+import torch
+import helping
+print("found", *(name for name in ("msgspec", "typer", "rich", "psutil") if importlib.util.find_spec(name)))
+print("on the path", *(place for place in sys.path if place.endswith("inject")))
+model = helping.made(torch).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+print("max memory allocated", torch.cuda.max_memory_allocated())
+"""
+HELPS = "def made(torch): return torch.nn.Linear(64, 64)\n"
+NOTHING = ("python", "-c", "import sys; print('ran', sys.flags.isolated)")
+
+
+@pytest.fixture
+def folder(hollow, tmp_path):
+    """A script, and a module of the user's in another folder."""
+    for name, text in {"scripts/train.py": TRAINS, "own/helping.py": HELPS}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    return tmp_path / "scripts"
+
+
+@pytest.fixture
+def python(tmp_path):
+    """An interpreter of an environment that has torch and what that requires, and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True)
+    site = next((tmp_path / "other" / "lib").glob("python*/site-packages"))
+    for name in required("torch", set()):
+        for file in metadata.files(name) or ():
+            first = site / file.parts[0]
+            if file.parts[0] not in ("..", "__pycache__") and not first.exists():
+                first.symlink_to(metadata.distribution(name).locate_file(file.parts[0]))
+    return str(tmp_path / "other" / "bin" / "python")
+
+
+def required(name, known):
+    """The packages that are installed for one, and itself."""
+    known.add(name)
+    for line in metadata.requires(name) or ():
+        other = re.split(r"[^\w.-]", line)[0]
+        if "extra ==" not in line and other not in known and installed(other):
+            required(other, known)
+    return known
+
+
+def installed(name):
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@pytest.mark.slow
+def test_an_interpreter_needs_nothing_but_torch_and_finds_what_the_user_has_on_pythonpath(folder, python, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent / "own"))
+
+    done = rehearsed((python, "train.py"), cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    said = done.said.splitlines()
+    assert done.exit_code == 0
+    assert "found" in said  # none of gcprof's own packages
+    assert "on the path" in said
+    assert process["num_steps"] == 2
+    assert done.printed == [max(phase["peak_bytes"] for phase in process["phases"])]
+    assert process["phases"][-1]["line"].startswith("train.py:")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "-I", *NOTHING[1:]),
+        ("env", "-u", "PYTHONPATH", *NOTHING),
+        ("sh", "-c", "python -I -c 'print(\"ran\")'"),
+        ("true",),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.slow
+def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, folder):
+    done = rehearsed(words, cwd=folder)
+
+    assert done.exit_code == 3
+    assert "ran" in done.said or words == ("true",)
+    assert "used a GPU" in done.said
+    assert not any(variant["processes"] for variant in done.document["variants"])
+
+
+@pytest.mark.slow
+def test_a_command_that_is_not_there_and_one_that_fails_are_told_apart(folder):
+    missing = rehearsed(("python", "missing.py"), cwd=folder)
+
+    assert missing.exit_code == 2  # Python's own
+    assert "missing.py" in missing.said
+
+
+CATCHES = """
+import copy, pickle
+import torch
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        if len(x) > 8:
+            raise ValueError("too many")
+        return y
+
+model = Model(64, 64).cuda()
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 64, device="cuda")).sum()
+    loss.backward()
+    return loss
+
+for rows in (9, 8):
+    try:
+        model(torch.ones(rows, 64, device="cuda"))
+    except ValueError as error:
+        print("its own error:", error)
+    optimizer.step(closure)
+    optimizer.step(closure=closure)
+pickle.dumps(copy.deepcopy(model).cpu())
+print("hooks", sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()))
+"""
+
+
+@pytest.mark.slow
+def test_the_watch_leaves_no_hook_in_a_model_and_goes_on_after_an_error_in_it(folder):
+    (folder / "catches.py").write_text(CATCHES)
+
+    done = rehearsed(("python", "catches.py"), cwd=folder)
+
+    (process,) = done.document["variants"][0]["processes"]
+    phases = {phase["name"] for phase in process["phases"]}
+    assert done.exit_code == 0, done.said
+    assert "its own error: too many" in done.said.splitlines()
+    assert "hooks 0" in done.said.splitlines()
+    assert process["num_steps"] == 4
+    assert {"forward", "backward", "optimizer", "after the step"} <= phases
+
+
+def proof(python, folder):
+    import torch
+
+    given = {**device.variables(device.parse(smoke.DEVICE)), **launch._libraries(folder)}
+    return smoke.foreign(folder, python, torch.__file__, inject=launch.INJECT, variables=given)
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(hollow, monkeypatch, tmp_path):
+    folder = smoke.proven_libraries()[0]
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)  # where no verdict is kept yet
+
+    verdict = proof(sys.executable, folder)
+
+    assert len(verdict.checks) > 20
+    assert not verdict.wrong()
+    assert len([*tmp_path.glob("smoke-*.json")]) == 1
+
+
+@pytest.mark.slow
+def test_a_torch_on_which_no_step_can_be_tried_is_named_as_that(hollow):
+    with pytest.raises(UserError, match="exit code 1"):
+        proof("/bin/false", smoke.proven_libraries()[0])

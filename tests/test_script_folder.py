@@ -1,0 +1,595 @@
+"""The run folder of a script: what is stored, what each verb makes of it, and limits on it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import profiler
+from profiler.analysis.sanity import impossible
+from profiler.cli import answer, script_folder
+from profiler.core import rehearsed_gpu
+from profiler.core.case import Case
+from profiler.core.errors import UserError
+from profiler.core.record import Record
+from profiler.core.script import Applied, Gradients, Growth, Holder, Phase, ProcessFacts, VariantFacts
+from profiler.core.units import GIB, MIB
+from profiler.runs import store
+from profiler.scripts import comparison, gates, records
+from profiler.scripts.report import Process, Variant
+from tests.scripts.runs import ROOT, copied, environment
+
+WORDS = ("python", "train.py", "--batch-size", "32")
+
+
+def phase(name="forward", peak=10 * MIB, reserved=20 * MIB, *, line="train.py:7", is_first_step=True):
+    return Phase(
+        name=name, is_first_step=is_first_step, first_step=0, num=1, peak_bytes=peak, live_bytes=peak // 2,
+        reserved_bytes=reserved, line=line,
+    )  # fmt: skip
+
+
+def process(*phases, rank=None, number=77, outcome="ok", detail=None, torch="2.9.0"):
+    phases = phases or (phase(), phase("backward", 30 * MIB, 40 * MIB, line="train.py:9"))
+    reserved = max((one.reserved_bytes for one in phases if one.reserved_bytes), default=None)
+    return Process(
+        rank=rank, number=number, outcome=outcome, detail=detail, num_steps=3, module="Net", torch=torch,
+        peak_bytes=max(one.peak_bytes for one in phases), reserved_bytes=reserved, reads=("train.py:11",),
+        phases=tuple(phases),
+    )  # fmt: skip
+
+
+def variant(*processes, outcome="ok", device="t4", exit_code=0, detail=None, **values):
+    gpus = rehearsed_gpu.several(device, context="600MiB")
+    words = {"device": device, **values}
+    return Variant(
+        words=words, gpu_bytes=15 * GIB, context_bytes=600 * MIB, outcome=outcome, exit_code=exit_code,
+        detail=detail,
+        device=rehearsed_gpu.device_of(gpus), command=WORDS, processes=processes,
+    )  # fmt: skip
+
+
+HELD = (Holder(category="saved", line="train.py:7", module="Net.layers", num=3, nbytes=8 * MIB),)
+GROWTH = (Growth(line="train.py:12", num_steps=2, nbytes=MIB),)
+WHY = "Net: it has no blocks"
+SHORT = {"outcome": "out_of_memory", "detail": "in the backward of step 1, train.py:9"}
+ENDINGS = {
+    "ok": [variant(process())],
+    "ranks": [variant(process(rank=0), process(rank=1), device="t4:2")],
+    "unranked": [variant(process(number=5), process(number=6))],
+    "values": [variant(process(), batch="16"), variant(process(phase(peak=50 * MIB, reserved=60 * MIB)), batch="32")],
+    "strategies": [variant(process(), strategy="none"), variant(process(phase()), strategy="all")],
+    "out of memory": [variant(process(**SHORT), outcome="out_of_memory", exit_code=1)],
+    "failed": [variant(process(outcome="failed", detail="KeyError: 'x'"), outcome="failed", exit_code=1)],
+    "ended": [variant(process(outcome="crashed", detail="it ended"), outcome="timed_out", exit_code=137)],
+    "held": [
+        variant(
+            msgspec.structs.replace(
+                process(msgspec.structs.replace(phase(), holders=HELD)),
+                shortage_holders=HELD,
+                growth=GROWTH,
+                applied=(Applied(strategy="all", module="Net", num_blocks=3),),
+                notes=("a note",),
+                died=1.5,
+            )
+        )
+    ],
+    "measured": [
+        Variant(
+            words={"strategy": name, "device": "cpu"},
+            gpu_bytes=None,
+            context_bytes=0,
+            outcome="ok",
+            device="cpu",
+            command=WORDS,
+            seconds=((0.1, 0.2), (0.1, 0.3)),
+            equality=Gradients(verdict="equal", num_gradients=4),
+            processes=(process(phase(reserved=None)),),
+        )
+        for name in ("none", "all")
+    ],
+    "skipped": [
+        variant(process(), strategy="none"),
+        variant(process(outcome="skipped", detail=WHY), outcome="skipped", detail=WHY, strategy="all"),
+    ],
+    "one without a GPU": [variant(process()), variant(device="h100", outcome="failed", exit_code=1)],
+}
+
+
+def kept(variants, path):
+    return script_folder.keep(variants, output=path, started=datetime.now(UTC))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A function that makes the folder of variants below the working folder, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(variants, name="one"):
+        return str(kept(variants, tmp_path / name).name)
+
+    return make
+
+
+READERS = {  # and a word of what each prints or writes
+    "show RUN": "forward, first step",
+    "show RUN --json": '"phases":[{"name":"forward"',
+    "show RUN --format md": "| forward, first step |",
+    "explain RUN": "the peak, ",
+    "explain RUN --json": '"peak":{"name":',
+    "timeline RUN -o drawn.png": "drawn.png",
+    "plot RUN -o drawn.svg": "drawn.svg",
+    "plot RUN --kind phases --style paper": "phases.pdf",
+    "report RUN": "report.html",
+    "report RUN --redact all": "report.html",
+    "export RUN --to csv": "train.py:7",
+    "export RUN --to json": '"script":',
+    "export RUN --to md": "| forward, first step |",
+    "export RUN --to latex": r"\toprule",
+    "export RUN --to parquet -o table.parquet": "table.parquet",
+    "compare RUN RUN": "same",
+    "compare RUN RUN --format json": '"comparisons":',
+    "compare RUN RUN --format csv": "peak_bytes_before",
+    "compare RUN RUN --format md": " whole |",
+    "list --folder .": "Net",
+    "validate RUN": "fine",
+    "tag RUN mine": "mine",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_reader_takes_the_run_of_a_script(ending, run, capfd):
+    name = run(ENDINGS[ending])
+
+    for line, word in READERS.items():
+        for path in [path for path in Path().iterdir() if path.is_file()]:
+            path.unlink()
+        code = answer([name if one == "RUN" else one for one in line.split()])
+        said = capfd.readouterr()
+
+        assert code == 0, (line, said.err)
+        assert "internal error" not in said.err, line
+        assert word in said.out + said.err, line
+        text = Path("report.html").read_text() if "report" in line else ""
+        assert ("train.py" in text) == (line == "report RUN")
+
+
+REFUSED = {  # what would be wrong of a script, with the exit code
+    "show RUN --samples": 2,
+    "show RUN --over batch_size": 2,
+    "plot RUN --kind memory": 2,
+    "plot RUN --over batch_size": 2,
+    "export RUN --to tensorboard": 2,
+    "export RUN --to wandb": 2,
+    "export RUN --to mlflow": 2,
+    "explain RUN --optimizer adam": 2,
+    "explain RUN --strategies all": 2,
+    "timeline RUN -o x.png --batch-size 4": 2,
+    "compare RUN RUN --align model": 2,
+    "compare RUN RUN --allow-different torch": 2,
+    "compare RUN RUN --fail-on time:>2%": 2,
+    "compare RUN": 2,
+    "compare RUN ref:cpu/mnist-cnn": 4,
+    "report RUN ref:cpu/mnist-cnn": 2,
+    "plot ref:cpu/mnist-cnn --kind phases": 2,
+    "run --resume RUN": 2,
+    "run --resume RUN --new-run": 2,
+    "rehearse mlp --calibrate RUN": 2,
+    "reproduce mnist-cnn --from RUN": 4,
+    "merge RUN REFERENCE -o both": 4,
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_a_script_does_not_have_is_refused_in_one_line(line, run, capfd):
+    words = {"RUN": run(ENDINGS["ok"]), "REFERENCE": str(ROOT / "results/reference/cpu/mnist-cnn")}
+
+    code = answer([words.get(one, one) for one in line.split()])
+
+    said = capfd.readouterr()
+    assert code == REFUSED[line], said.err
+    assert said.out == ""
+    assert [one.partition(":")[0] for one in said.err.splitlines()] == ["gcprof", "hint"]
+
+
+def test_a_folder_holds_all_that_is_known(run):
+    for variants in ENDINGS.values():
+        whole = [variant for variant in variants if variant.processes]
+        found = records.variants(store.load(kept(variants, Path(f"folder-{len(os.listdir())}"))).records)
+
+        assert [variant for variant in found if variant.processes] == whole
+        assert len(found) == len(variants)
+
+
+def test_a_command_that_was_ended_from_outside_is_partial(run, capfd):
+    names = {ending: run(ENDINGS[ending], ending) for ending in ("ok", "failed", "out of memory", "ended")}
+
+    found = {ending: store.load(Path(name)).status for ending, name in names.items()}
+    assert found == {"ok": "complete", "failed": "complete", "out of memory": "complete", "ended": "partial"}
+
+
+def test_runs_on_several_devices_are_paired_by_device(run, capfd):
+    both = [variant(process(phase(peak=size * MIB)), device=gpu) for size, gpu in ((10, "t4"), (20, "h100"))]
+
+    assert answer(["compare", run(both, "x"), run(both[::-1], "y"), "--format", "csv", "--fail-on", "peak:>0%"]) == 0
+    rows = csv.DictReader(io.StringIO(capfd.readouterr().out))
+    assert {(row["device"], row["peak_bytes_before"], row["peak_bytes_after"]) for row in rows} == {
+        (gpu, str(size * MIB), str(size * MIB)) for size, gpu in ((10, "t4"), (20, "h100"))
+    }
+
+
+def test_what_was_skipped_or_has_other_gradients_is_not_ok(run):
+    wrong = msgspec.structs.replace(ENDINGS["measured"][1], equality=Gradients(verdict="differ"))
+    skipped = msgspec.structs.replace(ENDINGS["strategies"][1], outcome="skipped", detail=WHY)
+
+    assert [record.outcome for record in records.records([ENDINGS["ok"][0], wrong, skipped])] == [
+        "ok", "invalid", "skipped"
+    ]  # fmt: skip
+
+
+def test_a_run_is_read_from_python_too(run):
+    loaded = profiler.load(run(ENDINGS["strategies"]))
+
+    assert [record.phases[0].name for record in loaded.records] == ["forward", "forward"]
+    assert list(loaded.to_pandas()["strategy"]) == ["none", "all"]
+
+
+def test_what_was_measured_and_what_was_rehearsed_is_called_so(run, capfd):
+    for ending, word in {"ok": "rehearsed", "measured": "measured"}.items():
+        answer(["show", run(ENDINGS[ending], ending), "--json"])
+        assert {record["evidence"] for record in json.loads(capfd.readouterr().out)["records"]} == {word}
+
+
+def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
+    assert answer(["explain", run(ENDINGS["held"])]) == 0
+
+    said = capfd.readouterr().out
+    assert "8.00 MiB        3   saved   train.py:7   Net.layers" in said
+    assert "grows: train.py:12, 1.00 MiB in 2 steps" in said
+
+
+def test_every_field_of_a_process_and_of_a_variant_is_stored():
+    own = {"rank", "outcome", "detail", "num_steps", "peak_bytes", "reserved_bytes", "module", "phases"}
+
+    assert set(Process.__struct_fields__) == own | set(ProcessFacts.__struct_fields__)
+    assert set(Variant.__struct_fields__) == {"device", "command", "processes"} | set(VariantFacts.__struct_fields__)
+
+
+def test_what_is_stored_is_no_impossible_record(run):
+    for record in records.records(ENDINGS["ranks"]):
+        assert list(impossible(record, ("memory",))) == []
+
+
+def test_records_of_models_have_none_of_the_fields_of_scripts(run):
+    case = Case(model="mlp", strategy="none", optimizer="sgd", batch_size=4, device="cpu")
+    text = msgspec.json.encode(msgspec.to_builtins(Record(case=case, outcome="ok"))).decode()
+
+    for name in ("rank", "phases", "script", "variant", "command", "values", "process"):
+        assert f'"{name}":' not in text.replace('"phases":null', "")  # which the readings have
+
+
+def test_merged_runs_of_a_script_are_one_with_all_variants(run, capfd):
+    names = [run([variant(process(), device=gpu)], gpu) for gpu in ("t4", "h100")]
+
+    assert answer(["merge", *names, "-o", "both"]) == 0
+    assert {one.words["device"] for one in records.variants(store.load(Path("both")).records)} == {"t4", "h100"}
+
+
+def test_csv_has_a_row_for_each_phase_with_its_bytes(run, capfd):
+    assert answer(["export", run(ENDINGS["values"]), "--to", "csv"]) == 0
+
+    rows = list(csv.DictReader(io.StringIO(capfd.readouterr().out)))
+    assert [(row["values"], row["phase"], int(row["peak_bytes"])) for row in rows] == [
+        ("batch=16", "forward", 10 * MIB),
+        ("batch=16", "backward", 30 * MIB),
+        ("batch=32", "forward", 50 * MIB),
+    ]
+    assert {row["evidence"] for row in rows} == {"rehearsed"}
+
+
+def test_parquet_has_what_the_csv_has(run):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert answer(["export", run(ENDINGS["ranks"]), "--to", "parquet", "-o", "table.parquet"]) == 0
+
+    rows = parquet.read_table("table.parquet").to_pylist()
+    assert [(row["rank"], row["reserved_bytes"]) for row in rows] == [
+        (rank, size * MIB) for rank in (0, 1) for size in (20, 40)
+    ]
+
+
+def test_phases_are_paired_by_strategy_value_rank_and_name(run, capfd):
+    before = [variant(process(phase(peak=10 * MIB), rank=rank), batch=size) for size in "ab" for rank in (0,)]
+    after = [variant(process(phase(peak=15 * MIB), rank=0), batch="b"), before[0]]
+
+    answer(["compare", run(before, "x"), run(after, "y"), "--format", "json"])
+
+    (compared,) = json.loads(capfd.readouterr().out)["comparisons"]
+    pairs = {(pair["values"], pair["process"], pair["phase"]): pair for pair in compared["pairs"]}
+    assert len(pairs) == 2 * 2
+    peaks = [pairs["batch b", "rank 0", "forward, first step"][side]["peak_bytes"] for side in ("before", "after")]
+    assert peaks == [10 * MIB, 15 * MIB]
+    assert pairs["batch a", "rank 0", "whole"]["after"]["peak_bytes"] == 10 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rule", "peak", "reserved", "code"),
+    [
+        ("peak:>10%", 110, 400, 0),
+        ("peak:>10%", 111, 400, 5),
+        ("reserved:>10%", 111, 440, 0),
+        ("reserved:>10%", 100, 441, 5),
+        ("peak:>10%,reserved:>0%", 100, 401, 5),
+        ("out-of-memory", 999, 999, 0),
+    ],
+)
+def test_a_change_over_its_limit_is_five(rule, peak, reserved, code, run):
+    before = run([variant(process(phase(peak=100 * MIB, reserved=400 * MIB)))], "before")
+    after = run([variant(process(phase(peak=peak * MIB, reserved=reserved * MIB)))], "after")
+
+    assert answer(["compare", before, after, "--fail-on", rule]) == code
+
+
+def test_what_ran_out_of_memory_or_is_missing_is_over_every_limit(run):
+    before, short = run(ENDINGS["ok"], "before"), run(ENDINGS["out of memory"], "short")
+    other = run([variant(process(phase()))], "other")  # without a backward
+
+    assert answer(["compare", before, short, "--fail-on", "peak:>50%"]) == 5
+    assert answer(["compare", before, short, "--fail-on", "out-of-memory"]) == 5
+    assert answer(["compare", before, other, "--fail-on", "peak:>50%"]) == 5
+    assert answer(["compare", before, other, "--fail-on", "out-of-memory"]) == 0
+
+
+def test_a_gate_does_not_pass_by_comparing_nothing(run):
+    short, after = run(ENDINGS["out of memory"], "short"), run(ENDINGS["ok"], "after")
+
+    assert answer(["compare", short, after, "--fail-on", "peak:>50%"]) == 4
+
+
+def test_another_script_torch_or_device_is_told():
+    sides = [
+        comparison.Side(name=name, variants=(variant(process(torch=torch), device=gpu),), sources={"train.py": name})
+        for name, torch, gpu in (("x", "2.9.0", "t4"), ("y", "2.15.0", "h100"))
+    ]
+
+    (compared,) = comparison.compare(sides)
+
+    assert "\n".join(compared.remarks) == "device: t4 -> h100\ntorch: 2.9.0 -> 2.15.0\nanother file: train.py"
+    assert all(pair.before and pair.after for pair in compared.pairs)  # one device each, so they are paired
+
+
+@pytest.mark.parametrize(
+    ("text", "is_over"),
+    [
+        ("peak:>30MiB", False),
+        ("peak:>29MiB", True),
+        ("reserved:>40 MiB", False),
+        ("reserved:>39MiB", True),
+        ("reserved:>1%", False),  # of 15 GiB
+        ("reserved:>0.25%", True),
+        ("out-of-memory", False),
+        ("out_of_memory", False),
+    ],
+)
+def test_limits_are_bytes_or_shares_of_the_gpu(text, is_over):
+    assert bool(gates.tripped(ENDINGS["ok"], gates.parse(text))) == is_over
+    assert gates.tripped(ENDINGS["out of memory"], gates.parse(text))
+
+
+@pytest.mark.parametrize("text", ["", "peak", "peak:>", "peak:<1GiB", "time:>2%", "peak:>1GiB,peak:>2GiB", "peak:>0B"])
+def test_a_limit_that_is_none_is_refused(text):
+    with pytest.raises(UserError):
+        gates.parse(text)
+
+
+@pytest.mark.parametrize("word", ["h100:8", "h100:count=8", "rehearse:h100:count=8", "rehearse:h100:8"])
+def test_the_number_of_gpus_is_written_as_any_verb_writes_options(word):
+    gpus = rehearsed_gpu.several(word)
+
+    assert (gpus.gpu, gpus.count) == ("h100", 8)
+    assert rehearsed_gpu.of_device(rehearsed_gpu.device_of(gpus)) == gpus
+
+
+def test_a_model_is_not_rehearsed_on_several_gpus_by_their_number(capfd):
+    for word in ("h100:8", "h100:count=8"):
+        assert answer(["rehearse", "mlp", "--device", word]) == 2
+        assert "--ranks 8" in capfd.readouterr().err
+
+
+def test_options_of_the_command_line_win_over_those_of_the_device():
+    gpus = rehearsed_gpu.several("t4:2:memory=8GiB,context=1GiB", memory="4GiB")
+
+    assert (gpus.count, gpus.bytes, gpus.context_bytes) == (2, 4 * GIB, GIB)
+
+
+@pytest.mark.parametrize(
+    ("typed", "right"),
+    [
+        ("--device t4 torchrun --nproc-per-node 2 train.py", "--device t4 -- torchrun --nproc-per-node 2 train.py"),
+        ("--device t4 python -m train", "--device t4 -- python -m train"),
+        ("--device t4 python3.11 -u train.py", "--device t4 -- python3.11 -u train.py"),
+        ("accelerate launch train.py", "-- accelerate launch train.py"),
+        ("train.sh", "-- sh train.sh"),
+    ],
+)
+def test_where_the_dashes_are_left_out_the_right_line_is_told(typed, right, capfd):
+    assert answer(["rehearse", *typed.split()]) == 2
+    assert f"hint: gcprof rehearse {right}\n" in capfd.readouterr().err
+
+
+def test_the_help_of_the_script_form_has_its_own_options_and_examples(capfd):
+    assert answer(["rehearse", "--help", "--", "x"]) == 0
+    said = capfd.readouterr().out
+    assert answer(["rehearse", "--help"]) == 0
+    plain = capfd.readouterr().out
+
+    assert "--fail-on" in said
+    assert "torchrun" in said
+    assert "--stage-limit" not in said
+    assert "gcprof rehearse --help -- x" in plain
+    assert "--fail-on" in plain
+
+
+def test_a_name_in_braces_without_its_values_is_refused(run, capfd):
+    assert answer(["rehearse", "--", "python", "train.py", "--size={batch}"]) == 2
+    assert "-L 'batch 16,32'" in capfd.readouterr().err
+
+
+def test_a_failure_before_anything_ran_is_one_document_with_variants(run, capfd):
+    assert answer(["rehearse", "--json", "--fail-on", "x", "--", "python", "train.py"]) == 2
+
+    document = json.loads(capfd.readouterr().out)
+    assert document == {"schema": 1, "run": None, "status": "failed", "exit_code": 2, "variants": []}
+
+
+@pytest.mark.parametrize("there", ["exists", "is a file"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(there, run, capfd):
+    Path("out").mkdir() if there == "exists" else Path("out").write_text("")
+    output = "out" if there == "exists" else "out/run"
+
+    assert answer(["rehearse", "-o", output, "--", "sh", "-c", "touch ran"]) == (2 if there == "exists" else 74)
+    assert not os.path.exists("ran")
+
+
+def test_secrets_of_the_command_are_not_stored(run):
+    secret = "hf_abcdefghijklmnopqrstuvwx"
+    told = msgspec.structs.replace(ENDINGS["ok"][0], command=("python", "train.py", f"--token={secret}"))
+    name = run([told])
+
+    assert all(secret not in path.read_text() for path in Path(name).glob("*.json*"))
+
+
+# ---- once for real
+
+
+@pytest.fixture(scope="module")
+def real(hollow, tmp_path_factory):
+    """A script that says its own peak, rehearsed for two values, with its document and its folder."""
+    here = tmp_path_factory.mktemp("real")
+    return here, rehearsed_in(copied(here), "-L", "name a,b", "--", "python", "vae.py", "--name={name}")
+
+
+def rehearsed_in(here, *words):
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "rehearse", "--device", "t4", "--json", "--quiet", *words],
+        cwd=here, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_said(real, monkeypatch, capfd):
+    here, (done, document) = real
+    monkeypatch.chdir(here)
+    printed = [int(line.split()[-1]) for line in done.stderr.splitlines() if "max memory allocated" in line]
+
+    assert answer(["show", document["run"], "--json"]) == done.returncode == 0
+    stored = json.loads(capfd.readouterr().out)
+
+    assert document["status"] == stored["status"] == "complete"
+    assert [record["readings"]["peak_bytes"] for record in stored["records"]] == printed
+    assert [record["phases"] for record in stored["records"]] == [
+        variant["processes"][0]["phases"] for variant in document["variants"]
+    ]
+    assert [record["evidence"] for record in stored["records"]] == ["rehearsed"] * 2
+    assert [record["case"]["command"][-1] for record in stored["records"]] == ["--name=a", "--name=b"]
+    assert str(here) not in json.dumps(stored)
+
+
+@pytest.mark.slow
+def test_a_rehearsals_table_is_shown_again(real, monkeypatch, capfd):
+    here, (_, document) = real
+    monkeypatch.chdir(here)
+
+    assert answer(["show", "last"]) == 0
+    shown = capfd.readouterr().out
+
+    for variant in document["variants"]:
+        peak = max(phase["peak_bytes"] for phase in variant["processes"][0]["phases"])
+        assert f"the peak, {peak / MIB:.1f} MiB" in shown
+    assert shown.count("forward, first step") == 2
+
+
+@pytest.mark.nightly
+def test_a_limit_of_a_rehearsal_is_five_and_its_run_is_kept(hollow, tmp_path):
+    words = ("-o", "kept", "--fail-on", "peak:>1MiB", "--", "python", "vae.py")
+    done, document = rehearsed_in(copied(tmp_path), *words)
+
+    assert done.returncode == document["exit_code"] == 5
+    assert document["run"] == "kept"
+    assert "gate: peak:>1MiB: t4: " in done.stderr
+    assert store.load(tmp_path / "kept").status == "complete"
+
+
+@pytest.mark.nightly
+def test_a_rank_without_a_gpu_is_told_how_many_to_ask_for(hollow, tmp_path):
+    words = ("--", "torchrun", "--nproc-per-node", "2", "--master-port", "29631", "ddp.py")
+    done, _ = rehearsed_in(copied(tmp_path), *words)
+
+    assert done.returncode != 0
+    assert "--device t4:2" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_command_without_a_table_leaves_no_run(hollow, tmp_path):
+    done, document = rehearsed_in(tmp_path, "--", "python", "-c", "print('nothing')")
+
+    assert done.returncode == 3
+    assert (document["run"], document["status"]) == (None, "failed")
+    assert not (tmp_path / "results").exists()
+
+
+# ---- folders from anyone
+
+HOSTILE = (None, "", "\x1b[31mred", "../../x", "=1+1", -1, 0, 2**61, True, [], {}, [["x", "\x1b"]])
+TAKEN = (
+    "show RUN",
+    "explain RUN",
+    "export RUN",
+    "export RUN --to md",
+    "compare RUN RUN",
+    "report RUN --force",
+    "list --folder .",
+)
+
+
+def leaves(value, path=()):
+    """The path to each value of a document that holds no other."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from leaves(item, (*path, name))
+    elif isinstance(value, list) and value:
+        for place, item in enumerate(value[:1]):
+            yield from leaves(item, (*path, place))
+    yield path
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", ["case", "phases", "script", "variant", "readings", "environment", "rank", "outcome"])
+def test_no_value_in_a_folder_breaks_a_reader_or_reaches_the_terminal(part, run, capfd):
+    name = run(ENDINGS["ranks"])
+    path = Path(name, "trials.jsonl")
+    first, *others = path.read_text().splitlines()
+
+    for place in [place for place in leaves(json.loads(first)) if place and place[0] == part]:
+        for value in HOSTILE:
+            document = json.loads(first)
+            *above, last = place
+            held = document
+            for step in above:
+                held = held[step]
+            held[last] = value
+            path.write_text("\n".join([json.dumps(document), *others]) + "\n")
+            for line in TAKEN:
+                code = answer([name if word == "RUN" else word for word in line.split()])
+                said = capfd.readouterr()
+                assert code in (0, 2, 4), (place, value, line, said.err)
+                assert "\x1b" not in said.out + said.err, (place, value, line)

@@ -1,0 +1,279 @@
+"""`gcprof run -- COMMAND` on the CPU: scripts held to torch.profiler, to their own gradients, and to planted faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from profiler.core import rehearsed_gpu
+from profiler.core.script import Gradients, Phase
+from profiler.scripts.gradients import ROUNDING, compared
+from profiler.scripts.launch import Asked
+from profiler.scripts.measured import Request, measure
+from profiler.scripts.report import Process, Variant
+from profiler.views.tables import measured_script
+from profiler.views.tables.measured_script import ratio_to, step_seconds
+from tests.scripts import by_hand
+from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
+
+KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
+EIGHT = ("nanogpt_like", "vae", "gan", "resume", "unet_diffusion", "bucketed", "imagenet_like", "growing")
+
+
+def on_cpu(words, *options, cwd):
+    """Run a command under `gcprof run`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "run", "--device", "cpu", "--json", "--quiet", *options, "--", *words],
+        cwd=cwd,
+        env=environment(cwd),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return Run(exit_code=done.returncode, said=done.stderr, seconds=0, figures=(), document=json.loads(done.stdout))
+
+
+def by_speed(*quick):
+    return [pytest.param(name, marks=pytest.mark.slow if name in quick else pytest.mark.nightly) for name in EIGHT]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copied(tmp_path)
+
+
+def plain(path, folder):
+    """Run a script without gcprof; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, path], cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", by_speed("growing"))
+def test_phases_peak_and_gradients_are_as_torch_profiler_and_the_script_itself_say(name, folder):
+    if TABLE[name].missing:
+        pytest.skip("not installed")
+    request = Request(strategies=("none",), rounds=0, values={}, say=lambda text: None, on_line=lines_of(taken := []))
+    words = (sys.executable, f"{name}.py")
+    text = (folder / f"{name}.py").read_text()
+    (folder / "by_hand.py").write_text(by_hand.marked_on_cpu(name, text))
+
+    session = run_here(Asked(words=words, steps=1000), request, folder)
+    said = plain("by_hand.py", folder)
+
+    (variant,) = session.variants
+    (process,) = variant.processes
+    assert session.exit_code == 0
+    assert variant.equality.verdict == "equal"
+    told = [msgspec.to_builtins(phase) for phase in process.phases]
+    assert by_hand.told({"phases": told}) == by_hand.peaks(by_hand.rows(said))
+    gradients = {f"{row['optimizer']}.{row['step']}": row["digests"] for row in taken}
+    assert gradients == by_hand.digests(said)
+    assert any(digest for digest in gradients["0.1"].values())
+
+
+def lines_of(taken):
+    return lambda line: taken.append(line) if line["kind"] == "gradients" else None
+
+
+def run_here(asked, request, folder):
+    """Measure in this process, from that folder."""
+    before = os.getcwd()
+    os.chdir(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(folder).items():
+            patch.setenv(name, value)
+        try:
+            return measure(asked, request)
+        finally:
+            os.chdir(before)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", EIGHT)
+def test_each_planted_fault_is_found(name, folder):
+    if TABLE[name].missing:
+        pytest.skip("not installed")
+    asked = ("--rounds", "0", "--steps", "3", "--strategies", ",".join(KINDS))
+
+    done = on_cpu(("python", "planted.py", f"{name}.py"), *asked, cwd=folder)
+
+    first, *others = (variant["equality"] for variant in done.document["variants"])
+    assert done.exit_code == 1
+    assert first["verdict"] == "equal"
+    assert [equality["verdict"] for equality in others] == ["differ"] * len(KINDS)
+    steps = dict(zip(KINDS.values(), (equality["step"] for equality in others), strict=True))
+    assert steps == {"random": 1, "detached": 1, "scaled": 1, "skipped": 1, "stale": 2}
+
+
+@pytest.mark.slow
+def test_a_scaled_gradient_is_named_with_its_size(folder):
+    asked = ("--rounds", "0", "--steps", "2", "--strategies", "every")
+
+    done = on_cpu(("python", "planted.py", "growing.py"), *asked, cwd=folder)
+
+    equality = done.document["variants"][1]["equality"]
+    assert done.exit_code == 1
+    assert (equality["parameter"], equality["num_differing"], equality["num_gradients"]) == ("0.weight", 2, 4)
+    assert equality["largest_difference"] == pytest.approx(0.01 / 1.01, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_repeat_itself_is_called_that_and_never_broken(folder):
+    done = on_cpu(("python", "unrepeatable.py"), "--rounds", "0", "--strategies", "none,all", cwd=folder)
+
+    verdicts = [variant["equality"]["verdict"] for variant in done.document["variants"]]
+    assert verdicts == ["not comparable"] * 2
+    assert "two runs differ from parameter weight on" in done.document["variants"][0]["equality"]["detail"]
+    assert done.exit_code == 0
+
+
+@pytest.mark.slow
+def test_rounds_have_the_seconds_of_each_step_and_files_of_the_user_stay(folder):
+    (folder / "resume.pt").write_bytes(b"weights of last week")
+
+    done = on_cpu(("python", "resume.py"), "--rounds", "2", cwd=folder)
+
+    (variant,) = done.document["variants"]
+    assert done.exit_code == 0, done.said
+    assert [len(seconds) for seconds in variant["seconds"]] == [1 + 2] * 2  # of two optimizers, of 2 and 3 steps
+    assert all(second > 0 for seconds in variant["seconds"] for second in seconds)
+    assert (folder / "resume.pt").read_bytes() == b"weights of last week"
+    assert not variant["is_cut"]
+
+
+PROFILED = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    if step == 2:
+        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+        profile.start()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+profile.stop()
+assert any(event.key == "aten::addmm" for event in profile.key_averages())
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_starts_a_profiler_of_its_own_gets_it(folder):
+    (folder / "profiled.py").write_text(PROFILED)
+
+    done = on_cpu(("python", "profiled.py"), "--rounds", "0", cwd=folder)
+
+    (variant,) = done.document["variants"]
+    assert done.exit_code == 0, done.said
+    assert variant["equality"]["verdict"] == "equal"
+    assert {phase["name"] for phase in variant["processes"][0]["phases"]} >= {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.slow
+def test_a_command_without_torch_ends_with_three(folder):
+    done = on_cpu(("python", "-c", "print(1)"), "--rounds", "0", cwd=folder)
+
+    assert done.exit_code == 3
+    assert "nothing is known of its memory" in done.said
+
+
+@pytest.mark.nightly
+def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
+    """By the hollow device, whose values and times mean nothing."""
+    gpu = rehearsed_gpu.of_device("rehearse:t4")
+    request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
+
+    session = run_here(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request, folder)
+    done = rehearsed(("python", "vae.py"), "--steps", "4", cwd=folder)
+
+    (variant,) = session.variants
+    (process,) = done.document["variants"][0]["processes"]
+    assert variant.words["device"] == "Hollow Tesla T4"
+    assert [phase.peak_bytes for phase in variant.processes[0].phases] == [
+        phase["peak_bytes"] for phase in process["phases"]
+    ]
+    assert len(variant.seconds[0]) == 3
+
+
+def gradients(digests, *, step=1, differences=None):
+    row = {"kind": "gradients", "key": "0", "optimizer": 0, "step": step}
+    return {**row, "digests": digests, "differences": differences or {}}
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict"), [(ROUNDING, "equal within rounding"), (2 * ROUNDING, "differ"), (None, "differ")]
+)
+def test_only_a_difference_that_is_known_to_be_small_is_rounding(difference, verdict):
+    none = {"0": [gradients({"a": "1", "b": "2"})]}
+    other = {"0": [gradients({"a": "1", "b": "3"}, differences={"b": difference})]}
+
+    comparison = compared(none, none, other)
+
+    assert (comparison.verdict, comparison.parameter, comparison.num_differing) == (verdict, "b", 1)
+
+
+def test_what_follows_from_a_step_that_repeats_is_compared_as_far_as_it_repeats():
+    none = {"0": [gradients({"a": "1"}), gradients({"a": "2"}, step=2)]}
+    again = {"0": [gradients({"a": "1"}), gradients({"a": "3"}, step=2)]}
+    other = {"0": [gradients({"a": "1"}), gradients({"a": "4"}, step=2)]}
+
+    assert compared(none, again, other).verdict == "equal"
+    assert compared(none, none, other).step == 2
+
+
+def test_gradients_that_nobody_saw_are_not_called_equal():
+    empty = {"0": [gradients({"a": None})]}
+
+    assert compared(empty, empty, empty).verdict == "unverified"
+    assert compared({}, {}, {}).verdict == "unverified"
+
+
+def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():
+    plain = [[9.0, *[1.0, 3.0] * 5], [9.0, *[1.0, 3.0] * 5]]
+    slower = [[9.0, *[1.5, 4.5] * 5], [9.0, *[2.0, 6.0] * 5]]
+
+    ratio = ratio_to(slower, plain)
+
+    assert ratio.interval == pytest.approx((1.5, 2.0))
+    assert ratio.ratio == pytest.approx(1.75)
+    assert step_seconds([[9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]]) == 1.0
+
+
+def measured(strategy, *, seconds, equality):
+    peak = Phase(
+        name="backward", first_step=1, num=9, peak_bytes=2**20, live_bytes=0, reserved_bytes=None, line="t.py:8"
+    )
+    process = Process(
+        rank=None, number=1, outcome="ok", num_steps=9, peak_bytes=2**20, reserved_bytes=None, module="Net",
+        phases=(peak,),
+    )  # fmt: skip
+    return Variant(
+        words={"strategy": strategy, "device": "cpu"}, gpu_bytes=None, context_bytes=0, outcome="ok",
+        processes=(process,), seconds=seconds, equality=equality,
+    )  # fmt: skip
+
+
+def test_a_sentence_says_the_peak_the_time_against_none_and_how_the_gradients_differ(capsys):
+    none = measured("none", seconds=[[0.1] * 8] * 3, equality=Gradients(verdict="equal", num_gradients=4))
+    differs = Gradients(
+        verdict="differ", parameter="fc.weight", step=2, num_differing=1, num_gradients=4, largest_difference=0.01
+    )
+    other = measured("all", seconds=[[0.13] * 8, [0.14] * 8, [0.15] * 8], equality=differs)
+
+    measured_script.write([none, other], file=sys.stdout, width=100, color="never")
+
+    said = capsys.readouterr().out
+    assert "none on this CPU: the peak, 1.00 MiB, is in the backward of later steps, t.py:8" in said
+    assert "a step takes 100 ms here; gradients repeat to the bit" in said
+    assert "time of a step +40 % (+30..+50) against none" in said
+    assert "gradients differ: 1 of 4 by up to 1.0e-02, first fc.weight in step 2" in said
+    assert "reserved" not in said
+    assert "times are of this CPU" in said

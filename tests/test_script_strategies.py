@@ -1,0 +1,326 @@
+"""`gcprof rehearse --strategies ... -- COMMAND`, held to copies of the scripts with checkpoints written in by hand."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from profiler.scripts import applying
+from tests import plans
+from tests.scripts import checkpointed
+from tests.scripts.runs import TABLE, control, copied, rehearsed
+
+QUICK = [("gan", "sqrt"), ("resume", "sqrt"), ("nanogpt_like", "all")]
+
+
+@pytest.fixture
+def folder(hollow, tmp_path):
+    """The scripts in a folder of the user's."""
+    (tmp_path / "scripts").mkdir()
+    return copied(tmp_path / "scripts")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept"
+
+
+def fates(done):
+    """Of each variant what became of the models: class, recomputed blocks, and why not."""
+    of_variants = [
+        [made for process in variant["processes"] for made in process["applied"]]
+        for variant in done.document["variants"]
+    ]
+    return [{(made["module"], made["num_blocks"], made["why"]) for made in models} for models in of_variants]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        pytest.param(*pair, marks=pytest.mark.slow if pair in QUICK else pytest.mark.nightly)
+        for pair in checkpointed.EDITS
+    ],
+)
+def test_a_strategy_takes_to_the_byte_what_checkpoints_written_by_hand_take(name, strategy, folder, kept):
+    script = TABLE[name]
+    if script.missing:
+        pytest.skip(f"{', '.join(script.missing)}: not installed")
+    path = folder / f"{name}.py"
+    path.write_text(checkpointed.deepened(name, path.read_text()))
+    done = rehearsed(script.words, "--strategies", strategy, cwd=folder, num_gpus=script.num_gpus)
+    path.write_text(checkpointed.checkpointed(name, strategy, path.read_text()))
+
+    by_hand = control(script.words, cwd=folder, kept=kept, num_gpus=script.num_gpus)
+
+    assert by_hand.exit_code == done.exit_code == 0, by_hand.said + done.said
+    assert done.figures == by_hand.figures
+    assert len(done.figures) == script.num_gpus
+    (variant,) = done.document["variants"]
+    assert variant["words"] == {"strategy": strategy, "device": "t4" if script.num_gpus == 1 else "t4:2"}
+    assert variant["outcome"] == "ok"
+
+
+TRAINS = """
+import torch
+from torch import nn
+{more}
+model = {model}.cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+{wraps}
+for _ in range(3):
+    x, y = (torch.ones(64, 256, device="cuda") for _ in "xy")
+    loss = {loss}
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+CHAIN = "nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)))"
+BY_HAND = """
+from torch.utils.checkpoint import checkpoint
+
+class Each(nn.Sequential):
+    def forward(self, x):
+        for part in self:
+            x = checkpoint(part, x, use_reentrant=False)
+        return x
+"""
+
+
+def script(*, model=CHAIN, more="", wraps="", loss="model(x).sum()"):
+    return TRAINS.format(model=model, more=more, wraps=wraps, loss=loss)
+
+
+@pytest.mark.nightly
+def test_a_model_that_is_called_twice_before_its_first_backward(folder, kept):
+    loss = "(model(x) - model(y)).pow(2).sum()"
+    (folder / "twice.py").write_text(script(loss=loss))
+    model = CHAIN.replace("nn.Sequential(*", "Each(*").replace("nn.Sequential(nn", "Each(nn")
+    (folder / "hand.py").write_text(script(loss=loss, more=BY_HAND, model=model))
+
+    done = rehearsed(("python", "twice.py"), "--strategies", "all", cwd=folder)
+    by_hand = control(("python", "hand.py"), cwd=folder, kept=kept)
+
+    # each Sequential's own Linear and ReLU are its blocks
+    assert fates(done) == [{("Sequential", 12, None)}]
+    assert done.figures == by_hand.figures
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy", "reason"),
+    [
+        pytest.param({"model": "nn.Linear(256, 256)"}, "all", "no modules", marks=pytest.mark.slow),
+        pytest.param({"wraps": "model = torch.compile(model, backend='eager')"}, "all", "compiled",
+                     marks=pytest.mark.nightly),
+        pytest.param({"model": "nn.Sequential(nn.Linear(256, 256), nn.ReLU())"}, "sqrt", "nothing",
+                     marks=pytest.mark.nightly),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_changed_is_skipped_with_the_reason(given, strategy, reason, folder):
+    (folder / "odd.py").write_text(script(**given))
+
+    done = rehearsed(("python", "odd.py"), "--strategies", strategy, cwd=folder)
+
+    (variant,) = done.document["variants"]
+    assert done.exit_code == 0, done.said
+    assert variant["outcome"] == "skipped"
+    assert reason in variant["detail"]
+
+
+NOT_A_CHAIN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+import os
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29618", RANK="0", WORLD_SIZE="1")
+dist.init_process_group("nccl")
+"""
+
+
+@pytest.mark.nightly
+def test_what_fsdp_has_sharded_is_not_cut_where_that_needs_a_look_at_its_forward(folder):
+    text = script(more=NOT_A_CHAIN, model="Net()").replace(
+        "optimizer =", "[fully_shard(layer) for layer in model.layers]; fully_shard(model)\noptimizer ="
+    )
+    (folder / "sharded.py").write_text(text)
+
+    done = rehearsed(("python", "sharded.py"), "--strategies", "sqrt,all", cwd=folder)
+
+    assert [variant["outcome"] for variant in done.document["variants"]] == ["skipped", "ok"], done.said
+    assert "sharded" in done.document["variants"][0]["detail"]
+    assert fates(done)[1] == {("Net", 4, None)}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param("netG", marks=pytest.mark.slow),
+        pytest.param("Gener*", marks=pytest.mark.nightly),
+        pytest.param("__main__.Generator", marks=pytest.mark.nightly),
+    ],
+)
+def test_of_two_models_the_one_that_is_chosen_is_changed(pattern, folder, kept):
+    done = rehearsed(("python", "gan.py"), "--strategies", "sqrt", "--module", pattern, cwd=folder)
+    path = folder / "gan.py"
+    generator, discriminator = path.read_text().split("class Discriminator")
+    edits = checkpointed.checkpointed("gan", "sqrt", generator)
+    path.write_text(f"{edits}class Discriminator{discriminator}")
+    by_hand = control(("python", "gan.py"), cwd=folder, kept=kept)
+
+    chosen = {(made, num) for made, num, why in fates(done)[0] if why is None}
+    assert chosen == {("Generator", 6)}
+    assert done.figures == by_hand.figures
+
+
+@pytest.mark.nightly
+def test_a_part_of_a_model_is_chosen_by_its_name(folder):
+    done = rehearsed(("python", "gan.py"), "--strategies", "all", "--module", "main.9,nothing", cwd=folder)
+    other = rehearsed(("python", "nanogpt_like.py"), "--strategies", "all", "--module", "h.*.mlp", cwd=folder)
+
+    assert done.document["variants"][0]["outcome"] == "skipped"
+    assert fates(other) == [{("Sequential", 3, None)}]
+
+
+OWN = """
+from torch.utils.checkpoint import checkpoint as ckpt
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6))
+
+    def forward(self, x):
+        for block in self.h:
+            x = ckpt(block, x, use_reentrant=False)
+        return x
+"""
+
+
+@pytest.mark.slow
+def test_own_checkpoints_are_named_under_none_and_replaced_by_other_strategies(folder, kept):
+    (folder / "own.py").write_text(script(more=OWN, model="Net()"))
+    hand = script(more=OWN, model="Net()").replace("ckpt(block, x", "(ckpt if i < 3 else run)(block, x")
+    hand = hand.replace("for block in self.h", "for i, block in enumerate(self.h)").replace("i < 3", "i % 2")
+    (folder / "hand.py").write_text("def run(block, x, use_reentrant):\n    return block(x)\n" + hand)
+
+    done = rehearsed(("python", "own.py"), "--strategies", "none,every", cwd=folder)
+    by_hand = control(("python", "hand.py"), cwd=folder, kept=kept)
+
+    none, every = done.document["variants"]
+    assert none["processes"][0]["applied"][0]["own"] == ["h.*"]
+    assert every["processes"][0]["applied"][0]["num_blocks"] == 3
+    assert every["processes"][0]["peak_bytes"] == by_hand.figures[0].peak_bytes
+    assert every["processes"][0]["reserved_bytes"] == by_hand.figures[0].reserved_bytes
+
+
+@pytest.mark.slow
+def test_where_gcprof_cannot_be_imported_it_is_said_and_none_still_runs(folder):
+    (folder / "profiler.py").write_text("")  # the user's own module of this name
+    (folder / "plain.py").write_text(script())
+    none = rehearsed(("python", "plain.py"), "--strategies", "none", cwd=folder)
+
+    done = rehearsed(("python", "plain.py"), "--strategies", "all", cwd=folder)
+
+    assert none.exit_code == 0
+    assert done.exit_code == 2
+    assert "install gcprof" in done.said
+
+
+@pytest.mark.nightly
+def test_a_plan_file_is_carried_out_and_a_stale_one_is_skipped(folder, kept):
+    path = folder / "resume.py"
+    model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 128))
+    plans.plan_of(model, "0123", [[0, 1]]).save(folder / "good.json")
+    plans.plan_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "01", [[0, 1]]).save(folder / "stale.json")
+
+    done = rehearsed(("python", "resume.py"), "--strategies", "plan:file=good.json,plan:file=stale.json", cwd=folder)
+    path.write_text(checkpointed.checkpointed("resume", "sqrt", path.read_text()))
+    by_hand = control(("python", "resume.py"), cwd=folder, kept=kept)
+
+    good, stale = done.document["variants"]
+    assert (good["outcome"], stale["outcome"]) == ("ok", "skipped"), done.said
+    assert "stale" in stale["detail"]
+    assert good["processes"][0]["peak_bytes"] == by_hand.figures[0].peak_bytes
+    assert good["processes"][0]["reserved_bytes"] == by_hand.figures[0].reserved_bytes
+
+
+# ---- in this process, on the CPU
+
+
+class Odd(nn.Module):
+    """A chain with everything that a forward could leave behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)) for _ in range(6)
+        )
+        self.calls, self.seen = 0, []
+
+    def forward(self, x, *, scale):
+        self.calls += 1
+        self.seen.append(random.random())
+        for layer in self.layers:
+            x = layer(x)
+        return x * scale
+
+
+def gradients(model, x):
+    torch.manual_seed(1)
+    random.seed(1)
+    model.zero_grad()
+    model(x, scale=2.0).sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["sqrt", "segments:k=2,split=balanced", "all"])
+def test_applying_leaves_no_trace_and_gradients_as_they_are(strategy):
+    torch.manual_seed(0)
+    model, x = Odd(), torch.randn(4, 8)
+    plain = copy.deepcopy(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    held = {name: id(parameter) for name, parameter in model.named_parameters()}
+    states = torch.get_rng_state(), random.getstate()
+
+    made = applying.apply(model, (x,), {"scale": 2.0}, strategy)
+
+    assert made["why"] is None
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (model.calls, model.seen) == (0, [])
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == held
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(map(torch.equal, gradients(model, x), gradients(plain, x)))
+
+
+def test_a_model_whose_forward_needs_values_is_left_as_it_is_with_the_reason():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers[: int(self.layers[0](x).abs().argmax())]:
+                x = layer(x)
+            return x
+
+    model = Reads()
+
+    made = applying.apply(model, (torch.randn(4, 8),), {}, "sqrt")
+
+    assert "values" in made["why"]
+    assert type(model) is Reads
+    assert not any("_route" in vars(part) for part in model.modules())

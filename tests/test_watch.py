@@ -1,0 +1,330 @@
+"""`with profiler.watch():` over loops of one's own: its phases, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+import profiler
+from profiler.core.case import Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from tests import make
+from tests.scripts.runs import ROOT, environment
+
+
+def made():
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def train(model, optimizer, *, steps=3, accumulate=1):
+    for _ in range(steps):
+        for _ in range(accumulate):
+            model(torch.ones(4, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def places():
+    """Everything of torch and Python that a watch changes."""
+    return {
+        "hooks": [
+            dict(hooks)
+            for hooks in (
+                modules._global_forward_pre_hooks,
+                modules._global_forward_hooks,
+                modules._global_forward_hooks_always_called,
+                optimizers._global_optimizer_pre_hooks,
+                optimizers._global_optimizer_post_hooks,
+            )
+        ],
+        "functions": [
+            torch.save,
+            torch.autograd.backward,
+            optimizers.Optimizer.__init__,
+            sys.excepthook,
+            getattr(torch._C, "_cuda_memoryStats", None),
+            getattr(torch._C, "_cuda_resetPeakMemoryStats", None),
+        ],
+        "filters": list(warnings.filters),
+        "path": list(sys.path),
+    }
+
+
+def counted(process):
+    return {(phase.name, phase.is_first_step): phase.num for phase in process.phases}
+
+
+def test_a_loop_is_told_by_phases_and_steps_and_no_memory_is_made_up(tmp_path):
+    model, optimizer = made()
+
+    with profiler.watch() as watch:
+        train(model, optimizer, steps=3, accumulate=2)
+        with torch.no_grad():
+            model(torch.ones(4, 16))
+        torch.save(model.state_dict(), tmp_path / "weights.pt")
+
+    num = counted(watch.process)
+    assert watch.process.outcome == "ok"
+    assert (watch.process.num_steps, watch.process.steps_are) == (3, "steps")
+    assert num["forward", True] == num["backward", True] == 2
+    assert num["forward", False] == num["backward", False] == 2 * 2
+    assert (num["optimizer", True], num["optimizer", False]) == (1, 2)
+    assert num["saving", False] == 1
+    assert watch.process.peak_bytes is None
+    assert {phase.peak_bytes for phase in watch.process.phases} == {None}
+    assert all("test_watch.py" in phase.line for phase in watch.process.phases if phase.name != "start")
+    assert "Sequential, 3 steps" in watch.table == str(watch)
+    assert "not measured on a CPU" in watch.table
+    assert "evaluation" in watch._repr_html_()
+    assert list(torch.load(tmp_path / "weights.pt")) == list(model.state_dict())
+
+
+def test_nothing_of_a_watch_stays_when_it_ends():
+    model, optimizer = made()
+    with profiler.watch():
+        pass  # what is imported with the first one
+    before = places()
+
+    with profiler.watch() as watch:
+        during = places()
+        train(model, optimizer)
+    after = places()
+    train(model, optimizer)
+
+    assert after == before
+    assert [during[name] != before[name] for name in ("hooks", "functions")] == [True, True]
+    assert watch.process.num_steps == 3
+
+
+def test_nor_when_what_runs_raises():
+    model, _ = made()
+    with profiler.watch():
+        pass
+    before = places()
+
+    def fail():
+        model(torch.ones(4, 16)).sum().backward()
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost") as caught, profiler.watch() as watch:
+        fail()
+
+    assert places() == before
+    assert watch.process.outcome == "failed"
+    assert "KeyError" in watch.process.detail
+    assert [frame.name for frame in caught.traceback] == ["test_nor_when_what_runs_raises", "fail"]
+    with profiler.watch() as again:
+        train(*made())
+    assert again.process.num_steps == 3
+
+
+def test_what_was_put_over_it_stays_and_is_not_disturbed(tmp_path):
+    plain, kept = torch.save, []
+
+    with profiler.watch():
+        under = torch.save
+        torch.save = lambda *words: [kept.append(words), under(*words)]
+    theirs = torch.save
+    torch.save(1, tmp_path / "one.pt")
+    torch.save = plain
+
+    assert theirs not in (plain, under)
+    assert len(kept) == 1
+    assert torch.load(tmp_path / "one.pt") == 1
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_second_watch_at_the_same_time_is_refused(is_elsewhere):
+    raised = []
+
+    def enter():
+        try:
+            with profiler.watch():
+                pass
+        except UserError as error:
+            raised.append(error)
+
+    with profiler.watch() as watch:
+        if is_elsewhere:
+            other = threading.Thread(target=enter)
+            other.start()
+            other.join()
+        else:
+            enter()
+        train(*made())
+
+    assert "watched already" in raised[0].message
+    assert watch.process.num_steps == 3
+
+
+def test_what_other_threads_do_is_not_counted():
+    with profiler.watch() as watch:
+        other = threading.Thread(target=train, args=made())
+        other.start()
+        other.join()
+        train(*made(), steps=2)
+
+    assert watch.process.num_steps == 2
+    assert sum(num for (name, _), num in counted(watch.process).items() if name == "backward") == 2
+
+
+def test_updates_by_hand_are_counted_by_backward_passes():
+    model = nn.Linear(4, 4)
+
+    with profiler.watch() as watch:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+
+    assert (watch.process.num_steps, watch.process.steps_are) == (3, "backward passes")
+    assert "3 backward passes" in watch.table
+
+
+def test_a_step_of_lbfgs_is_one_with_all_its_backward_passes():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = (model(torch.ones(2, 4)) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    with profiler.watch() as watch:
+        for _ in range(2):
+            optimizer.step(closure)
+
+    assert len(calls) > 2
+    assert (watch.process.num_steps, watch.process.steps_are) == (2, "steps")
+
+
+def test_a_table_so_far_is_there_within_the_block():
+    model, optimizer = made()
+
+    with profiler.watch() as watch:
+        assert "nothing" in watch.table
+        train(model, optimizer, steps=1)
+        assert watch.process.outcome == "ok"
+        assert "1 step" in watch.table
+
+
+BY_HAND = """
+import json, sys
+from profiler.rehearsal.device import open_if_asked
+open_if_asked()
+import torch, profiler
+
+def start():
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+    return model, torch.optim.AdamW(model.parameters())
+
+def loop(model, optimizer, mark):
+    for _ in range(3):
+        batch = torch.ones(4096, 512, device="cuda")
+        mark("forward")
+        loss = model(batch).sum()
+        mark("backward")
+        loss.backward()
+        mark("after the backward")
+        mark("optimizer")
+        optimizer.step()
+        mark("after the step")
+        optimizer.zero_grad()
+        del loss
+
+rows, now = [], ["start"]
+def mark(phase):
+    rows.append([now[0], torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()])
+    torch.cuda.reset_peak_memory_stats()
+    now[0] = phase
+
+by_hand = sys.argv[1] == "by hand"
+model, optimizer = start()
+tensor = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")  # a peak of before
+del tensor
+if by_hand:
+    torch.cuda.reset_peak_memory_stats()
+    loop(model, optimizer, mark)
+    mark("end")
+    answer = {"rows": rows}
+else:
+    reads = [torch.cuda.max_memory_allocated()]
+    plain = torch._C._cuda_memoryStats
+    if sys.argv[1] == "watched":
+        with profiler.watch() as watch:
+            loop(model, optimizer, lambda phase: None)
+            reads.append(torch.cuda.max_memory_allocated())
+        phases = watch.process.phases
+        rows = [[one.name, one.is_first_step, one.peak_bytes] for one in phases]
+        text = watch.table
+    else:
+        loop(model, optimizer, lambda phase: None)
+        reads.append(torch.cuda.max_memory_allocated())
+        text = ""
+    reads += [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+    torch.cuda.reset_peak_memory_stats()
+    reads.append(torch.cuda.max_memory_allocated())
+    answer = {"rows": rows, "reads": reads, "text": text, "is_gone": torch._C._cuda_memoryStats is plain}
+print(json.dumps(answer))
+"""
+
+
+def ran(way, folder):
+    path = folder / "loop.py"
+    path.write_text(BY_HAND)
+    done = subprocess.run(
+        [sys.executable, str(path), way], cwd=folder, capture_output=True, text=True, check=False,
+        env=environment(GCPROF_HOLLOW="t4", PYTHONPATH=os.pathsep.join([str(ROOT)])),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_peaks_are_those_of_counters_put_in_by_hand_and_what_one_reads_stays(hollow, tmp_path):
+    watched, by_hand, plain = (ran(way, tmp_path) for way in ("watched", "by hand", "plain"))
+
+    most = {}
+    for number, (name, peak, _) in enumerate(by_hand["rows"]):
+        key = (name, name != "start" and number <= 5)  # five phases in the first step
+        most[key] = max(most.get(key, 0), peak)
+    assert {(name, is_first): peak for name, is_first, peak in watched["rows"]} == most
+    assert watched["reads"] == plain["reads"]
+    assert watched["is_gone"]
+    assert "optimizer" in watched["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["none", "hf"])
+def test_a_trainers_steps_are_those_of_its_script(strategy, monkeypatch, tmp_path):
+    trainer_trial = pytest.importorskip("profiler.workflows.published.trainer_trial")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    model = Choice("hf:bert:head=classification,hidden_size=8,num_attention_heads=2,num_hidden_layers=1,vocab_size=50")
+    fields = {"optimizer": Choice("adamw"), "batch_size": 1, "accumulate": 2, "warmup": 1, "samples": 3}
+    case = make.case(strategy, model=model, device="cpu", verify="off", **fields)
+
+    record = trainer_trial.measure(Trial(case=case, round=2), on_pass=lambda stage: None)
+
+    assert (record.outcome, record.round, record.num_steps) == ("ok", 2, 1 + 1 + 3)
+    assert len(record.readings.step_seconds) == 3
+    assert record.readings.peak_bytes is None  # on a CPU it is not measured, and never 0
+    assert [note.code for note in record.notes] == ["GCP020"]
+    with pytest.raises(Unsupported, match="checkpoints nothing"):
+        trainer_trial.measure(Trial(case=make.case("all", model=model)), on_pass=lambda stage: None)
