@@ -34,7 +34,7 @@ NCCL_INTERNAL_ERROR = 3  # NCCL has no code for "not supported"
 CUFFT_NOT_SUPPORTED = 16
 NVRTC_INTERNAL_ERROR = 11
 CUPTI_NOT_SUPPORTED = 27
-RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c")
+RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c", "driver_cudnn.c")
 BLAS = (  # the routines whose results are on the device, as torch calls them
     r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
     r"[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|"
@@ -53,7 +53,7 @@ LIBRARIES = (
     Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME, known=CUDA),
     Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
     Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
-    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c",), known=DNN),
+    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c", "cudnn_graph.c"), known=DNN),
     Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
     Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
     Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),

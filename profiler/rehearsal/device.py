@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
 from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
+PLANS = "GCPROF_CUDNN"  # the environment variable: `nvidia` asks NVIDIA's cuDNN for the workspaces of convolutions
 ORDER = (  # of loading: each after those that it depends on
     "libcudart",
     "libcublasLt",
@@ -82,12 +84,25 @@ def load(folder: Path | None = None) -> None:
     if folder is None:
         folder, verdict = proven_libraries()
         os.environ["HOLLOW_ARCHS"] = verdict.archs
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
+    os.environ["HOLLOW_CUDNN"] = own_cudnn()
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers of torch 2.11 find no device
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
         for path in sorted(folder.glob(f"{name}.so.*")):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def own_cudnn() -> str:
+    """Return the path of NVIDIA's cuDNN beside the installed torch if it is to plan convolutions; else nothing.
+
+    Predictions have no workspaces either, so that it is asked only where that is wanted; for scripts it always is.
+    """
+    spec = importlib.util.find_spec("torch")
+    if os.environ.get(PLANS) != "nvidia" or spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
+    return str(path) if path.exists() else ""
 
 
 def choose(device: str) -> None:

@@ -23,6 +23,7 @@ SETTINGS = {  # that the arithmetic of smoke_step.py relies on
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     "CUBLASLT_WORKSPACE_SIZE": "128",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1",
+    "GCPROF_CUDNN": "hollow",
     "HOLLOW_LOG": "1",
 }
 CHANGE_FIGURES = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDA_", "CUDNN", "HOLLOW_", "GCPROF_HOLLOW")

@@ -146,15 +146,20 @@ def control(
     )
 
 
-def rehearsed(words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE) -> Run:
-    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`."""
+def rehearsed(
+    words: tuple[str, ...], *options: str, cwd: Path, num_gpus: int = 1, device: str = DEVICE, cudnn: str = "hollow"
+) -> Run:
+    """Run a command under `gcprof rehearse`; PyTorch may take all of the memory, as in `control`.
+
+    As there, convolutions have no workspaces, unless NVIDIA's own cuDNN is asked for them.
+    """
     with tempfile.TemporaryDirectory() as elsewhere:  # for the run folder
         given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", "-o", f"{elsewhere}/run")
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "profiler", "rehearse", *given, *options, "--", *words],
             cwd=cwd,
-            env=environment(cwd),  # where nothing stays
+            env=environment(cwd, GCPROF_CUDNN=cudnn),  # where nothing stays
             capture_output=True,
             text=True,
             timeout=SECONDS,

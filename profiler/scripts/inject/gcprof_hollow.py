@@ -19,9 +19,16 @@ def load(origin: str) -> str | None:
         return "its torch has no CUDA"
     if found[1] not in places:
         return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN has no plan for attention
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
+    os.environ["HOLLOW_CUDNN"] = own_cudnn(origin)
+    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
     for name in os.environ["GCPROF_ORDER"].split(","):  # each after those that it depends on
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None
+
+
+def own_cudnn(origin: str) -> str:
+    """Return the path of NVIDIA's cuDNN beside the torch at `origin`, which plans convolutions; empty for none."""
+    path = os.path.join(os.path.dirname(os.path.dirname(origin)), "nvidia", "cudnn", "lib", "libcudnn.so.9")
+    return path if os.environ.get("GCPROF_CUDNN") != "hollow" and os.path.exists(path) else ""
