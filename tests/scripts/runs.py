@@ -157,7 +157,7 @@ def rehearsed(
         given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", "-o", f"{elsewhere}/run")
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "profiler", "rehearse", *given, *options, "--", *words],
+            [sys.executable, "-P", "-m", "profiler", "rehearse", *given, *options, "--", *words],
             cwd=cwd,
             env=environment(cwd, GCPROF_CUDNN=cudnn),  # where nothing stays
             capture_output=True,
