@@ -47,7 +47,11 @@ def libraries(hollow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("2",), ("4", "eager")], ids=["two ranks", "four ranks, groups by splits"])
+@pytest.mark.parametrize(
+    "words",
+    [("2",), pytest.param(("4", "eager"), marks=pytest.mark.nightly)],
+    ids=["two ranks", "four ranks, groups by splits"],
+)
 def test_what_ranks_say_to_each_other_arrives(hollow, tmp_path, words):
     count, *more = words
     command = ("torchrun", "--nproc-per-node", count, "--master-port", f"2974{count}", "messages.py", *more)
@@ -126,7 +130,7 @@ for turn in range(10):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_of_which_a_rank_is_killed_is_no_success(hollow, tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     done = rehearsed(
@@ -147,7 +151,7 @@ print("profiled", any(event.key == "aten::linear" for event in found.key_average
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_profiler_and_the_drivers_program_do_not_end_a_script(hollow, tmp_path):
     (tmp_path / "profiled.py").write_text(PROFILED)
     done = rehearsed(("python", "profiled.py"), cwd=tmp_path, num_gpus=2)
@@ -158,7 +162,7 @@ def test_the_profiler_and_the_drivers_program_do_not_end_a_script(hollow, tmp_pa
         assert f"{index}, Hollow Tesla T4, {mebibytes}" in done.said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recurrent_networks_run_by_pytorchs_own_kernels_and_it_is_said(hollow, tmp_path):
     """Its peak is PyTorch's own, as where a script turns cuDNN off by itself."""
     text = (FOLDER / "recurrent.py").read_text()

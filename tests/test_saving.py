@@ -109,7 +109,9 @@ def program(body):
     )
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) for way in SAVES])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way == "torch.save" else pytest.mark.nightly) for way in SAVES]
+)
 def test_what_is_saved_leaves_every_file_as_it_was_and_is_read_back(way, folder, tmp_path):
     needed = {"transformers": "accelerate", "lightning": "lightning"}
     if find_spec(needed.get(way, "torch")) is None:
@@ -156,7 +158,7 @@ open("log.txt", "w").write("written")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(folder, tmp_path, hollow, monkeypatch):
     (tmp_path / "refuses.py").write_text(REFUSES)
     (tmp_path / "train.py").write_text(TRAINS)

@@ -104,7 +104,7 @@ def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, fol
     assert not any(variant["processes"] for variant in done.document["variants"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_that_is_not_there_and_one_that_fails_are_told_apart(folder):
     missing = rehearsed(("python", "missing.py"), cwd=folder)
 
@@ -178,7 +178,7 @@ def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(h
     assert len([*tmp_path.glob("smoke-*.json")]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_torch_on_which_no_step_can_be_tried_is_named_as_that(hollow):
     with pytest.raises(UserError, match="exit code 1"):
         proof("/bin/false", smoke.proven_libraries()[0])

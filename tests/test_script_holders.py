@@ -205,9 +205,7 @@ _atexit.register(_tell)
 WITNESSED = ("vae", "gan", "nanogpt_like", "imagenet_like", "unet_diffusion", "word_language_model")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "vae" else pytest.mark.nightly) for name in WITNESSED]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly) for name in WITNESSED])
 def test_line_and_holders_of_the_peak_are_those_of_pytorchs_own_history(name, folder, kept):
     """What a block takes beyond its request, up to 1 MiB of a large one, no entry of the history says."""
     script = TABLE[name]
@@ -242,7 +240,7 @@ torch._C._cuda_attach_out_of_memory_observer(
 """
 BEFORE = [
     pytest.param(("start", False), "forward", marks=pytest.mark.nightly),
-    pytest.param(("forward", True), "backward", marks=pytest.mark.slow),
+    pytest.param(("forward", True), "backward", marks=pytest.mark.nightly),
     pytest.param(("after the backward", True), "optimizer", marks=pytest.mark.nightly),
     pytest.param(("after the step", False), "evaluation", marks=pytest.mark.nightly),
 ]
@@ -318,7 +316,7 @@ print("ENABLED", torch._C._cuda_isHistoryEnabled())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_scripts_own_history_is_left_to_it_and_its_snapshots_are_as_without_the_watch(folder, kept):
     (folder / "looks.py").write_text(LOOKS)
 

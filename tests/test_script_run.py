@@ -114,7 +114,7 @@ def test_each_planted_fault_is_found(name, folder):
     assert steps == {"random": 1, "detached": 1, "scaled": 1, "skipped": 1, "stale": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_scaled_gradient_is_named_with_its_size(folder):
     asked = ("--rounds", "0", "--steps", "2", "--strategies", "every")
 
@@ -126,7 +126,7 @@ def test_a_scaled_gradient_is_named_with_its_size(folder):
     assert equality["largest_difference"] == pytest.approx(0.01 / 1.01, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_that_does_not_repeat_itself_is_called_that_and_never_broken(folder):
     done = on_cpu(("python", "unrepeatable.py"), "--rounds", "0", "--strategies", "none,all", cwd=folder)
 
@@ -165,7 +165,7 @@ assert any(event.key == "aten::addmm" for event in profile.key_averages())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_that_starts_a_profiler_of_its_own_gets_it(folder):
     (folder / "profiled.py").write_text(PROFILED)
 

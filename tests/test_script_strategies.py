@@ -14,7 +14,7 @@ from tests import plans
 from tests.scripts import checkpointed
 from tests.scripts.runs import TABLE, control, copied, rehearsed
 
-QUICK = [("gan", "sqrt"), ("resume", "sqrt"), ("nanogpt_like", "all")]
+QUICK = [("nanogpt_like", "all")]
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_what_fsdp_has_sharded_is_not_cut_where_that_needs_a_look_at_its_forward
 @pytest.mark.parametrize(
     "pattern",
     [
-        pytest.param("netG", marks=pytest.mark.slow),
+        pytest.param("netG", marks=pytest.mark.nightly),
         pytest.param("Gener*", marks=pytest.mark.nightly),
         pytest.param("__main__.Generator", marks=pytest.mark.nightly),
     ],
@@ -209,7 +209,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_own_checkpoints_are_named_under_none_and_replaced_by_other_strategies(folder, kept):
     (folder / "own.py").write_text(script(more=OWN, model="Net()"))
     hand = script(more=OWN, model="Net()").replace("ckpt(block, x", "(ckpt if i < 3 else run)(block, x")

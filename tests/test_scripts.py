@@ -89,7 +89,14 @@ def test_files_of_the_user_keep_their_bytes_and_times(pair):
     assert pair.files_after == pair.files
 
 
-@pytest.mark.parametrize("name", by_speed(name for name in by_hand.MARKS if name in TABLE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("nanogpt_like", "resume") else pytest.mark.nightly)
+        for name in by_hand.MARKS
+        if name in TABLE
+    ],
+)
 def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     script = TABLE[name]
     plain = rehearsed(script.words, cwd=folder)
@@ -259,7 +266,7 @@ if __name__ == "__main__":
     ("way", "method", "outcome", "said"),
     [
         pytest.param("killed", "spawn", "failed", "ended without a word", marks=pytest.mark.slow),
-        pytest.param("raised", "fork", "failed", "KeyError", marks=pytest.mark.slow),
+        pytest.param("raised", "fork", "failed", "KeyError", marks=pytest.mark.nightly),
         pytest.param("raised", "spawn", "failed", "KeyError", marks=pytest.mark.nightly),
         pytest.param("all", "spawn", "out_of_memory", "spawn.py:18", marks=pytest.mark.nightly),
         pytest.param("left", "fork", "ok", "", marks=pytest.mark.nightly),
@@ -337,7 +344,7 @@ for _ in range(5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "num"), [((), 5), (("--steps", "3"), 3)])
+@pytest.mark.parametrize(("options", "num"), [pytest.param((), 5, marks=pytest.mark.nightly), (("--steps", "3"), 3)])
 def test_where_no_optimizer_steps_backward_passes_are_counted(options, num, folder):
     (folder / "by_hand.py").write_text(BY_HAND)
 

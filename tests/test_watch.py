@@ -311,7 +311,7 @@ def test_peaks_are_those_of_counters_put_in_by_hand_and_what_one_reads_stays(hol
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["none", "hf"])
+@pytest.mark.parametrize("strategy", [pytest.param("none", marks=pytest.mark.nightly), "hf"])
 def test_a_trainers_steps_are_those_of_its_script(strategy, monkeypatch, tmp_path):
     trainer_trial = pytest.importorskip("profiler.workflows.published.trainer_trial")
     pytest.importorskip("accelerate")
