@@ -11,8 +11,7 @@ import pytest
 
 from profiler.core.units import MIB
 from profiler.scripts.launch import INJECT
-from tests.scripts.runs import TABLE, control, copied, rehearsed
-from tests.test_scripts import line_of
+from tests.scripts.runs import TABLE, control, copied, line_of, rehearsed
 
 SPEC = spec_from_file_location("gcprof_history", INJECT / "gcprof_history.py")
 history = module_from_spec(SPEC)

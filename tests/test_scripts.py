@@ -15,7 +15,7 @@ from profiler.scripts import report
 from tests.killed import tagged
 from tests.program import PATIENCE_SECONDS, Started
 from tests.scripts import by_hand
-from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, rehearsed
+from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
@@ -144,12 +144,6 @@ def test_phases_are_counted_as_the_arguments_have_them(folder):
     assert num["backward", False] == num["forward", False] == 2 * 2
     assert (num["optimizer", True], num["optimizer", False]) == (1, 2)
     assert num["evaluation", False] == num["generation", False] == 1
-
-
-def line_of(name, code, nth=0):
-    """Where the code stands in a script: `walls.py:12`."""
-    lines = [number for number, line in enumerate((FOLDER / name).read_text().splitlines(), 1) if code in line]
-    return f"{name}:{lines[nth]}"
 
 
 @pytest.fixture(scope="module")

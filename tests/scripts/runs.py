@@ -111,6 +111,12 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def line_of(name: str, code: str, nth: int = 0) -> str:
+    """Return where the code stands in a script: `walls.py:12`."""
+    lines = (FOLDER / name).read_text(encoding="utf-8").splitlines()
+    return f"{name}:{[number for number, line in enumerate(lines, 1) if code in line][nth]}"
+
+
 def control(
     words: tuple[str, ...],
     *,

@@ -71,8 +71,12 @@ def watch() -> Watching:
 
     Example::
 
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with profiler.watch() as watch:
-            train(model, batches)
+            for _ in range(3):
+                model(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
         print(watch)
     """
     return Watching()
