@@ -111,7 +111,8 @@ def test_each_planted_fault_is_found(name, folder):
     assert first["verdict"] == "equal"
     assert [equality["verdict"] for equality in others] == ["differ"] * len(KINDS)
     steps = dict(zip(KINDS.values(), (equality["step"] for equality in others), strict=True))
-    assert steps == {"random": 1, "detached": 1, "scaled": 1, "skipped": 1, "stale": 2}
+    assert steps.pop("stale") == (1 if name == "resume" else 2)  # which trains again from what went wrong
+    assert steps == {"random": 1, "detached": 1, "scaled": 1, "skipped": 1}
 
 
 @pytest.mark.nightly
