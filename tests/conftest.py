@@ -28,6 +28,7 @@ from profiler.training import models
 from tests import killed, machines, make
 from tests.hollow import Hollow, absent
 from tests.program import PATIENCE_SECONDS
+from tests.scripts.runs import copied
 
 # How long an example takes is the machine's affair.
 settings.register_profile("gcprof", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -187,3 +188,17 @@ def run_folder(root: Path) -> Path:
     """The one run folder below a folder."""
     (folder,) = (path.parent for path in root.glob("**/manifest.json"))
     return folder
+
+
+@pytest.fixture
+def folder(hollow: Any, tmp_path: Path) -> Path:
+    """The training scripts of tests/scripts in a folder of the user's."""
+    (tmp_path / "scripts").mkdir()
+    return copied(tmp_path / "scripts")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """An empty folder, for what the processes of a script took."""
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept"

@@ -11,7 +11,7 @@ import pytest
 
 from profiler.core.units import MIB
 from profiler.scripts.launch import INJECT
-from tests.scripts.runs import TABLE, control, copied, line_of, rehearsed
+from tests.scripts.runs import TABLE, control, line_of, rehearsed
 
 SPEC = spec_from_file_location("gcprof_history", INJECT / "gcprof_history.py")
 history = module_from_spec(SPEC)
@@ -124,18 +124,6 @@ def test_growth_is_more_blocks_several_steps_in_a_row(counts, expected):
         growth.step(history.Block(at, 512, 1, line="a.py:1") for at in range(count))
 
     assert growth.lines() == ([{"line": "a.py:1", "num_steps": expected, "nbytes": 512 * expected}] if expected else [])
-
-
-@pytest.fixture
-def folder(hollow, tmp_path):
-    (tmp_path / "scripts").mkdir()
-    return copied(tmp_path / "scripts")
-
-
-@pytest.fixture
-def kept(tmp_path):
-    (tmp_path / "kept").mkdir()
-    return tmp_path / "kept"
 
 
 def process_of(run):

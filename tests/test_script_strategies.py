@@ -12,22 +12,9 @@ from torch import nn
 from profiler.scripts import applying
 from tests import plans
 from tests.scripts import checkpointed
-from tests.scripts.runs import TABLE, control, copied, rehearsed
+from tests.scripts.runs import TABLE, control, rehearsed
 
 QUICK = [("nanogpt_like", "all")]
-
-
-@pytest.fixture
-def folder(hollow, tmp_path):
-    """The scripts in a folder of the user's."""
-    (tmp_path / "scripts").mkdir()
-    return copied(tmp_path / "scripts")
-
-
-@pytest.fixture
-def kept(tmp_path):
-    (tmp_path / "kept").mkdir()
-    return tmp_path / "kept"
 
 
 def fates(done):

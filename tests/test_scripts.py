@@ -57,19 +57,6 @@ def pair(request, hollow, tmp_path_factory):
     return Pair(script, tmp_path_factory.mktemp(script.name), tmp_path_factory.mktemp("kept"))
 
 
-@pytest.fixture
-def folder(hollow, tmp_path):
-    """The scripts in a folder of the user's."""
-    (tmp_path / "scripts").mkdir()
-    return copied(tmp_path / "scripts")
-
-
-@pytest.fixture
-def kept(tmp_path):
-    (tmp_path / "kept").mkdir()
-    return tmp_path / "kept"
-
-
 def test_each_process_takes_to_the_byte_what_it_takes_without_the_watch(pair):
     assert pair.control.exit_code == 0, pair.control.said
     assert pair.watched.exit_code == 0, pair.watched.said

@@ -10,7 +10,18 @@ import typer
 
 from profiler.cli import options, script_folder
 from profiler.cli.output import COLOR, SCRIPT, aside, one_of, paper, say_json
-from profiler.cli.script import NO_GPU, TIMED_OUT, document, filled, strategies_of, values_of
+from profiler.cli.script import (
+    NO_GPU,
+    TIMED_OUT,
+    Axes,
+    Batches,
+    FailOn,
+    Module,
+    document,
+    filled,
+    strategies_of,
+    values_of,
+)  # fmt: skip
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,9 +33,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def run(
     device: Annotated[str, typer.Option(help="auto, cpu (no GPU is seen), or cuda.")] = "auto",
-    axes: Annotated[
-        list[str] | None, typer.Option("-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}.")
-    ] = None,
+    axes: Axes = None,
     strategies: Annotated[
         str | None,
         typer.Option(
@@ -32,21 +41,17 @@ def run(
             autocompletion=options.propose_strategies,
         ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
-    ] = None,
+    module: Module = None,
     steps: Annotated[int, typer.Option(min=2, help="End after so many optimizer steps.")] = 20,
     rounds: Annotated[
         int, typer.Option(min=0, help="Rounds over all strategies for their time, each in fresh processes.")
     ] = 3,
-    batches: Annotated[int | None, typer.Option(min=1, help="End every DataLoader after so many batches.")] = None,
+    batches: Batches = None,
     limit: Annotated[float | None, typer.Option(min=0.1, help="End each run after so many seconds.")] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Keep what it writes to files: that of the last run.")
     ] = False,
-    fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
-    ] = None,
+    fail_on: FailOn = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,

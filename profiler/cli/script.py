@@ -27,14 +27,23 @@ CONTEXT = "600MiB"
 NO_SUCH_GPU = "invalid device ordinal"  # of CUDA's error
 BARE = re.compile(r"(?:[^={}]*=)?\{([A-Za-z_]\w*)\}")  # a word of the command that is a name to be filled in
 
+Axes = Annotated[
+    list[str] | None, typer.Option("-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}.")
+]
+Module = Annotated[
+    str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
+]
+Batches = Annotated[int | None, typer.Option(min=1, help="End every DataLoader after so many batches.")]
+FailOn = Annotated[
+    str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
+]
+
 
 def rehearse(
     device: Annotated[
         str, typer.Option(help="GPUs to run it on, one kind after the other: t4, h100:8 (eight), a100-40,t4.")
     ] = "h100",
-    axes: Annotated[
-        list[str] | None, typer.Option("-L", "--list", help="Run it for each value: 'batch 16,32' fills in {batch}.")
-    ] = None,
+    axes: Axes = None,
     strategies: Annotated[
         str | None,
         typer.Option(
@@ -42,22 +51,18 @@ def rehearse(
             autocompletion=options.propose_strategies,
         ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
-    ] = None,
+    module: Module = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each GPU, instead of its own: 11GiB.")] = None,
     context: Annotated[
         str | None, typer.Option(help="What CUDA's context and libraries take of it. [default: 600MiB]")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="End after so many optimizer steps.")] = None,
-    batches: Annotated[int | None, typer.Option(min=1, help="End every DataLoader after so many batches.")] = None,
+    batches: Batches = None,
     limit: Annotated[float | None, typer.Option(min=0.1, help="End after so many seconds.")] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Keep what it writes to files: saved values are garbage.")
     ] = False,
-    fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
-    ] = None,
+    fail_on: FailOn = None,
     output: options.RunFolder = None,
     json: options.JsonOrTable = False,
     quiet: options.Quiet = False,

@@ -28,10 +28,10 @@ from torch.optim import optimizer as optimizers
 
 if TYPE_CHECKING:
     from profiler.scripts.inject.gcprof_gradients import Gradients, key_of_process
-    from profiler.scripts.inject.gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _line, _write
+    from profiler.scripts.inject.gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _write, lines
 else:
     from gcprof_gradients import Gradients, key_of_process
-    from gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _line, _write
+    from gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _write, lines
 
 TERM = signal.SIGTERM
 MARK, ASIDE = "gcprof: mark", "gcprof: aside"  # the end of a phase; the begin and the end of work of ours
@@ -127,7 +127,7 @@ class HostWatch(MeasuredWatch):
     def _other_profiler(self, *words: Any, **keywords: Any) -> Any:
         """Stop before the script's own profiler starts, since there can be only one."""
         if self.profile is not None and os.getpid() == self.process:
-            _write({"kind": "own profiler", "line": _line()})
+            _write({"kind": "own profiler", "line": lines.line_now()})
             self._finish()
         return self._prepare(*words, **keywords)
 

@@ -11,24 +11,21 @@ see that: what it reads of its peaks is the largest of all phases since it reset
 from __future__ import annotations
 
 import atexit
-import builtins
 import gc
 import json
 import os
 import re
 import sys
-import sysconfig
 import threading
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from importlib import import_module
 from multiprocessing import process
-from types import TracebackType
 from typing import IO, Any, NoReturn
 
 import torch
@@ -38,11 +35,8 @@ from torch.utils.data import dataloader
 
 counters: Any = import_module("gcprof_counters").counters  # beside this file
 holding: Any = import_module("gcprof_holders")
-LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]")
-STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+lines: Any = import_module("gcprof_lines")
 TORCH = os.path.dirname(torch.__file__) + os.sep
-HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-GENERATED = os.sep + "torchinductor_"  # folders of code that torch.compile made
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
 SIZED_BY_VALUES = (
     "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
@@ -153,7 +147,7 @@ class Watch:
         if MAIN_BATCHES:
             _end_loaders(int(MAIN_BATCHES))
         if hasattr(torch._C, "_cuda_memorySnapshot"):
-            self.holders = holding.Holders(counters.stats, _line_of)
+            self.holders = holding.Holders(counters.stats, lines.line_of)
         self.start(None)
         self._watch_processes()
         self._exit = os._exit
@@ -241,7 +235,7 @@ class Watch:
             return
         self._tell()
         was, self.phase = self.phase, phase
-        self.line = _line() if line is None else line
+        self.line = lines.line_now() if line is None else line
         if was == "after the backward" and phase != "optimizer":
             self._count_backward()
 
@@ -273,7 +267,7 @@ class Watch:
             self.mark("forward")
         elif self.phase not in ("evaluation", "generation"):
             self.holders.knows_module(module)
-            self.mark("generation" if GENERATES & set(_functions()) else "evaluation")
+            self.mark("generation" if GENERATES & set(lines.functions_now()) else "evaluation")
 
     def _after_forward(self, module: Any, arguments: Any, output: Any) -> None:
         if not self._is_watched():
@@ -389,7 +383,7 @@ class Watch:
             self.library.impl("_local_scalar_dense", self._unknown_value, "CUDA")
 
     def _unknown_size(self, name: str, *arguments: Any, **keywords: Any) -> None:
-        line = _line() or self.line
+        line = lines.line_now() or self.line
         why = f"the size of aten.{name}'s result depends on values, which a hollow GPU does not compute: {line}"
         self._tell()
         _write({"kind": "raised", "error": "unknown size", "text": why, "line": line, "time": time.time()})
@@ -397,7 +391,7 @@ class Watch:
         os._exit(UNKNOWN)  # an exception could be caught, and the script go on with a size that is none
 
     def _unknown_value(self, tensor: Any) -> Any:
-        line = _line() or self.line
+        line = lines.line_now() or self.line
         if line not in self.reads:
             self.reads.add(line)
             is_number = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
@@ -409,7 +403,7 @@ class Watch:
 
     def out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
-            row = {"phase": self.phase, "step": self.step, "line": _line() or self.line, "module": self.module}
+            row = {"phase": self.phase, "step": self.step, "line": lines.line_now() or self.line, "module": self.module}
             held: list[dict[str, Any]] = []
             with suppress(Exception):
                 held = self.holders.now(self.phase, self.line, device)
@@ -417,16 +411,18 @@ class Watch:
 
     def _raised(self, plain: Callable[..., None], kind: Any, error: BaseException, trace: Any) -> None:
         self.tell_raised(error)
-        for known in _causes(error):
-            known.__traceback__ = _without_ours(known.__traceback__)
+        for known in lines.causes(error):
+            known.__traceback__ = lines.without_ours(known.__traceback__)
         plain(kind, error, error.__traceback__)
 
     def tell_raised(self, error: BaseException) -> None:
         """Write that this error ends the process, or the watch."""
         if os.getpid() == self.process and not self.is_told:
             self.is_told = True
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
-            where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+            frames = [
+                frame for frame in traceback.extract_tb(error.__traceback__) if lines.is_the_users(frame.filename)
+            ]
+            where = f"{lines.short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
             text = {"error": type(error).__name__, "text": str(error)[:500], "line": where}
             _write({"kind": "raised", **text, "time": time.time()})
 
@@ -494,73 +490,3 @@ def _end_loaders(most: int) -> None:
         return following(self)
 
     iterator.__next__ = __next__
-
-
-# ---- lines of the script
-
-
-@cache  # asked for each frame at each mark: without it a step of 10 ms took 5 % longer
-def _is_the_users(file: str) -> bool:
-    path = os.path.realpath(file)
-    is_generated = GENERATED in path or path.startswith(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "\0"))
-    is_ours = is_generated or path.startswith((STANDARD, HERE))
-    return not LIBRARY.search(path) and not is_ours and (os.path.isfile(path) or file in _cells())
-
-
-def _cells() -> dict[str, int]:
-    """Return the numbers of a notebook's cells by the names that their code has."""
-    shell = getattr(builtins, "get_ipython", lambda: None)()
-    return getattr(getattr(shell, "compile", None), "_filename_map", {})
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    """Return an error with all that led to it."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this file."""
-    if trace is None:
-        return None
-    following = _without_ours(trace.tb_next)
-    if trace.tb_frame.f_code.co_filename == __file__:
-        return following
-    return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
-
-
-@cache
-def _short(file: str) -> str:
-    if file in _cells():
-        return f"In [{_cells()[file]}]"
-    path = os.path.relpath(file)
-    return os.path.basename(file) if path.startswith("..") else path
-
-
-def _line() -> str:
-    """Return the innermost line that is no library's: `train.py:61`."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if _is_the_users(frame.f_code.co_filename):
-            return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
-def _line_of(frames: Iterable[Mapping[str, Any]]) -> str:
-    """Return the innermost line that is no library's, of frames as the allocator's history has them."""
-    for frame in frames:
-        if _is_the_users(frame["filename"]):
-            return f"{_short(frame['filename'])}:{frame['line']}"
-    return ""
-
-
-def _functions() -> list[str]:
-    frame, names = sys._getframe(1), []
-    while frame is not None:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
-    return names
