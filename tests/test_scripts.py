@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ from profiler.scripts import report
 from tests.killed import tagged
 from tests.program import PATIENCE_SECONDS, Started
 from tests.scripts import by_hand
-from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, line_of, rehearsed
+from tests.scripts.runs import FOLDER, TABLE, TWO, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
@@ -148,14 +149,23 @@ def walls(hollow, tmp_path_factory):
     return most
 
 
+WALLS = [
+    ("start", "forward", "outputs = model(inputs)"),
+    ("forward", "backward", "loss.backward()"),
+    ("after the backward", "optimizer", "optimizer.step()"),
+    ("later after the step", "evaluation", "return model(inputs)"),
+]
+HELD = {  # MiB of the wide layer, of categories that are known at that moment
+    "forward": {"parameters": 64},
+    "backward": {"parameters": 64, "inputs": 16, "activations": 16},
+    "optimizer": {"parameters": 64, "gradients": 64},
+    "evaluation": {"parameters": 64, "optimizer state": 128},
+}
+
+
 @pytest.mark.parametrize(
     ("before", "phase", "code"),
-    [
-        pytest.param("start", "forward", "outputs = model(inputs)", marks=pytest.mark.nightly),
-        pytest.param("forward", "backward", "loss.backward()", marks=pytest.mark.slow),
-        pytest.param("after the backward", "optimizer", "optimizer.step()", marks=pytest.mark.nightly),
-        pytest.param("later after the step", "evaluation", "return model(inputs)", marks=pytest.mark.nightly),
-    ],
+    [pytest.param(*wall, marks=pytest.mark.slow if wall[1] == "backward" else pytest.mark.nightly) for wall in WALLS],
 )
 def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, walls, folder, kept):
     size = walls[before] + 2 * MIB
@@ -165,13 +175,43 @@ def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, wa
 
     (variant,) = done.document["variants"]
     (process,) = variant["processes"]
-    where = " of step 1" if phase != "evaluation" else ""
-    assert process["outcome"] == variant["outcome"] == "out_of_memory"
-    assert process["detail"] == f"in the {phase}{where}, {line_of('walls.py', code)}"
+    ran_out_in(process, phase, code)
+    assert variant["outcome"] == "out_of_memory"
     assert done.exit_code == alone.exit_code == 1
     assert ending(done.said, folder) == ending(alone.said, folder)
     assert ending(alone.said, folder)[-1].startswith("torch.OutOfMemoryError")
     assert variant["needed_bytes"] == max(walls.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("before", "phase", "code"), WALLS)
+def test_memory_runs_out_on_one_of_two_ranks_in_each_phase(before, phase, code, rank, walls, folder, kept):
+    size = walls[before] + 2 * MIB
+    words = (*TWO, str(29640 + rank), "walls.py", str(rank))
+
+    alone = control(words, cwd=folder, kept=kept, num_gpus=2, num_bytes=size)
+    done = rehearsed(words, "--memory", f"{size}B", cwd=folder, num_gpus=2)
+
+    (variant,) = done.document["variants"]
+    outcomes = {process["rank"]: process["outcome"] for process in variant["processes"]}
+    assert outcomes.pop(rank) == variant["outcome"] == "out_of_memory"
+    assert "out_of_memory" not in outcomes.values()
+    (process,) = (process for process in variant["processes"] if process["rank"] == rank)
+    ran_out_in(process, phase, code)
+    assert done.exit_code == alone.exit_code == 1
+    assert ending(done.said, folder) == ending(alone.said, folder)
+
+
+def ran_out_in(process, phase, code):
+    """Assert that memory ran out there, with phase, step, line, and what held it, by the widths of walls.py."""
+    where = " of step 1" if phase != "evaluation" else ""
+    assert process["outcome"] == "out_of_memory"
+    assert process["detail"] == f"in the {phase}{where}, {line_of('walls.py', code)}"
+    held = Counter()
+    for holder in process["shortage_holders"]:
+        held[holder["category"]] += holder["nbytes"]
+    assert {category: held[category] // MIB for category in HELD[phase]} == HELD[phase]
 
 
 def ending(said, folder):

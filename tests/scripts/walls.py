@@ -1,9 +1,15 @@
-"""One wide layer: every phase asks for tensors that no earlier phase has left room for."""
+"""One wide layer: every phase asks for tensors that no earlier phase has left room for; of several ranks, one does."""
+
+import os
+import sys
 
 import torch
 from torch import nn
 
-WIDTH, BATCH = 4096, 1024  # 64 MiB of weights, 16 MiB of inputs
+WIDE_RANK = sys.argv[1] if len(sys.argv) > 1 else "0"
+IS_WIDE = os.environ.get("RANK", "0") == WIDE_RANK
+WIDTH, BATCH = (4096, 1024) if IS_WIDE else (64, 16)  # 64 MiB of weights, 16 MiB of inputs
+torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 torch.backends.cuda.matmul.allow_tf32 = True
 model = nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
 optimizer = torch.optim.Adam(model.parameters(), foreach=False)
