@@ -25,6 +25,7 @@ NOT_NATIVE = "not looked at: another allocator than PyTorch's own keeps no histo
 UNEQUAL = "not known where the allocator's history does not come to its peak to the byte"
 TOO_LONG = f"not known of phases with more than {MOST_ENTRIES} allocations"
 RECOMPUTES = "torch/utils/checkpoint.py"
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 PROCESS = ctypes.CDLL(None)  # with the libraries that are loaded for all
 Known = dict[int, tuple[str, str]]  # by the address of a storage: its category, and its module
 
@@ -46,7 +47,7 @@ class _OneDevice:
     def begin(self) -> None:
         self.peak_bytes = -1  # nothing was read of this phase
         self.peak_line: str | None = None
-        self.holders: list[dict[str, Any]] = []
+        self.held: list[Any] = []  # blocks, at the peak
         self.lost = False  # a part of this phase's history
 
 
@@ -100,7 +101,7 @@ class Holders:
         found: dict[str, Any] = {}
         if one and not one.lost and peak_bytes > self._most.get(key, -1):
             self._most[key] = peak_bytes
-            found = {"peak_line": one.peak_line or line, "holders": one.holders}
+            found = {"peak_line": one.peak_line or line, "holders": history.holders(one.held)}
             if one.peak_bytes != peak_bytes:  # as under a rounding of PYTORCH_CUDA_ALLOC_CONF's
                 found, self.why = {}, UNEQUAL
         for one in self.devices.values():
@@ -194,7 +195,7 @@ class Holders:
                     block.category = "workspace"
                 elif block.category is None and one.live.get(block.address) is not block and block.phase == phase:
                     block.category = history.TEMPORARIES
-            one.peak_bytes, one.holders = replayed.peak_bytes, history.holders(replayed.held)
+            one.peak_bytes, one.held = replayed.peak_bytes, replayed.held
             one.peak_line = replayed.peak.line if replayed.peak else None
 
     def _describe(self, block: Any, line: str) -> None:
@@ -217,18 +218,21 @@ class Holders:
                 for address in _addresses(tensor):
                     known.setdefault(address, (category, module))
 
+        def keep_parameter(parameter: Any, module: str) -> None:
+            keep([parameter], "parameters", module)
+            if parameter.is_leaf and parameter.grad is not None:
+                keep([parameter.grad], "gradients", module)
+
         for root in filter(None, (find() for find in self._modules.values())):
             for name, parameter in root.named_parameters():
                 names[id(parameter)] = module = name.rpartition(".")[0]
-                keep([parameter], "parameters", module)
-                keep([parameter.grad] if parameter.is_leaf and parameter.grad is not None else [], "gradients", module)
+                keep_parameter(parameter, module)
             for name, buffer in root.named_buffers():
                 keep([buffer], "buffers", name.rpartition(".")[0])
         for optimizer in filter(None, (find() for find in self._optimizers.values())):
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-                module = names.get(id(parameter), "")
-                keep([parameter], "parameters", module)
-                keep([parameter.grad] if parameter.is_leaf and parameter.grad is not None else [], "gradients", module)
+                if id(parameter) not in names:
+                    keep_parameter(parameter, "")
             for parameter, state in optimizer.state.items():
                 keep(_tensors([state]), "optimizer state", names.get(id(parameter), ""))
         return known
@@ -301,6 +305,9 @@ def _tensors(items: Any, depth: int = 4) -> Iterator[Any]:
 
 def _addresses(tensor: Any) -> list[int]:
     """Return the address of a tensor's storage on a GPU; of a sharded one, that of the part that is here."""
+    if type(tensor) in PLAIN and tensor.is_cuda and tensor.layout is torch.strided:
+        address = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+        return [address] if address > 0 else []
     with suppress(Exception):  # a tensor without a storage
         local = getattr(tensor, "_local_tensor", tensor)
         if local.is_cuda and (address := local.untyped_storage().data_ptr()):
