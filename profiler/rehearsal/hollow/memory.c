@@ -160,10 +160,31 @@ static void vanish(void *p, size_t n) { /* drop its whole pages, which then read
     if (from < to) madvise((void *)from, to - from, MADV_DONTNEED); /* pages of a file, or locked, keep what they held */
 }
 
+/* Where PyTorch's own code reads a size that is known here: the next copy of so many bytes to the host brings it. */
+static __thread struct { size_t bytes; char held[64]; } answer;
+API void hollow_answer(const void *held, size_t bytes) {
+    answer.bytes = bytes <= sizeof answer.held ? bytes : 0;
+    memcpy(answer.held, held, answer.bytes);
+}
+static int answered(void *to, size_t n, enum cudaMemcpyKind k) {
+    if (n != answer.bytes || (k != cudaMemcpyDeviceToHost && k != cudaMemcpyDefault)) return 0;
+    memcpy(to, answer.held, n);
+    answer.bytes = 0;
+    return 1;
+}
+
+static void edges(void *p, size_t n) { /* as zeros too, of what was not whole pages */
+    uintptr_t head = -(uintptr_t)p & (PAGE - 1), tail = ((uintptr_t)p + n) & (PAGE - 1);
+    memset(p, 0, head);
+    memset((char *)p + n - tail, 0, tail);
+}
+
 API cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind k) {
     READY();
-    if (n <= copied_bytes) memmove(to, from, n);
-    else vanish(to, n);
+    if (answer.bytes && answered(to, n, k)) return cudaSuccess;
+    if (n <= copied_bytes) return memmove(to, from, n), cudaSuccess;
+    vanish(to, n);
+    if (n >= 2 * PAGE) edges(to, n);
     return cudaSuccess;
 }
 API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind k, cudaStream_t s) {

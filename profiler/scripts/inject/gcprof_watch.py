@@ -36,12 +36,7 @@ from torch.utils.data import dataloader
 counters: Any = import_module("gcprof_counters").counters  # beside this file
 holding: Any = import_module("gcprof_holders")
 lines: Any = import_module("gcprof_lines")
-TORCH = os.path.dirname(torch.__file__) + os.sep
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
-SIZED_BY_VALUES = (
-    "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
-    "bincount", "repeat_interleave.Tensor",
-)  # fmt: skip
 BESIDE = ("gcprof_objects", "gcprof_recurrent", "gcprof_linalg")  # what a hollow GPU cannot do, done otherwise
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
@@ -56,7 +51,7 @@ def begin(why: str | None) -> None:
         return
     torch.cuda._lazy_call(_tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
-    watch.know_no_values()
+    watch.know_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
     for name in BESIDE:
@@ -133,13 +128,13 @@ class Watch:
         self.module = ""
         self.root: Callable[[], Any] = lambda: None  # the model of that class, if it still lives
         self.holders: Any = holding.Nothing()  # of the peaks
-        self.reads: set[str] = set()  # lines that read a value of the GPU
         self.process = os.getpid()
         self.thread = threading.get_ident()
         self.is_on = False
         self.is_by_hand: bool | None = None  # whether there is no optimizer, so that backward passes are counted
         self.is_told = self.is_ended = False  # that the process raised, or ended
         self._read, self._steps, self._is_always_told = read, steps, is_always_told
+        self.values: Any = None  # of a hollow GPU
         self._undo: list[Callable[[], Any]] = []
 
     def begin(self) -> None:
@@ -373,35 +368,30 @@ class Watch:
 
     # ---- values, which a hollow GPU does not compute
 
-    def know_no_values(self) -> None:
-        """End the script where a size depends on values of the GPU, and note each line that reads one."""
-        self.library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that another kernel is overridden
-            for name in SIZED_BY_VALUES:
-                self.library.impl(name, partial(self._unknown_size, name), "CUDA")
-            self.library.impl("_local_scalar_dense", self._unknown_value, "CUDA")
+    def know_values(self) -> None:
+        """Follow the values of a hollow GPU: real ones of what comes from the host, and assumed ones."""
+        self.values = import_module("gcprof_values").Values(
+            lambda row: _write({**row, "line": row["line"] or self.line, "step": self.step}),
+            self._end_unknown,
+            lambda: (self.phase, self.step),
+        )
+        self.values.begin()
 
-    def _unknown_size(self, name: str, *arguments: Any, **keywords: Any) -> None:
-        line = lines.line_now() or self.line
-        why = f"the size of aten.{name}'s result depends on values, which a hollow GPU does not compute: {line}"
+    def _end_unknown(self, error: str, why: str, line: str) -> None:
+        """End the process for what is not known; an exception could be caught, and the script go on."""
         self._tell()
-        _write({"kind": "raised", "error": "unknown size", "text": why, "line": line, "time": time.time()})
+        _write({"kind": "raised", "error": error, "text": why, "line": line, "time": time.time()})
         print(f"gcprof: {why}", file=sys.stderr, flush=True)
-        os._exit(UNKNOWN)  # an exception could be caught, and the script go on with a size that is none
-
-    def _unknown_value(self, tensor: Any) -> Any:
-        line = lines.line_now() or self.line
-        if line not in self.reads:
-            self.reads.add(line)
-            is_number = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-            is_size = is_number and not sys._getframe(1).f_code.co_filename.startswith(TORCH)  # of a rank, or the like
-            _write({"kind": "read", "line": line, "is_integer": is_size, "step": self.step})
-        return tensor.cpu().item()
+        os._exit(UNKNOWN)
 
     # ---- ends
 
     def out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
+        sized = self.values.why_short() if self.values else None
+        if sized:
+            line = lines.line_now() or self.line
+            why = f"memory runs out at {line} for a size, {sized[1]}, of values that a hollow GPU does not compute"
+            self._end_unknown("assumed size", f"{why}: {sized[0]}", line)
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
             row = {"phase": self.phase, "step": self.step, "line": lines.line_now() or self.line, "module": self.module}
             held: list[dict[str, Any]] = []
@@ -475,7 +465,6 @@ class Watch:
         _file.clear()
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.phase, self.line, self.step, self.main = "start", "", 0, lambda: None
-        self.reads = set()
         self.is_told = self.is_ended = False
 
 

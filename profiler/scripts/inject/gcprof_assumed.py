@@ -1,0 +1,94 @@
+"""What is assumed of values that are not known, each told with its line: torch and the standard library alone.
+
+`zeros` takes unknown numbers as zero. `none`, `all` and `balanced` say what comparisons of them give (false, true, each
+second one), and which integers are chosen along a dimension: the first, the last, or one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+lines: Any = import_module("gcprof_lines")  # beside this file
+FINITE = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"}  # of which unknown numbers are finite
+PRINTS = "_tensor_str.py"  # of torch: what it computes to print a tensor is no matter of the script
+TORCH = torch.__file__.rpartition("/")[0] + "/"
+MOST_READS = 10_000  # of one line, in one phase: a loop that waits for what is never computed
+
+
+class Assumptions:
+    """Chooses, and tells each choice once. `tell` gets rows for the watch's file."""
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None], how: str) -> None:
+        self.how = how
+        self.counts: dict[int, str] = {}  # sizes above 1 that came from assumed values, and their lines
+        self._tell = tell
+        self._told: set[tuple[str, str, bool]] = set()
+
+    def told(self, operator: str, shape: Any, *, is_size: bool = False) -> None:
+        """Tell an assumption, or a size that came from one."""
+        if _is_printing():
+            return
+        line = lines.line_now()
+        if is_size:
+            self.counts.update({int(size): line for size in shape if size > 1})
+        if (operator, line, is_size) not in self._told:
+            self._told.add((operator, line, is_size))
+            self._tell(
+                {"kind": "assumed", "operator": operator, "line": line, "shape": list(shape), "is_size": is_size}
+            )
+
+    def compared(self, name: str, args: Any) -> bool | None:
+        """Return what a comparison of unknown numbers gives; None where it is as of zeros."""
+        is_same = len(args) > 1 and args[0] is args[1]  # a test for NaN
+        if self.how in ("zeros", "balanced") or name.partition(".")[0] in FINITE or is_same:
+            return None
+        return self.how == "all"
+
+    def alternates(self, name: str, args: Any) -> bool:
+        """Whether each second of a comparison's results is true."""
+        is_same = len(args) > 1 and args[0] is args[1]
+        return self.how == "balanced" and name.partition(".")[0] not in FINITE and not is_same
+
+    def chosen(self, plan: Any, args: Any, kwargs: Any, shape: Any) -> Any:
+        """Return indices along a dimension, of this shape, on the CPU."""
+        source = args[0]
+        base = plan.name.partition(".")[0]
+        place = {"topk": 2, "sort": 1, "argsort": 1, "kthvalue": 2, "multinomial": 9}.get(base, 1)
+        dim = kwargs.get("dim", args[place] if len(args) > place and not isinstance(args[place], bool) else None)
+        if dim is None and base in ("argmax", "argmin"):
+            size, num = source.numel(), 1
+            dim = None
+        else:
+            dim = -1 if dim is None else dim
+            size = source.shape[dim] if source.dim() else 1
+            num = shape[dim] if len(shape) == source.dim() and len(shape) else 1
+        first = 0 if self.how != "all" else size - num
+        if num == size or self.how != "balanced":
+            along = first + torch.arange(num, device="cpu")
+            if len(shape) == source.dim() and len(shape) and dim is not None:
+                view = [1] * len(shape)
+                view[dim] = num
+                along = along.view(view)
+            return along.expand(shape) if num > 1 or along.dim() else along.reshape(()).expand(shape)
+        total = 1
+        for extent in shape:
+            total *= extent
+        spread = torch.arange(total, device="cpu") % max(size, 1)
+        if dim is None or len(shape) != source.dim() or num == 1:
+            return spread.view(shape)
+        last = [extent for place, extent in enumerate(shape) if place != dim % len(shape)]
+        return spread.view(*last, num).movedim(-1, dim)
+
+
+def _is_printing() -> bool:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(PRINTS):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,275 @@
+"""Computes on the CPU what operators of a GPU that computes nothing make of known values: torch and the library alone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+known: Any = import_module("gcprof_known")  # beside this file
+plans: Any = import_module("gcprof_plans")
+REAL, ASSUMED = known.REAL, known.ASSUMED
+MOST = 1 << 24  # elements of an input, of which a larger one is not looked at
+MESSAGE_BYTES = 1 << 20  # that ranks get of each other
+
+
+class Computing:
+    """Writes the values of operators' results into them, and remembers which are known."""
+
+    def __init__(self, assumptions: Any) -> None:
+        self._assumptions = assumptions
+
+    def follow(self, plan: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Write what an operator has made, as far as it is known or has to be assumed."""
+        if plan.namespace == plans.MESSAGES:
+            self._carried(args, kwargs, out)
+        elif plan.name in plans.COPIES:
+            self._copied(args[0] if plan.written else out, args[1] if plan.written else args[0])
+        elif plan.name == plans.LIFTED:
+            if known.is_small(args[0]):
+                known.mark(args[0], REAL)
+        elif plan.is_foreach:
+            self._wrote_lists(plan, args, kwargs)
+        elif plan.written:
+            self._written(plan, args, kwargs)
+        else:
+            self._made(plan, args, kwargs, [made for made in known.flat(out) if known.is_ours(made)])
+
+    # ---- what an operator makes
+
+    def _made(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
+        inputs = [] if plan.is_made else known.flat((args, kwargs))
+        state = self._state(inputs)
+        if state != REAL and not any(map(known.is_discrete, made)):
+            if state == ASSUMED and all(map(known.is_small, made)):
+                pass
+            else:
+                return
+        if self._is_uniform(plan, args, kwargs, inputs, made, state):
+            return
+        if plan.chosen is not None and state == 0:
+            self._chosen(plan, args, kwargs, made)
+            return
+        discrete = [tensor for tensor in made if known.is_discrete(tensor)]
+        if not state and not (made and known.is_discrete(made[0])):
+            return  # a mask or the like beside the result, which nothing else reads
+        if not all(map(known.is_small, made)) or any(tensor.numel() > MOST for tensor in inputs):
+            return
+        try:
+            values = known.flat(self._computed(plan, args, kwargs))
+        except (RuntimeError, IndexError, ValueError, NotImplementedError):  # the CPU cannot, or not with zeros
+            values = [torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape) for tensor in discrete]
+            made, state = discrete, 0
+        for tensor, value in zip(made, values, strict=False):
+            if tensor.shape == value.shape and (state or known.is_discrete(tensor)):
+                if not state:
+                    value = self._compared(plan, args, tensor, value)
+                known.put(tensor, value, state or ASSUMED)
+        if not state:
+            self._assumptions.told(plan.name, made[0].shape)
+
+    def _state(self, inputs: list[Any]) -> int:
+        """Return REAL or ASSUMED where all inputs are known, and 0 where one is not."""
+        state = REAL
+        for tensor in inputs:
+            if not tensor.is_cuda:
+                if tensor.requires_grad or not known.is_small(tensor):
+                    return 0
+                continue
+            mark = known.mark_of(tensor) if known.is_ours(tensor) and tensor.numel() <= MOST else None
+            if tensor.numel() and (mark is None or tensor.requires_grad):
+                return 0
+            state = max(state, mark.state if mark else REAL)
+        return state
+
+    def _is_uniform(self, plan: Any, args: Any, kwargs: Any, inputs: Any, made: list[Any], state: int) -> bool:
+        """Write a result that is one value, whatever its size; whether it is."""
+        if not (plan.is_pointwise or plan.is_made or not plan.has_tensors) or len(made) != 1 or plan.is_random:
+            return False
+        (tensor,) = made
+        is_large = tensor.numel() > known.LIMIT
+        if not known.is_discrete(tensor) or (state and not is_large):
+            return False
+        marks = [(one, known.mark_of(one) if one.is_cuda else None) for one in inputs]
+        if any(mark is not None and mark.uniform is None and one.numel() > 1 for one, mark in marks):
+            return False
+        if any(not one.is_cuda and one.numel() > 1 for one in inputs):
+            return False
+        if not plan.is_pointwise and not plan.is_filled:
+            return False
+        value = self._of_one(plan, args, kwargs)
+        if not state and self._assumptions.compared(plan.name, args) is not None and self._is_comparison(args, tensor):
+            value = self._assumptions.compared(plan.name, args)
+        if is_large:
+            known.mark(tensor, state or ASSUMED, value)
+        else:
+            filled = torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+            known.put(tensor, self._alternating(plan, args, tensor, filled), state or ASSUMED)
+        if not state:
+            self._assumptions.told(plan.name, tensor.shape)
+        return True
+
+    def _of_one(self, plan: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator makes of single elements."""
+
+        def one(tensor: Any) -> Any:
+            value = known.value_of(tensor, known.mark_of(tensor)) if tensor.is_cuda else tensor
+            return value.reshape(-1)[:1].reshape(()).clone()
+
+        if plan.is_filled:
+            shapes = (args[0], *args[1:]) if plan.has_tensors else ([], *args[1:])
+            if plan.has_tensors:
+                shapes = (torch.empty((), dtype=args[0].dtype, device="cpu"), *args[1:])
+                if plan.name.startswith("new_"):
+                    shapes = (shapes[0], [], *args[2:])
+            return plan.func(*shapes, **_on_host(kwargs)).item()
+        return plan.func(*_mapped(args, one), **_on_host(_mapped(kwargs, one))).item()
+
+    def _is_comparison(self, args: Any, tensor: Any) -> bool:
+        return tensor.dtype == torch.bool and any(
+            isinstance(value, torch.Tensor) and not known.is_discrete(value) for value in args
+        )
+
+    def _compared(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
+        """Return the values of a comparison, as they are to be assumed."""
+        if not plan.is_pointwise or not self._is_comparison(args, tensor):
+            return value
+        given = self._assumptions.compared(plan.name, args)
+        if given is not None:
+            return torch.full((), given, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+        return self._alternating(plan, args, tensor, value)
+
+    def _alternating(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
+        if not self._is_comparison(args, tensor) or not self._assumptions.alternates(plan.name, args):
+            return value
+        return (torch.arange(tensor.numel(), device="cpu") % 2 == 0).view(tensor.shape)
+
+    def _chosen(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
+        """Write indices that are chosen along a dimension of unknown values."""
+        if len(made) > plan.chosen and made[plan.chosen].numel() <= known.LIMIT:
+            tensor = made[plan.chosen]
+            known.put(tensor, self._assumptions.chosen(plan, args, kwargs, tensor.shape), ASSUMED)
+            self._assumptions.told(plan.name, tensor.shape)
+
+    # ---- what it writes
+
+    def _written(self, plan: Any, args: Any, kwargs: Any) -> None:
+        written = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
+        written = [tensor for tensor in written if known.is_ours(tensor)]
+        if not written:
+            return
+        outs = {id(tensor) for tensor in written} if plan.overwrites or plan.is_out else set()
+        inputs = [tensor for tensor in known.flat((args, kwargs)) if id(tensor) not in outs]
+        state = self._state(inputs)
+        kept = [tensor for tensor in written if known.is_small(tensor) and (state or known.is_discrete(tensor))]
+        if any(map(known.is_discrete, kept)):  # as a scale that is changed together with a count
+            kept += [tensor for tensor in written if known.mark_of(tensor) and not any(tensor is one for one in kept)]
+        if not kept or any(tensor.numel() > MOST for tensor in inputs):
+            for tensor in written:
+                known.forget(tensor)
+            return
+        try:
+            values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in written}
+            self._computed(plan, args, kwargs, values)
+        except (RuntimeError, IndexError, ValueError, NotImplementedError):
+            values = {id(tensor): torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in kept}
+            state = 0
+        for tensor in written:
+            if any(tensor is one for one in kept) and id(tensor) in values:
+                known.put(tensor, values[id(tensor)], state or ASSUMED)
+            else:
+                known.forget(tensor)
+        if not state:
+            self._assumptions.told(plan.name, written[0].shape)
+
+    def _wrote_lists(self, plan: Any, args: Any, kwargs: Any) -> None:
+        """Write lists of tensors where all of them are known, as an optimizer's counts of steps are."""
+        written = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
+        tensors = [tensor for tensor in known.flat(written) if known.is_ours(tensor)]
+        inputs = known.flat((args, kwargs))
+        state = self._state(inputs) if tensors and all(map(known.is_small, inputs)) else 0
+        if not state:
+            for tensor in tensors:
+                known.forget(tensor)
+            return
+        values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in tensors}
+        self._computed(plan, args, kwargs, values)
+        for tensor in tensors:
+            known.put(tensor, values[id(tensor)], state)
+
+    def _copied(self, target: Any, source: Any) -> None:
+        if known.is_ours(target):
+            mark = known.mark_of(source) if known.is_ours(source) else None
+            is_real = not source.is_cuda and type(source) in known.TENSORS
+            state = REAL if is_real else mark.state if mark else 0
+            if mark is not None and mark.uniform is not None and target.numel() > known.LIMIT:
+                known.mark(target, state, mark.uniform) if known.is_discrete(target) else known.forget(target)
+            elif known.is_small(target) and (state or known.is_discrete(target)):
+                known.put(target, known.value_of(source, mark) if source.is_cuda else source.detach(), state or ASSUMED)
+                if not state:
+                    self._assumptions.told("copy_", target.shape)
+            else:
+                known.forget(target)
+        elif known.is_ours(source) and type(target) in known.TENSORS and target.device.type == "cpu":
+            mark = known.mark_of(source)
+            if mark is not None:
+                target.copy_(known.value_of(source, mark))
+            elif target.nbytes <= MESSAGE_BYTES:
+                target.zero_()
+
+    def _carried(self, args: Any, kwargs: Any, out: Any) -> None:
+        """Remember what ranks got of each other: integers and booleans that are small enough to be carried."""
+        tensors = [tensor for tensor in known.flat((args, kwargs)) if known.is_ours(tensor)]
+        marks = [known.mark_of(tensor) for tensor in tensors]
+        state = max([mark.state for mark in marks if mark], default=REAL)
+        for tensor in tensors:
+            if tensor.nbytes <= MESSAGE_BYTES and known.is_discrete(tensor):
+                known.mark(tensor, state)
+            elif known.is_discrete(tensor) or not any(marks):
+                known.forget(tensor)
+
+    # ---- on the CPU
+
+    def results(self, plan: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
+        """Return what an operator makes, on the CPU, and whether that is real or assumed."""
+        state = self._state(known.flat((args, kwargs)))
+        return self._computed(plan, args, kwargs), state or ASSUMED
+
+    def _computed(self, plan: Any, args: Any, kwargs: Any, written: dict[int, Any] | None = None) -> Any:
+        def value(tensor: Any) -> Any:
+            if written and id(tensor) in written:
+                return written[id(tensor)]
+            return known.value_of(tensor, known.mark_of(tensor)) if tensor.is_cuda else tensor.detach()
+
+        args, kwargs = _mapped(args, value), _on_host(_mapped(kwargs, value))
+        if plan.is_random and kwargs.get("generator") is None and plan.takes_generator:
+            kwargs["generator"] = _drawing()
+        return plan.func(*args, **kwargs)
+
+
+def _drawing() -> torch.Generator:
+    """Return a CPU generator that stands where the GPU's does."""
+    device: Any = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator = torch.Generator(device="cpu")
+    generator.manual_seed((device.initial_seed() + 1_000_003 * device.get_offset()) % (1 << 62))
+    return generator
+
+
+def _mapped(value: Any, function: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: _mapped(part, function) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(part, function) for part in value)
+    return value
+
+
+def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return keywords with the CPU for a device, and no generator of the GPU's."""
+    found = {name: value for name, value in kwargs.items() if not isinstance(value, torch.Generator)}
+    if "device" in found:
+        found["device"] = torch.device("cpu")
+    found.pop("pin_memory", None)
+    return found

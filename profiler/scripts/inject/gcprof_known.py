@@ -1,0 +1,136 @@
+"""Which tensors of a hollow GPU hold true values, and their values on the CPU: torch and the standard library alone.
+
+A hollow GPU's memory is this process's own, so that a CPU tensor can stand over it; nothing is allocated on the device.
+What is known is remembered by the address of a storage, together with a weak reference to it: whether a tensor is
+known is asked without a Python object for its storage, which would make autograd add gradients out of place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import torch
+
+REAL, ASSUMED = 1, 2  # made of what came from the host alone; made also of what was assumed
+LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kept
+FLOATS = 1 << 16  # elements of a floating-point tensor: few, as weights are floating-point too
+Tensor: Any = torch.Tensor
+TENSORS = {torch.Tensor, torch.nn.Parameter}
+
+
+_storage: Any = torch.UntypedStorage
+_expired = _storage._expired
+
+
+class Mark:
+    """What is known of a storage."""
+
+    __slots__ = ("state", "uniform", "weak")
+
+    def __init__(self, weak: int, state: int, uniform: Any) -> None:
+        self.weak, self.state, self.uniform = weak, state, uniform  # uniform: the value of all elements, or None
+
+    def __del__(self, free: Any = _storage._free_weak_ref) -> None:
+        free(self.weak)
+
+
+marks: dict[int, Mark] = {}  # by the address of the storage
+
+
+def is_ours(value: Any) -> bool:
+    """Whether a value is a plain tensor on a GPU."""
+    return type(value) in TENSORS and value.is_cuda and value.layout is torch.strided
+
+
+def mark_of(tensor: Any) -> Mark | None:
+    """Return what is known of a GPU tensor's storage."""
+    place = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    mark = marks.get(place)
+    if mark is not None and _expired(mark.weak):
+        del marks[place]
+        return None
+    return mark
+
+
+def is_discrete(tensor: Any) -> bool:
+    """Whether a tensor holds integers or booleans."""
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_small(tensor: Any) -> bool:
+    """Whether the values of a tensor are kept."""
+    return bool(tensor.numel() <= (LIMIT if is_discrete(tensor) else FLOATS))
+
+
+def mark(tensor: Any, state: int, uniform: Any = None) -> None:
+    """Remember that a tensor's storage holds what its values are."""
+    if not tensor.numel() or (not is_discrete(tensor) and torch._C._current_autograd_node() is not None):
+        return  # a gradient: see above
+    storage = tensor.untyped_storage()
+    marks[storage.data_ptr()] = Mark(storage._weak_ref(), state, uniform)
+
+
+def forget(tensor: Any) -> None:
+    """Forget what is known of a tensor's storage."""
+    if marks and is_ours(tensor) and mark_of(tensor) is not None:
+        del marks[tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()]
+
+
+def host(tensor: Any) -> Any:
+    """Return a CPU tensor over the memory of a GPU tensor."""
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    num = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    buffer = (ctypes.c_byte * (num * tensor.element_size())).from_address(tensor.data_ptr())
+    whole = torch.frombuffer(buffer, dtype=torch.uint8).view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride())
+
+
+def value_of(tensor: Any, mark: Mark | None) -> Any:
+    """Return the values of a tensor on the CPU; zeros where they are not known."""
+    if mark is not None and mark.uniform is None and (is_discrete(tensor) or tensor.numel() <= LIMIT):
+        return host(tensor)
+    value = 0 if mark is None or mark.uniform is None else mark.uniform
+    return torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+
+
+def holds(tensor: Any) -> int:
+    """Return how many bytes the storage of an integer or boolean tensor has."""
+    return int(tensor.untyped_storage().nbytes())
+
+
+def put(tensor: Any, values: Any, state: int) -> None:
+    """Write values into a GPU tensor, and remember that they are known.
+
+    Where it is a part of a larger storage that is not known, the rest of integers and booleans is zero from then on,
+    and floating-point numbers stay unknown.
+    """
+    known = mark_of(tensor)
+    if known is None and tensor.numel() * tensor.element_size() < _room(tensor):
+        if not is_discrete(tensor) or holds(tensor) > LIMIT * tensor.element_size():
+            return
+        ctypes.memset(tensor.untyped_storage().data_ptr(), 0, holds(tensor))
+    if known is not None and known.uniform is not None:
+        known = None
+    host(tensor).copy_(values)
+    mark(tensor, state if known is None else max(state, known.state))
+
+
+def _room(tensor: Any) -> int:
+    """Return the bytes of a storage, of floats as far as can be told without looking at it."""
+    if is_discrete(tensor):
+        return holds(tensor)
+    base = tensor._base if tensor._is_view() else tensor
+    return int(base.nbytes) + (1 if base is tensor and tensor.storage_offset() else 0)
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the tensors of an operator's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in flat(part)]
+    return [tensor for part in value for tensor in flat(part)] if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,222 @@
+"""Values on a GPU that computes nothing: those that come from the host are real, others are assumed where they are made.
+
+An operator always runs first as it is, so that it allocates what it does on a GPU. Then its values are computed on the
+CPU and written into its own results, where all of its inputs are known, or where it makes integers or booleans: then
+floating-point numbers that are not known are zero, which is an assumption, and told with its line. A size that depends
+on values is therefore known before the operator runs, and handed to PyTorch's own code as what it reads of the GPU.
+
+PyTorch's dispatcher calls this below autograd, by a key that it has no use of its own for ("Fake"): unlike a dispatch
+mode, that is seen neither by Dynamo nor by autograd, which adds gradients out of place where there is a mode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial, wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.library import Library, fallthrough_kernel
+
+known: Any = import_module("gcprof_known")  # beside this file
+lines: Any = import_module("gcprof_lines")
+plans: Any = import_module("gcprof_plans")
+assumed: Any = import_module("gcprof_assumed")
+computing: Any = import_module("gcprof_computing")
+FAKE = torch._C._dispatch_key_parse("Fake")
+BELOW = torch._C._dispatch_keyset_full_after(FAKE)
+TORCH = os.path.dirname(torch.__file__) + os.sep
+MOST_READS = 10_000  # of one line, within a phase: a loop that waits for what is never computed
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+observers: list[Callable[[Any, Any, Any, Any], None]] = []  # each gets an operator, its arguments and its result
+
+
+class Values:
+    """Follows the operators of this process.
+
+    `tell` gets a row for each assumption and each line that reads a value; `end` ends the process with a reason and a
+    line; `phase` returns what changes as the script goes on.
+    """
+
+    def __init__(
+        self, tell: Callable[[dict[str, Any]], None], end: Callable[[str, str, str], None], phase: Callable[[], Any]
+    ) -> None:
+        self.assumptions = assumed.Assumptions(tell, os.environ.get("GCPROF_VALUES", "zeros"))
+        self.compute = computing.Computing(self.assumptions)
+        self._tell, self._end, self._phase = tell, end, phase
+        self._here = threading.local()  # its count: the size that the running operator will read
+        self._reads: set[tuple[str, bool]] = set()
+        self._last: tuple[Any, ...] = ()
+        self._num_last = 0
+        self._libraries: list[Library] = []
+
+    def begin(self) -> None:
+        """Follow this thread's operators, and those of threads that begin later."""
+        self._library("_").fallback(fallthrough_kernel, "Fake")
+        for namespace, names in plans.names(is_whole=bool(observers)).items():
+            library: Any = self._library(namespace)
+            for name in names:
+                library.m.impl(name, "Fake", self._kernel(f"{namespace}::{name}"), True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that another kernel is overridden
+            self._library("aten").impl("_local_scalar_dense", self._read, "CUDA")
+        operators: Any = torch._ops
+        for operator in operators._higher_order_ops.values():
+            operator.fallthrough(FAKE)
+        operators._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(FAKE)
+        _include(FAKE, True)
+        self._follow_threads()
+        os.register_at_fork(after_in_child=_begin_forked)
+
+    def _library(self, namespace: str) -> Library:
+        self._libraries.append(Library(namespace, "IMPL"))
+        return self._libraries[-1]
+
+    def _follow_threads(self) -> None:
+        kind: Any = threading.Thread
+        plain = kind._bootstrap_inner
+
+        @wraps(plain)
+        def bootstrap(thread: Any) -> None:
+            _include(FAKE, True)
+            plain(thread)
+
+        kind._bootstrap_inner = bootstrap
+
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        """Return what the dispatcher calls for an operator."""
+        plan: Any = None
+
+        def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal plan
+            if plan is None:
+                plan = plans.Plan(name)
+            _include(FAKE, False)
+            try:
+                if plan.is_sized:
+                    out = self._sized(plan, keyset, args, kwargs)
+                else:
+                    out = plan.func(*args, **kwargs)
+                    if plan.written or plan.makes(args, out):
+                        self.compute.follow(plan, args, kwargs, out)
+                for observe in observers:
+                    observe(plan.func, args, kwargs, out)
+                return out
+            finally:
+                _include(FAKE, True)
+
+        return call
+
+    # ---- sizes
+
+    def _sized(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that reads the size of its result, or what it compares, of the GPU."""
+        if not known.is_ours(args[0]):
+            return plan.func(*args, **kwargs)
+        if plan.name in plans.COMPARES:
+            plan.func(*args, **kwargs)
+            return self.compute.results(plan, args, kwargs)[0]
+        if plan.name not in plans.COUNTED:
+            out = self._seen_within(plan, keyset, args, kwargs) if plan.reads_within(args) else plan.func(*args, **kwargs)
+            if isinstance(out, torch.Tensor):
+                self.compute.follow(plan, args, kwargs, out)
+            return out
+        values, state = self.compute.results(plan, args, kwargs)
+        first = values[0] if isinstance(values, tuple) else values
+        size = first.shape[kwargs.get("dim", args[1]) if plan.name == "unique_dim" else 0]
+        count = size.to_bytes(plans.COUNTED[plan.name], sys.byteorder)
+        self._here.count = size  # where it is read by PyTorch's `item`; and where by a copy
+        ctypes.CDLL(None).hollow_answer(count, len(count))
+        try:
+            out = plan.func(*args, **kwargs)
+        finally:
+            ctypes.CDLL(None).hollow_answer(b"", 0)
+            self._here.count = None
+        for made, value in zip(known.flat(out), known.flat(values), strict=True):
+            if made.shape == value.shape:
+                known.put(made, value, state)
+        if state == known.ASSUMED:
+            self.assumptions.told(plan.name, first.shape, is_size=True)
+        return out
+
+    def _seen_within(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator whose own calls of others are followed."""
+        args = tuple(
+            torch.tensor(value, device="cpu") if place in plan.tensors and type(value) in (int, float, bool) else value
+            for place, value in enumerate(args)
+        )
+        _include(FAKE, True)
+        try:
+            return plan.func.redispatch(keyset & BELOW, *args, **kwargs)
+        finally:
+            _include(FAKE, False)
+
+    # ---- what the host reads
+
+    def _read(self, tensor: Any) -> Any:
+        """Return the value of a tensor of one element."""
+        if getattr(self._here, "count", None) is not None:
+            return self._here.count
+        is_included = torch._C._dispatch_tls_is_dispatch_key_included(FAKE)
+        _include(FAKE, False)
+        try:
+            mark = known.mark_of(tensor)
+            if mark is not None and mark.state == known.REAL:
+                return known.value_of(tensor, mark).item()
+            is_discrete = known.is_discrete(tensor)
+            value = known.value_of(tensor, mark).item() if mark is not None else tensor.dtype.is_complex * 0j or 0.0
+            if is_discrete and mark is None:
+                value = False if tensor.dtype == torch.bool else 0
+            self._note_read(tensor, value)
+            return value
+        finally:
+            if is_included:
+                _include(FAKE, True)
+
+    def _note_read(self, tensor: Any, value: Any) -> None:
+        line = lines.line_now()
+        is_integer = known.is_discrete(tensor) and tensor.dtype != torch.bool
+        is_size = is_integer and not sys._getframe(2).f_code.co_filename.startswith(TORCH)  # of a rank, or the like
+        if is_size and value > 1:
+            self.assumptions.counts[int(value)] = line
+        if (line, is_size) not in self._reads:
+            self._reads.add((line, is_size))
+            self._tell({"kind": "read", "line": line, "is_integer": is_size})
+        now = (line, self._phase())
+        self._num_last = self._num_last + 1 if now == self._last else 1
+        self._last = now
+        if self._num_last > MOST_READS:
+            why = f"{line} reads a value of the GPU, which is not computed, again and again, and may never end"
+            self._end("no progress", why, line)
+
+    def why_short(self) -> tuple[str, int] | None:
+        """Return the line of the assumption that sized the operator which runs now, and the size; None for none."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name == "call" and "keyset" in frame.f_locals:
+                sizes = _sizes((frame.f_locals.get("args"), frame.f_locals.get("kwargs")))
+                return next(((line, size) for size, line in self.assumptions.counts.items() if size in sizes), None)
+            frame = frame.f_back
+        return None
+
+
+def _begin_forked() -> None:
+    if torch.cuda.is_initialized():  # then this process cannot use it
+        _include(FAKE, False)
+
+
+def _sizes(value: Any) -> set[int]:
+    """Return all integers among arguments, and the sizes of tensors."""
+    if isinstance(value, torch.Tensor):
+        return {int(size) for size in value.shape}
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return {size for part in value for size in _sizes(part)}
+    return {value} if isinstance(value, int) else set()
