@@ -80,6 +80,8 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
     applied: tuple[Applied, ...] = ()  # of each model that it trains; under `none` of those with own checkpoints
     growth: tuple[Growth, ...] = ()  # from step to step, the most first
     holders_why: str | None = None  # why holders are not known, of all phases or of some
+    estimated_seconds: Real | None = None  # of the second step, by the roofline model, where strategies are compared
+    estimate_why: str | None = None  # why these are not known
 
 
 class VariantFacts(msgspec.Struct, frozen=True, kw_only=True):

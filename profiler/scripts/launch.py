@@ -158,7 +158,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     places = [str(INJECT), *given.get("PYTHONPATH", "").split(os.pathsep)]
     limits = {
         "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": _in_place(asked.strategy),
-        "GCPROF_MODULE": asked.module,
+        "GCPROF_MODULE": asked.module, "GCPROF_WORK": "1" if asked.gpus and asked.strategy else None,
     }  # fmt: skip
     packages = dict.fromkeys((str(Path(__file__).parents[2]), str(Path(msgspec.__file__).parents[1])))
     return {

@@ -10,6 +10,7 @@ import msgspec
 from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.script import Applied, Growth, Holder, Phase, ProcessFacts, VariantFacts
+from profiler.scripts import estimate
 
 if TYPE_CHECKING:
     from profiler.core.rehearsed_gpu import RehearsedGpu
@@ -68,10 +69,12 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
     ) -> Variant:
         outcome = outcome_of(ended)
         skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
+        rates = gpu_specs.find(gpu.gpu)
+        processes = tuple(_estimated(process, ended, rates) if strategy else process for process in ended.processes)
         words = {"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values}
         return cls(
             words=({"strategy": strategy} if strategy else {}) | words,
-            gpu_bytes=gpu.bytes or gpu_specs.find(gpu.gpu).memory_bytes,
+            gpu_bytes=gpu.bytes or rates.memory_bytes,
             context_bytes=gpu.context_bytes,
             outcome="skipped" if skipped else outcome,
             detail=skipped,
@@ -80,7 +83,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
             device=rehearsed_gpu.device_of(gpu),
             command=tuple(command),
-            processes=ended.processes,
+            processes=processes,
         )
 
     @property
@@ -104,6 +107,13 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             return self
         most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
+
+
+def _estimated(process: Process, ended: Ended, rates: gpu_specs.Rates) -> Process:
+    """Return the process with the estimated seconds of its step."""
+    name = next(name for name in ended.lines if name.rpartition(".")[2] == str(process.number))
+    seconds, why = estimate.of_lines(ended.lines[name], rates)
+    return msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
 
 
 def outcome_of(ended: Ended) -> str:

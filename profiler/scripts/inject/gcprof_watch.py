@@ -51,6 +51,8 @@ def begin(why: str | None) -> None:
         return
     torch.cuda._lazy_call(_tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+    if "GCPROF_WORK" in os.environ:
+        watch.work = import_module("gcprof_work").Work(_write)
     watch.know_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
@@ -128,6 +130,7 @@ class Watch:
         self.module = ""
         self.root: Callable[[], Any] = lambda: None  # the model of that class, if it still lives
         self.holders: Any = holding.Nothing()  # of the peaks
+        self.work: Any = None  # counts what operators compute, where that is asked for
         self.process = os.getpid()
         self.thread = threading.get_ident()
         self.is_on = False
@@ -337,6 +340,8 @@ class Watch:
     def _count_step(self) -> None:
         self.step += 1
         self.holders.stepped(self.step)
+        if self.work:
+            self.work.stepped(self.step)
         if self._steps and self.step >= self._steps:
             if self.step > self._steps:  # the script caught the first one
                 os._exit(0)
@@ -370,7 +375,9 @@ class Watch:
 
     def know_values(self) -> None:
         """Follow the values of a hollow GPU: real ones of what comes from the host, and assumed ones."""
-        self.values = import_module("gcprof_values").Values(
+        following = import_module("gcprof_values")
+        following.observers += [self.work] if self.work else []
+        self.values = following.Values(
             lambda row: _write({**row, "line": row["line"] or self.line, "step": self.step}),
             self._end_unknown,
             lambda: (self.phase, self.step),

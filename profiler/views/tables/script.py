@@ -14,8 +14,9 @@ from rich.table import Table
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.script import Holder, Phase
-from profiler.core.units import byte_unit, bytes_text, few, scaled, seconds_text
-from profiler.scripts.report import IN_STEPS, Process, Variant, phase_name, phase_text
+from profiler.core.units import byte_unit, bytes_text, change_text, few, scaled, seconds_text
+from profiler.predicting.trace.roofline import RATIOS
+from profiler.scripts.report import IN_STEPS, Process, Variant, name_of, phase_name, phase_text
 
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
 MOST_NAMED = 3
@@ -97,7 +98,7 @@ def _remarks(variant: Variant) -> Iterator[str]:
 
 
 def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
-    """Print one row for each variant: its words, its largest peak, what is reserved, and whether that fits."""
+    """Print one row for each variant: words, largest peak, reserved, a step's estimated time, and whether it fits."""
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     table = Table(title="all variants", title_justify="left", box=box.SIMPLE_HEAD)
     names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
@@ -105,6 +106,9 @@ def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | Non
         table.add_column(name)
     for name in (f"peak {unit}", f"reserved {unit}"):
         table.add_column(name, justify="right")
+    is_estimated = any(process.estimated_seconds for variant in variants for process in variant.processes)
+    if is_estimated:
+        table.add_column("step, estimated", justify="right")
     table.add_column("fits?")
     for variant in variants:
         words = [variant.words.get(name, "") for name in names]
@@ -112,8 +116,40 @@ def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | Non
         if variant.processes and variant.outcome != "skipped":
             peak = max(process.peak_bytes or 0 for process in variant.processes)
             figures = [scaled(peak, size), scaled(variant.largest.reserved_bytes, size)]
-        table.add_row(*words, *figures, _fits(variant))
-    console(file=file, width=width, color=color).print(table)
+        times = [_estimate_text(variant, variants)] if is_estimated else []
+        table.add_row(*words, *figures, *times, _fits(variant))
+    screen = console(file=file, width=width, color=color)
+    screen.print(table)
+    for line in _estimate_notes(variants, is_estimated=is_estimated):
+        screen.print(f"note: {line}", soft_wrap=True)
+
+
+def _estimate_text(variant: Variant, variants: Sequence[Variant]) -> str:
+    """Return the estimated time of a step against that of `none` on the same device; of that one, in seconds."""
+    seconds = _estimated(variant)
+    plain = next((one for one in variants if one.words == {**variant.words, "strategy": "none"}), None)
+    bare = _estimated(plain) if plain else None
+    if seconds is None or plain is variant or bare is None:
+        return seconds_text(seconds)
+    return change_text(seconds / bare)
+
+
+def _estimated(variant: Variant) -> float | None:
+    """Return the estimated seconds of a step of its slowest process; None where one is not known."""
+    seconds = [process.estimated_seconds for process in variant.processes]
+    known = [second for second in seconds if second is not None]
+    return max(known) if known and len(known) == len(seconds) and variant.outcome != "skipped" else None
+
+
+def _estimate_notes(variants: Sequence[Variant], *, is_estimated: bool) -> Iterator[str]:
+    """Yield what estimated times are worth, and why some are not known."""
+    if is_estimated:
+        several = ", without what ranks send each other" if any(len(one.processes) > 1 for one in variants) else ""
+        yield f"times are estimated for ideal kernels, of the second step{several}; {RATIOS}"
+    for variant in variants:
+        why = next((process.estimate_why for process in variant.processes if process.estimate_why), None)
+        if why and variant.outcome == "ok":
+            yield f"no time of {name_of(variant)}: {why}"
 
 
 def _fits(variant: Variant) -> str:

@@ -1,0 +1,110 @@
+"""What the operators of one step compute and move, from which `profiler/scripts/estimate.py` estimates its seconds.
+
+Of the second step, as the first one makes optimizer state; imported by `gcprof_watch` beside it where strategies are
+compared. Torch and the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+STEP = 2  # of the main optimizer, from 1
+LARGE = 1 << 20  # bytes of a copy to the host which no log or metric makes
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ATTENTION = os.path.join(PACKAGE, "measuring", "meters", "attention_flops.py")  # knows torch alone, too
+COMPILED = "a part of the step is compiled, and what that computes is not counted"
+TO_HOST = "the step copies {} to the host, whose transfers have no rate"
+REPLAYED = "the step replays a CUDA graph, and what that computes is not counted"
+
+
+class Work:
+    """Counts what the operators of the second step compute and move; called with each, by what follows values."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
+        self.is_on = False
+        self._calls: Counter[tuple[str, str, int, int]] = Counter()
+        self._to_host = 0  # bytes
+        self._num_replays = 0
+        replay = torch.cuda.CUDAGraph.replay
+
+        def counted(graph: Any) -> None:
+            self._num_replays += self.is_on
+            replay(graph)
+
+        setattr(torch.cuda.CUDAGraph, "replay", counted)  # noqa: B010
+
+    def stepped(self, step: int) -> None:
+        """Begin or end to count, right after a step of the main optimizer."""
+        if self.is_on:
+            self._tell()
+        self.is_on = step == STEP - 1
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if not self.is_on or func.is_view:
+            return
+        given = [*_tensors((args, tuple(kwargs.values())))]
+        made = [*_tensors(out)]
+        devices = {tensor.device.type for tensor in (*given, *made)}
+        if "cuda" not in devices:
+            return
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
+        if "cpu" in devices:
+            copied = sum(tensor.numel() * tensor.element_size() for tensor in made if tensor.device.type == "cpu")
+            self._to_host += copied if copied > LARGE else 0
+            if func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy):
+                return
+        self._calls[_name(func), _kind(given or made), _flops(func, args, kwargs, out), nbytes] += 1
+
+    def _tell(self) -> None:
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        is_compiled = bool(dynamo and dynamo.counters["stats"]["unique_graphs"])
+        why = COMPILED if is_compiled else REPLAYED if self._num_replays else None
+        if self._to_host:
+            why = TO_HOST.format(f"{self._to_host / 2**20:.0f} MiB")
+        calls = [[*call, num] for call, num in self._calls.items()]
+        self._write({"kind": "work", "why": why, "calls": [] if why else calls})
+        self._calls.clear()
+
+
+def _kind(tensors: list[torch.Tensor]) -> str:
+    """Return the kind of number that a matrix product of these runs in, as rates of GPUs have it."""
+    kinds = {tensor.dtype for tensor in tensors}
+    return "fp16" if torch.float16 in kinds else "bf16" if torch.bfloat16 in kinds else "fp32"
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    formula = _formulas().get(func.overloadpacket)
+    return int(formula(*args, **kwargs, out_val=out)) if formula else 0
+
+
+@cache
+def _formulas() -> dict[Any, Callable[..., int]]:
+    spec = spec_from_file_location("gcprof_attention_flops", ATTENTION)
+    assert spec, "a part of gcprof"
+    assert spec.loader
+    attention: Any = module_from_spec(spec)
+    spec.loader.exec_module(attention)
+    return {**flop_registry, **attention.FORMULAS}
+
+
+@cache
+def _name(func: Any) -> str:
+    return str(func.overloadpacket)
+
+
+def _tensors(items: Any) -> Iterator[torch.Tensor]:
+    if isinstance(items, torch.Tensor):
+        yield items
+    elif isinstance(items, (tuple, list)):
+        for item in items:
+            yield from _tensors(item)

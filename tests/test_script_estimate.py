@@ -1,0 +1,106 @@
+"""A script's estimated time of a step: its FLOPs as PyTorch counts them on the CPU, and arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.scripts.estimate import of_lines
+from profiler.scripts.launch import Asked, run
+from tests.scripts.runs import rehearsed
+
+SCRIPT = """
+import torch
+from blocks import Model
+
+model = Model().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+inputs = torch.ones(64, 96).cuda()
+for _ in range(3):
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(96, 384), nn.Linear(384, 96)
+
+    def forward(self, x):
+        return self.narrow(self.wide(x).relu())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Block() for _ in range(4)]), nn.Linear(96, 10)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+RATES = gpu_specs.find("t4")
+
+
+def flops_of_step(*, is_checkpointed):
+    """Return the FLOPs of a step by PyTorch's counter, on the CPU, with PyTorch's own checkpoints."""
+    scope = {}
+    exec(BLOCKS, scope)
+    model = scope["Model"]()
+    x = torch.ones(64, 96)
+    with FlopCounterMode(display=False) as counter:
+        for block in model.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if is_checkpointed else block(x)
+        model.head(x).square().mean().backward()
+    return counter.get_total_flops()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["none", "all"])
+def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow, folder):
+    gpus = rehearsed_gpu.several("t4", memory=None, context="600MiB")
+
+    ended = run(Asked(words=("python", "train.py"), gpus=gpus, strategy=strategy), on_line=lambda line: None)
+
+    (lines,) = ended.lines.values()
+    (work,) = (line for line in lines if line["kind"] == "work")
+    counted = sum(flops * num for _, _, flops, _, num in work["calls"])
+    assert counted == flops_of_step(is_checkpointed=strategy == "all")
+    assert {kind for _, kind, flops, _, _ in work["calls"] if flops} == {"fp32"}
+
+
+@pytest.mark.nightly
+def test_a_compiled_step_has_no_estimate_and_says_so(hollow, folder):
+    (folder / "train.py").write_text(SCRIPT.replace("optimizer =", "model = torch.compile(model)\noptimizer =", 1))
+
+    done = rehearsed(("python", "train.py"), "--strategies", "none", cwd=folder)
+
+    (variant,) = done.document["variants"]
+    (process,) = variant["processes"]
+    assert process["estimated_seconds"] is None
+    assert "compiled" in process["estimate_why"]
+
+
+def test_an_operator_takes_the_longer_of_arithmetic_and_traffic_and_a_launch():
+    calls = [["aten.mm", "fp16", 10**12, 1, 2], ["aten.add", "fp32", 0, 10**9, 1], ["c10d.allreduce_", "fp32", 0, 9, 7]]
+
+    seconds, why = of_lines([{"kind": "work", "why": None, "calls": calls}], RATES)
+
+    by_hand = 2 * (10**12 / (0.8 * RATES.flops.fp16) + 3e-6) + 10**9 / (0.8 * RATES.bandwidth) + 3e-6
+    assert seconds == pytest.approx(by_hand)
+    assert why is None
+    assert of_lines([], RATES) == (None, "no second step was made")
