@@ -1,0 +1,101 @@
+"""Training steps whose sizes depend on values: `python sized_by_values.py NAME`, and with `--by-hand` on sizes put in.
+
+Put in by hand, each size comes from the CPU, and no operator reads one of the GPU.
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+NAME, BY_HAND = sys.argv[1], "--by-hand" in sys.argv
+ROWS, WIDTH, EXPERTS = 512, 64, 4
+torch.manual_seed(0)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(1000, WIDTH)
+        self.router = nn.Linear(WIDTH, EXPERTS)
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 4096), nn.ReLU(), nn.Linear(4096, WIDTH))
+
+    def forward(self, tokens, host):
+        return STEPS[NAME](self, tokens, host)
+
+
+def put_in(make, tokens, host):
+    """What `make` makes of the tokens: on the GPU, or by hand on the CPU."""
+    if not BY_HAND:
+        return make(tokens)
+    made = make(host)
+    return tuple(one.to(tokens.device) for one in made) if isinstance(made, tuple) else made.to(tokens.device)
+
+
+def masked(model, tokens, host):
+    mask = tokens > 300
+    rows = put_in(lambda one: (one > 300).nonzero().squeeze(1), tokens, host)
+    model.kept = (mask, rows)  # autograd keeps one of them
+    return model.wide(model.embed(tokens)[rows if BY_HAND else mask])
+
+
+def labelled(model, tokens, host):
+    rows = put_in(lambda one: (one % 3 == 0).nonzero().squeeze(1), tokens, host)
+    return model.wide(model.embed(tokens)[rows])
+
+
+def unique(model, tokens, host):
+    kinds, places = put_in(lambda one: torch.unique(one, return_inverse=True), tokens, host)
+    if BY_HAND:  # the GPU's result keeps as much memory as its input
+        kinds = torch.empty_like(tokens)[: len(kinds)].copy_(kinds)
+    return model.wide(model.embed(kinds)).index_select(0, places)
+
+
+def repeated(model, tokens, host):
+    rows = put_in(lambda one: torch.repeat_interleave(one % 7), tokens, host)
+    return model.wide(model.embed(tokens).index_select(0, rows))
+
+
+def selected(model, tokens, host):
+    losses = model.wide(model.embed(tokens)).square().mean(1)
+    mask = tokens % 2 == 1
+    rows = put_in(lambda one: (one % 2 == 1).nonzero().squeeze(1), tokens, host)
+    return losses[rows] if BY_HAND else losses.masked_select(mask)
+
+
+def longest(model, tokens, host):
+    lengths = host % 300 if BY_HAND else tokens % 300
+    return model.wide(model.embed(tokens[: int(lengths.max().item())]))
+
+
+def routed(model, tokens, host):
+    """To one expert each: which one no CPU can know; by hand to all of them in turn."""
+    hidden = model.embed(tokens)
+    _, chosen = model.router(hidden).topk(1, dim=-1)
+    if BY_HAND:
+        chosen = (torch.arange(ROWS) % EXPERTS).view(ROWS, 1)
+    outputs = []
+    for expert in range(EXPERTS):
+        rows = (chosen.squeeze(1) == expert).nonzero().squeeze(1).to(tokens.device)
+        outputs.append(model.wide(hidden[rows]))
+    return torch.cat(outputs)
+
+
+STEPS = {step.__name__: step for step in (masked, labelled, unique, repeated, selected, longest, routed)}
+
+
+def main():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = Model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        host = torch.randint(1000, (ROWS,))
+        loss = model(host.to(device), host).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("max memory allocated", torch.cuda.max_memory_allocated())
+
+
+if __name__ == "__main__":
+    main()
