@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STUBS = """#include <stdio.h>
-#include <stdlib.h>
+STUBS = """#include "refused.h"
+int set_error(int error);
 static long refuse(const char *name, int *called) {
-    if (!*called && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: not supported: %s\\n", name);
+    if (!*called) tell_refused(name);
     *called = 1;
     return NOT_SUPPORTED;
 }

@@ -42,7 +42,9 @@ SIZED_BY_VALUES = (
     "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
     "bincount", "repeat_interleave.Tensor",
 )  # fmt: skip
-BESIDE = ("gcprof_objects", "gcprof_recurrent", "gcprof_linalg")  # what a hollow GPU cannot do, done otherwise
+BESIDE = (  # what a hollow GPU cannot do, done otherwise or told
+    "gcprof_objects", "gcprof_recurrent", "gcprof_linalg", "gcprof_loading",
+)  # fmt: skip
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -59,6 +61,7 @@ def begin(why: str | None) -> None:
     watch.know_no_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
+    import_module("gcprof_graphs").begin(watch)
     for name in BESIDE:
         import_module(name).begin(note)
 
@@ -185,6 +188,7 @@ class Watch:
         counters.on_reset = lambda device: self.holders.reset(self.phase, self.line, device)
         autograd: Any = torch.autograd
         self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
+        self._replace(autograd, "grad", self._around(autograd.grad, "backward", "after the backward"))
         self._replace(torch, "save", self._around(torch.save, "saving", None))
         self._replace(optimizers.Optimizer, "__init__", self._before_optimizer(optimizers.Optimizer.__init__))
         _observe_out_of_memory()
