@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from profiler.core.errors import UserError
 from profiler.rehearsal import cache
-from profiler.rehearsal.cuda_libraries import LIBRARIES, STUBS, Library
+from profiler.rehearsal.cuda_libraries import LIBRARIES, RUNTIME, STUBS, Library
 
 SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
@@ -41,6 +41,10 @@ from profiler.rehearsal import device; device.load(Path(sys.argv[2]))
 PREBUILT = Path(__file__).parent / "prebuilt"  # in a wheel for Linux: a folder `cu13` for each CUDA major version
 ORIGIN = "origin.json"  # in such a folder: the digest of the sources, and the CUDA version of the headers
 IN_TORCH = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)", re.MULTILINE)  # in torch/version.py
+OF_DRIVER = re.compile(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(")  # in cuda.h, as what follows
+RENAMED = re.compile(r"^#define\s+cu[A-Z]\w+\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w+)", re.MULTILINE)
+VERSION = re.compile(r"(_v\d+)?(_pts[dz])?$")  # of a function's name
+LOOKS_UP = ("cuGetProcAddress", "cuGetExportTable")
 IN_HEADER = re.compile(r"#define CUDA_VERSION (\d+)")  # in cuda.h: 13020 is CUDA 13.2
 
 
@@ -234,17 +238,30 @@ class _Build:
         exported = self._symbols(str(real), "-D", "--defined-only")
         is_versioned = any("@" in symbol for symbol in exported)
         names = {symbol.partition("@")[0] for symbol in exported} - own - {real.name}
+        if library.sources == RUNTIME:
+            names |= self._of_the_driver(own)
         stubs, versions = self._work / f"{library.name}.c", self._work / f"{library.name}.map"
         lines = [
             f"{'KNOWN' if re.fullmatch(library.known, name) else 'UNKNOWN'}({name})"
             for name in sorted(names)
             if not name.startswith("_Z")  # of C++
         ]
-        text = [f"#define NOT_SUPPORTED {library.not_supported}", STUBS, *lines, ""]
+        code = f"set_error({library.not_supported})" if library.sources == RUNTIME else str(library.not_supported)
+        text = [f"#define NOT_SUPPORTED {code}", STUBS, *lines, ""]
         stubs.write_text("\n".join(text), encoding="utf-8")
         versions.write_text(f"{real.name if is_versioned else ''} {{\n  global: *;\n}};\n", encoding="utf-8")
-        link = ("-shared", f"-Wl,-soname,{real.name}", f"-Wl,--version-script,{versions}")
+        link = ("-shared", f"-I{SOURCES}", f"-Wl,-soname,{real.name}", f"-Wl,--version-script,{versions}")
         self._compile(*link, *objects, str(stubs), "-o", f"{self._out}/{real.name}", "-lpthread", "-ldl", "-lm")
+
+    def _of_the_driver(self, own: set[str]) -> set[str]:
+        """Return the driver's functions that its header has and the sources do not, in no version of theirs.
+
+        Without those that look up others: who finds none of these asks for each function by its name.
+        """
+        header = next(self._site.glob("nvidia/**/include/cuda.h")).read_text(encoding="utf-8")
+        found = set(OF_DRIVER.findall(header)) | set(RENAMED.findall(header))
+        here = {VERSION.sub("", symbol) for symbol in own}
+        return {name for name in found if VERSION.sub("", name) not in here and not name.startswith(LOOKS_UP)}
 
     def _driver(self) -> None:
         """Link libcuda.so.1: an empty library that depends on the runtime library, which has the driver's functions.

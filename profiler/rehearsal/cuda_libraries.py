@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STUBS = """#include <stdio.h>
-#include <stdlib.h>
+STUBS = """#include "refused.h"
+int set_error(int error);
 static long refuse(const char *name, int *called) {
-    if (!*called && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: not supported: %s\\n", name);
+    if (!*called) tell_refused(name);
     *called = 1;
     return NOT_SUPPORTED;
 }
@@ -34,7 +34,7 @@ NCCL_INTERNAL_ERROR = 3  # NCCL has no code for "not supported"
 CUFFT_NOT_SUPPORTED = 16
 NVRTC_INTERNAL_ERROR = 11
 CUPTI_NOT_SUPPORTED = 27
-RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "driver.c", "driver_cudnn.c")
+RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "graphs.c", "driver.c", "driver_cudnn.c")
 BLAS = (  # the routines whose results are on the device, as torch calls them
     r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
     r"[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|"

@@ -86,7 +86,9 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
             shutil.move(path, asked.kept / path.name if asked.kept else path)
         is_host_short = _num_host_kills() > kills
         read = (
-            read_process(path.stem, rows, gone=deaths.seen.get(path), is_host_short=is_host_short)
+            read_process(
+                path.stem, rows, gone=deaths.seen.get(path), is_host_short=is_host_short, refused=_refused(path)
+            )
             for path, rows in lines.items()
         )
         processes = [process for process in read if process]
@@ -107,6 +109,13 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
         for work in scratch.glob("work*/work"):
             work.chmod(0o700)  # overlays leave it closed to everyone
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _refused(path: Path) -> tuple[str, ...]:
+    """Return the functions that a process called and the hollow libraries do not have, by the file of its lines."""
+    with suppress(FileNotFoundError):
+        return tuple(path.with_name(f"{path.stem.rpartition('.')[2]}.refused").read_text(encoding="ascii").split())
+    return ()
 
 
 def _num_host_kills() -> int:
@@ -181,6 +190,7 @@ def _hollow(gpus: RehearsedGpu, scratch: Path) -> dict[str, str]:
         **device.variables(gpus),
         **_libraries(folder),
         "HOLLOW_MESSAGES": str(scratch),  # all ranks are processes of this command
+        "HOLLOW_REFUSED": str(scratch),
         "PATH": os.pathsep.join((_tools(scratch, folder), os.environ.get("PATH", os.defpath))),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
-ORDER = ("start", *IN_STEPS, "evaluation", "generation", "saving")
+OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
+ORDER = ("start", *IN_STEPS, "graph replay", "evaluation", "generation", "saving")
 
 
 class Process(ProcessFacts, frozen=True, kw_only=True):
@@ -160,12 +162,18 @@ def name_of(variant: Variant) -> str:
 
 
 def read_process(
-    name: str, lines: Sequence[dict[str, Any]], *, gone: float | None = None, is_host_short: bool = False
+    name: str,
+    lines: Sequence[dict[str, Any]],
+    *,
+    gone: float | None = None,
+    is_host_short: bool = False,
+    refused: Sequence[str] = (),
 ) -> Process | None:
     """Return a process by the lines of its file, `RANK.PID`; None where it used no GPU.
 
     `gone` is when it ended while the command still ran, in seconds since the epoch; `is_host_short`: meanwhile the
-    system killed some process for lack of the host's memory.
+    system killed some process for lack of the host's memory; `refused`: functions that it called, and that the hollow
+    libraries do not have, in order.
     """
     rows = [line for line in lines if line["kind"] == "phase"]
     if not rows:
@@ -174,6 +182,8 @@ def read_process(
     outcome, detail = _outcome(lines)
     if outcome == "crashed" and is_host_short:
         detail = "it was killed without a word, as the host's own memory (not the GPU's) ran out"
+    if refused and (outcome == "crashed" or (outcome == "failed" and OF_CUDA.search(detail or ""))):
+        detail = f"{detail}; a hollow GPU does not have {refused[-1]}, which was called"
     phases = tuple(_phases(rows))
     short = [line for line in lines if line["kind"] == "out of memory"]
     ended: dict[str, Any] = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})

@@ -123,6 +123,8 @@ MARKS = {  # of a script: how a line begins, what to put before it, and what aft
     "wgan_gp": [
         ("fake_imgs = generator(z)", FORWARD, ""),
         ("validity = critic(", FORWARD, ""),
+        ("(gradients,) = autograd.grad(", BACKWARD, ""),
+        ("return ((gradients", AFTER_BACKWARD, ""),
         ("d_loss = ", FORWARD, ""),
         ("g_loss = ", FORWARD, ""),
         ("d_loss.backward()", BACKWARD, AFTER_BACKWARD),

@@ -125,10 +125,11 @@ def control(
     num_gpus: int = 1,
     num_bytes: int | None = None,
     device: str = DEVICE,
+    messages: bool = False,
 ) -> Run:
     """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took.
 
-    Without a device it runs on the GPU that is here.
+    Without a device it runs on the GPU that is here; `messages` are carried between ranks.
     """
     size = f",bytes={num_bytes}" if num_bytes else ""
     asked = f"{device},count={num_gpus},context_bytes=0{size}" if device else ""
@@ -137,7 +138,13 @@ def control(
     done = subprocess.run(
         words,
         cwd=cwd,
-        env=environment(kept, CONTROL=str(kept), GCPROF_HOLLOW=asked, PYTHONPATH=os.pathsep.join(filter(None, places))),
+        env=environment(
+            kept,
+            CONTROL=str(kept),
+            GCPROF_HOLLOW=asked,
+            PYTHONPATH=os.pathsep.join(filter(None, places)),
+            **({"HOLLOW_MESSAGES": str(kept)} if messages else {}),
+        ),
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -7,6 +7,7 @@
  *   HOLLOW_COPY_BYTES     copies of more than so many bytes are not made (1 MiB): whole pages of the target read as zeros
  *   HOLLOW_ARCHS          architectures that torch's kernels are compiled for, as `75,80,90` (the device's own)
  *   HOLLOW_LOG            1: names every function that is called and not supported, on stderr
+ *   HOLLOW_REFUSED        a folder: names them there, in a file PID.refused
  *   CUDA_VISIBLE_DEVICES  as documented: indices or GPU-UUIDs, up to the first that names no device
  *
  * Only what NVIDIA documents (cuda_runtime_api.h, cuda.h) and what nvcc's own generated host code calls, as

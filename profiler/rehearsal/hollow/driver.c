@@ -1,5 +1,6 @@
 /* The driver: empty contexts, virtual memory for expandable segments, modules that are never run. */
 #include "hollow.h"
+#include "refused.h"
 #include <dlfcn.h>
 
 typedef struct { size_t bytes; int device; } Physical; /* what cuMemCreate makes */
@@ -146,6 +147,12 @@ API CUresult cuDeviceGetName(char *out, int n, CUdevice device) {
     return snprintf(out, (size_t)n, "%s", kind.name), CUDA_SUCCESS;
 }
 API CUresult cuDeviceTotalMem(size_t *out, CUdevice device) { return *out = capacity, CUDA_SUCCESS; }
+#if CUDA_VERSION >= 12090
+API CUresult cuLogsRegisterCallback(CUlogsCallback call, void *data, CUlogsCallbackHandle *out) { /* nothing is logged */
+    return *out = 0, CUDA_SUCCESS;
+}
+API CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle handle) { return CUDA_SUCCESS; }
+#endif
 API CUresult cuMemHostGetDevicePointer(CUdeviceptr *out, void *p, unsigned flags) {
     return *out = (CUdeviceptr)p, CUDA_SUCCESS;
 }
@@ -155,7 +162,8 @@ API CUresult cuMemHostGetDevicePointer(CUdeviceptr *out, void *p, unsigned flags
 static char absent_names[MAX_ABSENT][96];
 static int num_absent;
 static CUresult absent(int number) {
-    if (getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: not supported: %s\n", absent_names[number]);
+    static int called[MAX_ABSENT];
+    if (!called[number]++) tell_refused(absent_names[number]);
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 #define EIGHT(X, n) X(n##0) X(n##1) X(n##2) X(n##3) X(n##4) X(n##5) X(n##6) X(n##7)

@@ -1,8 +1,7 @@
-/* Streams, events and graphs: work is complete as soon as it is queued. */
-#include "hollow.h"
+/* Streams and events: work is complete as soon as it is queued. Which streams are captured is in graphs.c. */
+#include "graphs.h"
 
-typedef struct { int64_t ns; int recorded, timed; } Event;
-typedef struct { int priority; } Stream;
+typedef struct { int64_t ns; unsigned long long capture; int recorded, timed; } Event;
 
 static int64_t now(void) {
     struct timespec t;
@@ -26,69 +25,14 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t s, int *out) {
 }
 API cudaError_t cudaStreamQuery(cudaStream_t s) { return on_device(); }
 API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return on_device(); }
-API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) { return on_device(); }
+API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
+    if (!(flags & cudaEventWaitExternal)) join_capture(s, ((Event *)e)->capture);
+    return on_device();
+}
 API cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t call, void *data, unsigned flags) {
     return call(s, cudaSuccess, data), cudaSuccess;
 }
 API cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t call, void *data) { return call(data), cudaSuccess; }
-/* graphs: a capture is a state and a number; replaying one does nothing */
-static unsigned long long captures;
-static __thread struct { cudaStream_t stream; unsigned long long id; } capture; /* id 0: none */
-API cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
-    if (capture.id) return set_error(cudaErrorStreamCaptureUnsupported);
-    capture.stream = s;
-    capture.id = __atomic_add_fetch(&captures, 1, __ATOMIC_RELAXED);
-    return cudaSuccess;
-}
-API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
-    return *out = (cudaGraph_t)&captures, capture.id = 0, cudaSuccess;
-}
-API cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out) {
-    *out = capture.id && capture.stream == s ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *out, unsigned long long *id,
-                                         cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
-#if CUDART_VERSION >= 13000 /* before, the header calls this one _v2 */
-                                         const cudaGraphEdgeData **edges,
-#endif
-                                         size_t *number) {
-    cudaStreamIsCapturing(s, out);
-    int active = *out == cudaStreamCaptureStatusActive;
-    if (id) *id = active ? capture.id : 0;
-    if (graph) *graph = active ? (cudaGraph_t)&captures : 0;
-    if (dependencies) *dependencies = 0;
-#if CUDART_VERSION >= 13000
-    if (edges) *edges = 0;
-#endif
-    if (number) *number = 0;
-    return cudaSuccess;
-}
-#if CUDART_VERSION >= 13000
-API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t s, cudaGraphNode_t *nodes, const cudaGraphEdgeData *e,
-                                                    size_t n, unsigned flags) {
-#else
-API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t s, cudaGraphNode_t *nodes, size_t n, unsigned flags) {
-#endif
-    return cudaSuccess;
-}
-API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number) {
-    return *number = nodes ? 0 : 1, cudaSuccess; /* of none, torch would warn that the graph is empty */
-}
-API cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags) {
-    return *out = (cudaGraphExec_t)&captures, cudaSuccess;
-}
-API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags) {
-    return *out = (cudaGraphExec_t)&captures, cudaSuccess;
-}
-API cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) { return on_device(); }
-API cudaError_t cudaGraphUpload(cudaGraphExec_t graph, cudaStream_t s) { return on_device(); }
-API cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return cudaSuccess; }
-API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaSuccess; }
-API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
-    return *mode = cudaStreamCaptureModeGlobal, cudaSuccess;
-}
-
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
     READY();
     Event *event = calloc(1, sizeof *event);
@@ -97,12 +41,13 @@ API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
 }
 API cudaError_t cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, 0); }
 API cudaError_t cudaEventDestroy(cudaEvent_t e) { return free(e), cudaSuccess; }
-API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) {
     ((Event *)e)->ns = now();
     ((Event *)e)->recorded = 1;
+    ((Event *)e)->capture = flags & cudaEventRecordExternal ? 0 : capture_of(s);
     return on_device();
 }
-API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned f) { return cudaEventRecord(e, s); }
+API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
 API cudaError_t cudaEventQuery(cudaEvent_t e) { return on_device(); }
 API cudaError_t cudaEventSynchronize(cudaEvent_t e) { return on_device(); }
 API cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {

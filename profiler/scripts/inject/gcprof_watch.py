@@ -37,7 +37,9 @@ counters: Any = import_module("gcprof_counters").counters  # beside this file
 holding: Any = import_module("gcprof_holders")
 lines: Any = import_module("gcprof_lines")
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
-BESIDE = ("gcprof_objects", "gcprof_recurrent", "gcprof_linalg")  # what a hollow GPU cannot do, done otherwise
+BESIDE = (  # what a hollow GPU cannot do, done otherwise or told
+    "gcprof_objects", "gcprof_recurrent", "gcprof_linalg", "gcprof_loading",
+)  # fmt: skip
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -56,6 +58,7 @@ def begin(why: str | None) -> None:
     watch.know_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
+    import_module("gcprof_graphs").begin(watch)
     for name in BESIDE:
         import_module(name).begin(note)
 
@@ -183,6 +186,7 @@ class Watch:
         counters.on_reset = lambda device: self.holders.reset(self.phase, self.line, device)
         autograd: Any = torch.autograd
         self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
+        self._replace(autograd, "grad", self._around(autograd.grad, "backward", "after the backward"))
         self._replace(torch, "save", self._around(torch.save, "saving", None))
         self._replace(optimizers.Optimizer, "__init__", self._before_optimizer(optimizers.Optimizer.__init__))
         _observe_out_of_memory()

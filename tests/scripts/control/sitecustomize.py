@@ -1,12 +1,14 @@
 """Opens the hollow GPUs in every Python process of a command, and says at its end what the allocator says: nothing else.
 
-One line of JSON in the folder CONTROL, for each process that used a GPU.
+One line of JSON in the folder CONTROL, for each process that used a GPU. Where messages are carried, ranks can send
+each other objects, whose sizes PyTorch compares on the GPU.
 """
 
 import atexit
 import json
 import os
 import sys
+from pathlib import Path
 
 from profiler.rehearsal.device import open_if_asked
 
@@ -27,3 +29,9 @@ def tell() -> None:
 if "CONTROL" in os.environ:
     open_if_asked()
     atexit.register(tell)
+    if "HOLLOW_MESSAGES" in os.environ:
+        sys.path.append(str(Path(__file__).parents[3] / "profiler" / "scripts" / "inject"))
+        import gcprof_objects
+
+        gcprof_objects.begin(print)
+        sys.path.pop()

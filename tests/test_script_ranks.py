@@ -1,0 +1,124 @@
+"""Programs of several ranks that tell each other what they do: they end, and take what they take without the watch."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.killed import TAG, survivors, tagged
+from tests.program import PATIENCE_SECONDS
+from tests.scripts.runs import Script, control, copied, environment, rehearsed
+
+PROGRAMS = (
+    Script(name="tensor_parallel", words=("torchrun", "--nproc-per-node", "4", "--master-port", "29761",
+                                          "tensor_parallel.py"), num_gpus=4),
+    Script(name="lightning_fsdp", words=("python", "lightning_fsdp.py"), num_gpus=2, needs=("lightning",)),
+    Script(name="trainer_fsdp1", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29763",
+                                        "trainer_fsdp1.py"), num_gpus=2, needs=("transformers", "accelerate")),
+    Script(name="gathered", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29764", "gathered.py"),
+           num_gpus=2, needs=("accelerate",)),
+)  # fmt: skip
+SAID = {
+    "tensor_parallel": ": all arrived",
+    "lightning_fsdp": ": stepped 8 times",
+    "trainer_fsdp1": ": saved ['checkpoint-2', 'checkpoint-4']",
+    "gathered": ": all arrived",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", PROGRAMS, ids=lambda script: script.name)
+def test_programs_of_ranks_run_to_their_end_to_the_byte(script, hollow, tmp_path_factory):
+    if script.missing:
+        pytest.skip(f"{', '.join(script.missing)}: not installed")
+    here, kept = copied(tmp_path_factory.mktemp(script.name)), tmp_path_factory.mktemp("kept")
+
+    watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+    alone = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, messages=True)
+
+    for run in (watched, alone):
+        assert run.exit_code == 0, run.said
+        assert run.said.count(SAID[script.name]) == script.num_gpus
+    assert watched.figures == alone.figures
+    assert watched.printed == alone.printed
+
+
+ENDLESS = """
+import os, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, rank)
+"""
+LIMIT = 120  # seconds, of the run
+LAUNCHERS = {
+    "torchrun": "torchrun --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0 endless.py",
+    "shell": "export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}; RANK=0 python endless.py & "
+    "RANK=1 python endless.py & wait",
+}
+
+
+def rank_process(tag, rank):
+    """The process of a rank, as soon as it is there."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        for process in tagged(tag):
+            with suppress(psutil.Error):
+                if process.environ().get("RANK") == str(rank) and "endless.py" in process.cmdline():
+                    return process
+        time.sleep(0.05)
+    raise AssertionError(f"rank {rank} did not start")
+
+
+def kill_at_random(folder, tag, chance, launcher):
+    """Rehearse two ranks that train without end, and kill one at a moment of chance: the run ends, and names it."""
+    (folder / "endless.py").write_text(ENDLESS)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    shared = {*Path("/dev/shm").iterdir()}
+    launch = ("sh", "-c", LAUNCHERS[launcher].format(port=chance.randint(20000, 29000)))
+    given = ("--device", "t4:2", "--limit", str(LIMIT), "-o", str(folder / "run"))
+    words = [sys.executable, "-P", "-m", "profiler", "rehearse", *given, "--", *launch]
+    started = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment(folder, TMPDIR=str(scratch), **{TAG: tag}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        victim = chance.randrange(2)
+        process = rank_process(tag, victim)
+        time.sleep(chance.uniform(0, 6))  # a moment of chance: any must do
+        process.kill()
+        said = started.communicate(timeout=PATIENCE_SECONDS)[0]
+    finally:
+        started.kill()
+    assert started.returncode == 1, said
+    assert re.search(f"rank {victim} died first|rank *: {victim} .*\n.*exitcode *: -9", said), said
+    assert not survivors(tag), said
+    assert not [*scratch.iterdir()]
+    assert {*Path("/dev/shm").iterdir()} <= shared
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_run_of_which_a_rank_is_killed_ends_and_leaves_nothing(launcher, seed, hollow, tmp_path, tag):
+    kill_at_random(tmp_path, tag, random.Random(seed), launcher)
