@@ -196,7 +196,7 @@ def _page(rows: Sequence[Row], absent: Sequence[str], *, first: float) -> str:
         last=f"{_load():.1f}",
     )
     left_out = "".join(f"\nNot run: {line}.\n" for line in absent)
-    return head + "".join(row.text() for row in rows) + left_out
+    return head + "".join(row.text(_command(row.script)) for row in rows) + left_out
 
 
 def _traps(rows: Sequence[TrapRow], absent: Sequence[str]) -> str:
@@ -205,7 +205,7 @@ def _traps(rows: Sequence[TrapRow], absent: Sequence[str]) -> str:
     packages = dict(sorted(pair for row in rows for pair in row.packages.items()))
     head = trapped.HEAD.format(
         heading=HEADING,
-        limit=trapped.LIMIT_SECONDS,
+        limit=traps.LIMIT_SECONDS,
         num=len(rows),
         num_ran=sum(row.has_run for row in rows),
         version=__version__,
