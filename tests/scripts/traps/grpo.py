@@ -10,8 +10,9 @@ def different_words(completions, **more):
     return [float(len(set(completion.split()))) for completion in completions]
 
 
+llama().save_pretrained("start")  # the reference model is loaded as well
 trainer = GRPOTrainer(
-    model=llama(),
+    model="start",
     reward_funcs=different_words,
     args=GRPOConfig(
         output_dir="grpo",
