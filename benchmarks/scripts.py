@@ -2,7 +2,8 @@
 
 Each script of tests/scripts runs unchanged, in a folder of its own, on hollow GPUs: once with nothing beside it but a
 line at its end that says what PyTorch's allocator says, and once under `gcprof rehearse`. Fails where the two do not
-agree to the byte. `-o` writes the table; `--keep FILE` goes on with the rows of an earlier run that was cut.
+agree to the byte. `-o` writes the table; `--keep FILE` goes on with the rows of an earlier run that was cut. With
+`--traps` the programs are those of tests/scripts/traps, each run once, and the table is the document's second.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import ndiff
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from benchmarks import traps as trapped
+from benchmarks.traps import HEADING, TrapRow
 from profiler import __version__
 from profiler.core import gpu_specs
 from profiler.core.units import bytes_text
 from tests.scripts import runs
 from tests.scripts.runs import Run, Script
+from tests.scripts.traps import traps
 
 HEAD = """# Training scripts, rehearsed
 
@@ -56,13 +60,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         are_good = self.alone.exit_code == self.watched.exit_code == 0
         return are_good and bool(self.alone.figures) and self.alone.figures == self.watched.figures
 
-    def text(self) -> str:
+    def text(self, command: str) -> str:
         """Return the row of the table."""
         phase = _peak_phase(self.watched)
         most = max(self.watched.figures, key=lambda figures: figures.reserved_bytes)
         step = {True: ", first step", False: ""}[phase["is_first_step"]]
         cells = (
-            f"`{_command(self.script)}`",
+            f"`{command}`",
             str(self.lines_changed),
             bytes_text(most.peak_bytes),
             bytes_text(most.reserved_bytes),
@@ -76,38 +80,68 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return f"| {' | '.join(cells)} |\n"
 
 
+Kind = TypeVar("Kind", Row, TrapRow)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these scripts")
     parser.add_argument("-o", "--output", type=Path, help="write the table to this document")
     parser.add_argument("--keep", type=Path, help="append each row to this file, and run none again that it has")
+    parser.add_argument("--traps", action="store_true", help="programs of which each trips over something")
     asked = parser.parse_args()
-    scripts = [script for name, script in runs.TABLE.items() if not asked.names or name in asked.names]
-    first, absent = _load(), []
-    known = _known(asked.keep)
-    rows: list[Row] = []
-    for script in scripts:
-        if script.missing:
-            absent.append(f"{script.name}: {', '.join(script.missing)} not installed")
-            print(absent[-1], file=sys.stderr)
-            continue
-        rows.append(known[script.name] if script.name in known else run(script))
-        if asked.keep and script.name not in known:
-            with asked.keep.open("ab") as file:
-                file.write(msgspec.json.encode(rows[-1]) + b"\n")
-        print(rows[-1].text(), end="", flush=True)
+    first, absent = _load(), list[str]()
+    if asked.traps:
+        tried = _rows(traps.TRAPS, asked, TrapRow, trapped.run, absent)
+        if asked.output and tried:
+            _write(asked.output, _traps(tried, absent), is_second=True)
+        return int(not tried)
+    rows = _rows(runs.TABLE, asked, Row, run, absent)
     if asked.output and rows:
-        asked.output.write_text(_page(rows, absent, first=first), encoding="utf-8")
+        _write(asked.output, _page(rows, absent, first=first), is_second=False)
     different = [row for row in rows if not row.is_equal]
     for row in different:
         print(f"{row.script.name}: {row.watched.figures}, not {row.alone.figures}", file=sys.stderr)
     return int(bool(different) or not rows)
 
 
-def _known(path: Path | None) -> dict[str, Row]:
+def _rows(
+    table: dict[str, Script],
+    asked: argparse.Namespace,
+    kind: type[Kind],
+    run: Callable[[Script], Kind],
+    absent: list[str],
+) -> list[Kind]:
+    """Return a row for each script of the table that is asked for: known already, or run now."""
+    known = _known(asked.keep, kind)
+    rows = []
+    for name, script in table.items():
+        if asked.names and name not in asked.names:
+            continue
+        if script.missing:
+            absent.append(f"{name}: {', '.join(script.missing)} not installed")
+            print(absent[-1], file=sys.stderr)
+            continue
+        rows.append(known[name] if name in known else run(script))
+        if asked.keep and name not in known:
+            with asked.keep.open("ab") as file:
+                file.write(msgspec.json.encode(rows[-1]) + b"\n")
+        print(rows[-1].text(_command(script)), end="", flush=True)
+    return rows
+
+
+def _write(path: Path, text: str, *, is_second: bool) -> None:
+    """Write one of the two tables to the document, and leave the other as it is."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    first, _, second = before.partition(HEADING)
+    whole = f"{first.rstrip()}\n\n{text}" if is_second else text + (f"\n{HEADING}{second}" if second else "")
+    path.write_text(whole, encoding="utf-8")
+
+
+def _known(path: Path | None, kind: type[Kind]) -> dict[str, Kind]:
     """Return the rows of a file by the names of their scripts."""
     lines = path.read_bytes().splitlines() if path and path.exists() else []
-    rows = [msgspec.json.decode(line, type=Row) for line in lines]
+    rows = [msgspec.json.decode(line, type=kind) for line in lines]
     return {row.script.name: row for row in rows}
 
 
@@ -143,8 +177,8 @@ def _peak_phase(watched: Run) -> dict[str, Any]:
 def _command(script: Script) -> str:
     """Return the command as one would type it: the port is there so that several can run at once."""
     words = list(script.words)
-    if "--master-port" in words:
-        place = words.index("--master-port")
+    for port in {"--master-port", "--main_process_port"} & set(words):
+        place = words.index(port)
         del words[place : place + 2]
     return " ".join(words)
 
@@ -162,7 +196,25 @@ def _page(rows: Sequence[Row], absent: Sequence[str], *, first: float) -> str:
         last=f"{_load():.1f}",
     )
     left_out = "".join(f"\nNot run: {line}.\n" for line in absent)
-    return head + "".join(row.text() for row in rows) + left_out
+    return head + "".join(row.text(_command(row.script)) for row in rows) + left_out
+
+
+def _traps(rows: Sequence[TrapRow], absent: Sequence[str]) -> str:
+    import torch
+
+    packages = dict(sorted(pair for row in rows for pair in row.packages.items()))
+    head = trapped.HEAD.format(
+        heading=HEADING,
+        limit=traps.LIMIT_SECONDS,
+        num=len(rows),
+        num_ran=sum(row.has_run for row in rows),
+        version=__version__,
+        torch=torch.__version__,
+        cores=os.cpu_count(),
+        packages=", ".join(f"{name} {version}" for name, version in packages.items()),
+    )
+    left_out = "".join(f"\nNot run: {line}.\n" for line in absent)
+    return head + "".join(row.text(_command(row.script)) for row in rows) + left_out
 
 
 def _load() -> float:

@@ -60,6 +60,7 @@ ENDS_PROCESSES = {
     "core/server_process.py": "its own, before it is asked",
     "rehearsal/build.py": "a compiler that hangs, and what it started",
     "scripts/launch.py": "the user's command, and what it started",
+    "scripts/stacks.py": "nothing: its signal asks for a stack, of what the limit ends",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
 }
 

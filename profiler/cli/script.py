@@ -215,7 +215,8 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     """Return the command's own code of a single variant; of several 1 if one failed other than by lack of memory."""
     last = ends[-1]
     if (last.interrupted or last.timed_out) and not last.processes:
-        aside("gcprof: it was ended before any process had used a GPU: there is no table")
+        where = "".join(f"; {text}" for text in last.stopped)
+        aside(f"gcprof: it was ended before any process had used a GPU: there is no table{where}")
     if last.interrupted:
         return 128 + last.interrupted
     if last.timed_out:

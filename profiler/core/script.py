@@ -91,7 +91,7 @@ class VariantFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: Whole | None  # memory of each GPU; None on a CPU
     context_bytes: Whole  # of it, taken by CUDA
     outcome: str  # of the whole command
-    detail: str | None = None  # why it is skipped
+    detail: str | None = None  # why it is skipped, or where its processes were when the limit ended them
     exit_code: Whole = 0  # its own
     needed_bytes: Whole | None = None  # reserved by one process, and the context, where this GPU has too little
     unguarded: str | None = None  # why its files could not be guarded: only what it saved was redirected

@@ -25,7 +25,7 @@ from profiler.core.errors import UserError
 from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
-from profiler.scripts import guard
+from profiler.scripts import guard, stacks
 from profiler.scripts.report import Process, read_process
 
 INJECT = Path(__file__).parent / "inject"
@@ -63,6 +63,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
     lines: dict[str, list[dict[str, Any]]] = {}  # of the watch, by process
+    stopped: tuple[str, ...] = ()  # where each rank or process was when the limit ended it
     needs: str | None = None  # what the script's Python lacks for a strategy
     unverified: tuple[str, ...] = ()  # a torch other than gcprof's on which the hollow GPU could not be tried, and why
 
@@ -104,6 +105,7 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
             else (),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
             lines={path.stem: rows for path, rows in lines.items()},
+            stopped=stacks.read(scratch) if timed_out else (),
         )
     finally:
         for work in scratch.glob("work*/work"):
@@ -263,6 +265,8 @@ def _follow(
             _tell(scratch, read, on_line)
             timed_out = until is not None and time.monotonic() > until
             deaths.wait(POLL_SECONDS, among=read)
+        if timed_out:
+            stacks.ask(scratch)
         _tell(scratch, read, on_line)
         deaths.wait(0, among=read)
     finally:

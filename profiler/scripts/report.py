@@ -79,7 +79,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             gpu_bytes=gpu.bytes or rates.memory_bytes,
             context_bytes=gpu.context_bytes,
             outcome="skipped" if skipped else outcome,
-            detail=skipped,
+            detail=skipped or "; ".join(ended.stopped) or None,
             exit_code=ended.exit_code,
             unguarded=ended.unguarded,
             is_cut=is_cut or ended.timed_out or ended.interrupted is not None,

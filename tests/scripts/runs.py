@@ -33,6 +33,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     words: tuple[str, ...]
     num_gpus: int = 1
+    device: str = DEVICE
     needs: tuple[str, ...] = ()  # packages beside torch
     is_quick: bool = False
 

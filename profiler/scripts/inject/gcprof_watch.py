@@ -11,10 +11,12 @@ see that: what it reads of its peaks is the largest of all phases since it reset
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -40,6 +42,7 @@ GENERATES = {"generate", "sample", "sampling"}  # functions that call a model fo
 BESIDE = (  # what a hollow GPU cannot do, done otherwise or told
     "gcprof_objects", "gcprof_recurrent", "gcprof_linalg", "gcprof_loading",
 )  # fmt: skip
+STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in profiler/scripts/stacks.py
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -53,6 +56,7 @@ def begin(why: str | None) -> None:
         return
     torch.cuda._lazy_call(_tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
+    _write_stack_on_signal(watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
         watch.work = import_module("gcprof_work").Work(_write)
     watch.know_values()
@@ -61,6 +65,20 @@ def begin(why: str | None) -> None:
     import_module("gcprof_graphs").begin(watch)
     for name in BESIDE:
         import_module(name).begin(note)
+
+
+def _write_stack_on_signal(then: Callable[[], None]) -> None:
+    """Have the main thread's stack written when gcprof's limit ends the process, and `then` called but in C code."""
+    file = open(_path("stack"), "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
+
+    def tell(number: int, frame: object) -> None:
+        then()
+        file.write(TOLD)
+        file.flush()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(STACK_SIGNAL, tell)
+    faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=True)
 
 
 def _tell_architectures() -> None:
@@ -73,14 +91,18 @@ _file: list[IO[str]] = []
 _kept: list[Callable[[dict[str, Any]], None]] = []  # where lines go instead of a file: `profiler.watch()`
 
 
+def _path(kind: str) -> str:
+    """Return this process's file of a kind: RANK.PID.KIND."""
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", ""))
+    return os.path.join(os.environ["GCPROF_WATCH"], f"{rank or '-'}.{os.getpid()}.{kind}")
+
+
 def _write(line: dict[str, Any]) -> None:
     if _kept:
         _kept[0](line)
         return
     if not _file:
-        rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", ""))
-        path = os.path.join(os.environ["GCPROF_WATCH"], f"{rank or '-'}.{os.getpid()}.jsonl")
-        _file.append(open(path, "a", encoding="utf-8"))  # noqa: SIM115  open as long as the process
+        _file.append(open(_path("jsonl"), "a", encoding="utf-8"))  # noqa: SIM115  open as long as the process
         _write({"kind": "torch", "version": torch.__version__, "file": torch.__file__, "python": sys.executable})
     _file[0].write(json.dumps(line) + "\n")
     _file[0].flush()
@@ -240,6 +262,11 @@ class Watch:
         self.line = lines.line_now() if line is None else line
         if was == "after the backward" and phase != "optimizer":
             self._count_backward()
+
+    def tell_at_once(self) -> None:
+        """Tell the phase that is not at its end, without what held its peak, which can take seconds to find."""
+        self.holders = holding.Nothing()
+        self._tell()
 
     def _tell(self, **more: Any) -> None:
         devices = self._read()

@@ -234,7 +234,8 @@ def sentence(variant: Variant) -> str:
     if variant.outcome == "skipped":
         return f"skipped on {called}: {variant.detail}; below is the script as it is"
     if variant.outcome == "timed_out":
-        return f"was ended early on {called} ({room}): below is what ran"
+        where = f": {variant.detail}" if variant.detail else ""
+        return f"was ended early on {called} ({room}){where}; below is what ran"
     if variant.outcome != "ok":
         why = next((process.detail for process in variant.processes if process.detail), None)
         if dead := variant.first_dead:
