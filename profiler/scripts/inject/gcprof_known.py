@@ -15,7 +15,7 @@ import torch
 
 REAL, ASSUMED = 1, 2  # made of what came from the host alone; made also of what was assumed
 LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kept
-FLOATS = 1 << 16  # elements of a floating-point tensor: few, as weights are floating-point too
+FLOATS = 1 << 15  # elements of a floating-point tensor: few, as weights are such too; and more would take threads
 Tensor: Any = torch.Tensor
 TENSORS = {torch.Tensor, torch.nn.Parameter}
 
