@@ -19,6 +19,7 @@ from tests.scripts import by_hand
 from tests.scripts.runs import FOLDER, TABLE, TWO, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
+PROCESSES = {"two_trainings": 2, "data_parallel": 1}  # of others as many as GPUs
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
 
 
@@ -62,7 +63,7 @@ def test_each_process_takes_to_the_byte_what_it_takes_without_the_watch(pair):
     assert pair.control.exit_code == 0, pair.control.said
     assert pair.watched.exit_code == 0, pair.watched.said
     assert pair.watched.figures == pair.control.figures
-    assert len(pair.watched.figures) == max(TABLE[pair.name].num_gpus, 2 * (pair.name == "two_trainings"))
+    assert len(pair.watched.figures) == PROCESSES.get(pair.name, TABLE[pair.name].num_gpus)
 
 
 def test_a_script_reads_of_its_peak_what_it_reads_without_the_watch(pair):
