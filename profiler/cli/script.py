@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NO_GPU, TIMED_OUT = 3, 124
 SCHEMA = 1
+ASSUMED = ("zeros", "none", "all", "balanced")  # values that are not known
+BOUNDS = ("none", "all")  # of the peak, where sizes depend on them
 CONTEXT = "600MiB"
 NO_SUCH_GPU = "invalid device ordinal"  # of CUDA's error
 BARE = re.compile(r"(?:[^={}]*=)?\{([A-Za-z_]\w*)\}")  # a word of the command that is a name to be filled in
@@ -34,6 +36,9 @@ Module = Annotated[
     str | None, typer.Option(help="Which model or part of it: a class, a variable, a name in it; * matches all.")
 ]
 Batches = Annotated[int | None, typer.Option(min=1, help="End every DataLoader after so many batches.")]
+Values = Annotated[
+    str | None, typer.Option(help="What is assumed of values that are not known: zeros, none, all or balanced.")
+]
 FailOn = Annotated[
     str | None, typer.Option(help="Exit with 5 over a limit: 'peak:>10GiB,reserved:>90%,out-of-memory'.")
 ]
@@ -58,6 +63,7 @@ def rehearse(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="End after so many optimizer steps.")] = None,
     batches: Batches = None,
+    values: Values = None,
     limit: Annotated[float | None, typer.Option(min=0.1, help="End after so many seconds.")] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Keep what it writes to files: saved values are garbage.")
@@ -85,12 +91,14 @@ def rehearse(
     ends: list[Ended] = []
     if module is not None and not strategies:
         raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
-    for gpu, values, strategy in product(gpus, values_of(axes or [], words), strategies_of(strategies)):
+    if values not in (None, *ASSUMED):
+        raise UserError(f"--values '{values}' is none of {', '.join(ASSUMED)}", hint="--values balanced")
+    for gpu, filling, strategy in product(gpus, values_of(axes or [], words), strategies_of(strategies)):
         asked = Asked(
-            words=tuple(filled(word, values) for word in words), gpus=gpu, steps=steps, batches=batches,
-            limit_seconds=limit, allow_writes=allow_writes, strategy=strategy, module=module,
+            words=tuple(filled(word, filling) for word in words), gpus=gpu, steps=steps, batches=batches,
+            limit_seconds=limit, values=values, allow_writes=allow_writes, strategy=strategy, module=module,
         )  # fmt: skip
-        end, variant = _run(asked, gpu, values, is_json=json, quiet=quiet)
+        end, variant = _run(asked, gpu, filling, is_json=json, quiet=quiet)
         variants.append(variant)
         ends.append(end)
         if not json:
@@ -123,7 +131,10 @@ def _run(
     if end.needs:
         raise UserError(end.needs, hint="`none` needs nothing there")
     is_cut = bool(asked.steps or asked.batches)
-    variant = Variant.of(end, gpu=gpu, values=values, is_cut=is_cut, strategy=asked.strategy, command=asked.words)
+    variant = Variant.of(
+        end, gpu=gpu, values=values, is_cut=is_cut, strategy=asked.strategy, assumed=asked.values,
+        command=asked.words,
+    )  # fmt: skip
     raised.tell(asked.words, gpu)
     if variant.outcome == "out_of_memory" and not end.interrupted:
         if not quiet:
@@ -131,9 +142,27 @@ def _run(
         whole = launch.run(launch.unlimited(asked), on_line=lambda line: None, stdout=2)
         variant = variant.with_need(whole)
         end = whole if whole.interrupted else end
+    if variant.sized_at and variant.outcome == "ok" and asked.values is None:
+        variant, end = _bounded(variant, end, asked, quiet=quiet)
     for torch in end.unverified:
         aside(f"gcprof: unverified on torch {torch}")
     return end, variant
+
+
+def _bounded(variant: Variant, end: Ended, asked: Asked, *, quiet: bool) -> tuple[Variant, Ended]:
+    """Run the command with values assumed otherwise, since sizes depend on them."""
+    import msgspec
+
+    from profiler.scripts import launch
+
+    for values in BOUNDS:
+        if not quiet:
+            aside(f"sizes depend on values that are assumed: once more with --values {values}")
+        other = launch.run(msgspec.structs.replace(asked, values=values), on_line=lambda line: None, stdout=2)
+        if other.interrupted:
+            return variant, other
+        variant = variant.with_bound(values, other)
+    return variant, end
 
 
 class _Raised:

@@ -29,6 +29,23 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: Whole  # in these steps together
 
 
+class Assumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Values that a hollow GPU does not compute, as a line of the script makes them."""
+
+    operator: str
+    line: str
+    is_size: bool = False  # the size of its result came from assumed values
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """What the largest process takes if values are assumed otherwise, where sizes depend on them."""
+
+    values: str  # none: comparisons are false, and the first is chosen; all: true, and the last
+    outcome: str
+    peak_bytes: Whole | None
+    reserved_bytes: Whole | None
+
+
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy did to one model of a process, or why it did nothing."""
 
@@ -76,6 +93,7 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
     shortages: tuple[str, ...] = ()  # lines at which memory ran out, each time, also where the script went on
     shortage_holders: tuple[Holder, ...] = ()  # what was live when memory ran out for the last time
     reads: tuple[str, ...] = ()  # lines that read a value of the GPU, which a hollow one does not compute
+    assumed: tuple[Assumed, ...] = ()  # values that were not known, and sizes that came from such
     notes: tuple[str, ...] = ()  # what was not as it would be on a GPU
     applied: tuple[Applied, ...] = ()  # of each model that it trains; under `none` of those with own checkpoints
     growth: tuple[Growth, ...] = ()  # from step to step, the most first
@@ -97,4 +115,6 @@ class VariantFacts(msgspec.Struct, frozen=True, kw_only=True):
     unguarded: str | None = None  # why its files could not be guarded: only what it saved was redirected
     is_cut: bool = False  # ended before the script would have
     seconds: tuple[tuple[Real, ...], ...] = ()  # of each step after the first, by round; measured only
+    values: str | None = None  # how values were assumed, where it was asked for; zeros otherwise
+    bounds: tuple[Bound, ...] = ()  # where sizes came from assumed values
     equality: Gradients | None = None  # with the gradients of `none`; measured only

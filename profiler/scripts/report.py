@@ -10,7 +10,7 @@ import msgspec
 
 from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.gpu_kinds import REHEARSE
-from profiler.core.script import Applied, Growth, Holder, Phase, ProcessFacts, VariantFacts
+from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.scripts import estimate
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
+OURS = ("assumed size", "no progress")  # why the watch itself ended a script
 ORDER = ("start", *IN_STEPS, "graph replay", "evaluation", "generation", "saving")
 
 
@@ -67,6 +68,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         values: dict[str, str],
         is_cut: bool,
         strategy: str | None = None,
+        assumed: str | None = None,
         command: Sequence[str] = (),
     ) -> Variant:
         outcome = outcome_of(ended)
@@ -85,6 +87,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
             device=rehearsed_gpu.device_of(gpu),
             command=tuple(command),
+            values=assumed,
             processes=processes,
         )
 
@@ -99,9 +102,22 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         return rehearsed_gpu.gpu_of(self.device) if self.device.startswith(REHEARSE) else None
 
     @property
+    def sized_at(self) -> tuple[str, ...]:
+        """The lines whose sizes came from assumed values: with them, figures are assumed and not exact."""
+        found = (one.line for process in self.processes for one in process.assumed if one.is_size)
+        return tuple(dict.fromkeys(found))
+
+    @property
     def largest(self) -> Process:
         """The process that reserves most, or on a CPU has the largest peak."""
         return max(self.processes, key=lambda process: (process.reserved_bytes or 0, process.peak_bytes or 0))
+
+    def with_bound(self, values: str, ended: Ended) -> Variant:
+        """Return the variant with what the command took with values assumed so."""
+        other = msgspec.structs.replace(self, processes=ended.processes)
+        peak, reserved = (other.largest.peak_bytes, other.largest.reserved_bytes) if other.processes else (None, None)
+        bound = Bound(values=values, outcome=outcome_of(ended), peak_bytes=peak, reserved_bytes=reserved)
+        return msgspec.structs.replace(self, bounds=(*self.bounds, bound))
 
     def with_need(self, unlimited: Ended) -> Variant:
         """Return the variant with what the command needs, by its run with unlimited memory, if that ended well."""
@@ -203,6 +219,7 @@ def read_process(
         growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
         holders_why=ended["why"],
         reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
+        assumed=tuple(_assumed(lines)),
         notes=tuple(line["text"] for line in lines if line["kind"] == "note"),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
         applied=tuple(_applied(lines)),
@@ -211,6 +228,13 @@ def read_process(
         torch=next((line["version"] for line in lines if line["kind"] == "torch"), None),
         phases=phases,
     )
+
+
+def _assumed(lines: Iterable[dict[str, Any]]) -> Iterable[Assumed]:
+    """Return each assumption once, sizes first."""
+    rows = [line for line in lines if line["kind"] == "assumed"]
+    found = [Assumed(operator=row["operator"], line=row["line"], is_size=row["is_size"]) for row in rows]
+    return sorted(dict.fromkeys(found), key=lambda one: not one.is_size)
 
 
 def _applied(lines: Iterable[dict[str, Any]]) -> list[Applied]:
@@ -269,6 +293,6 @@ def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
     if raised and raised["error"] == "Unsupported" and any(line["kind"] == "applied" for line in lines):
         return "skipped", raised["text"]
     if raised:
-        said = raised["text"] if raised["error"] == "unknown size" else f"{raised['error']}: {raised['text']}"
+        said = raised["text"] if raised["error"] in OURS else f"{raised['error']}: {raised['text']}"
         return "failed", said
     return ("ok", None) if lines[-1]["kind"] == "end" else ("crashed", "it ended without a word")

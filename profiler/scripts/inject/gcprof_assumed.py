@@ -16,8 +16,6 @@ import torch
 lines: Any = import_module("gcprof_lines")  # beside this file
 FINITE = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"}  # of which unknown numbers are finite
 PRINTS = "_tensor_str.py"  # of torch: what it computes to print a tensor is no matter of the script
-TORCH = torch.__file__.rpartition("/")[0] + "/"
-MOST_READS = 10_000  # of one line, in one phase: a loop that waits for what is never computed
 
 
 class Assumptions:

@@ -71,7 +71,7 @@ class Computing:
 
     def _state(self, inputs: list[Any]) -> int:
         """Return REAL or ASSUMED where all inputs are known, and 0 where one is not."""
-        state = REAL
+        state: int = REAL
         for tensor in inputs:
             if not tensor.is_cuda:
                 if tensor.requires_grad or not known.is_small(tensor):

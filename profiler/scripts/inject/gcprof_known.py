@@ -8,7 +8,6 @@ known is asked without a Python object for its storage, which would make autogra
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 import torch

@@ -49,8 +49,10 @@ def names(*, is_whole: bool) -> dict[str, list[str]]:
         base = name.partition(".")[0]
         if namespace == MESSAGES and base not in ("monitored_barrier_", "barrier"):
             found[namespace].append(name)
-        if namespace != "aten" or UNSEEN.fullmatch(base) or (
-            has(whole, "CompositeImplicitAutograd") and name != LIFTED
+        if (
+            namespace != "aten"
+            or UNSEEN.fullmatch(base)
+            or (has(whole, "CompositeImplicitAutograd") and name != LIFTED)
         ):
             continue
         if is_whole or not FLOATING.fullmatch(base) or name.endswith("out"):
@@ -80,7 +82,9 @@ class Plan:
         self.is_made = bool(MADE.fullmatch(base))
         self.overwrites = bool(OVERWRITES.fullmatch(base)) or base == "normal_"
         self.chosen = CHOOSERS.get(self.name)
-        self.is_sized = self.name in SEEN_WITHIN or self.name in INDEXED or self.name in COUNTED or self.name in COMPARES
+        self.is_sized = (
+            self.name in SEEN_WITHIN or self.name in INDEXED or self.name in COUNTED or self.name in COMPARES
+        )
         self.tensors = [place for place, one in enumerate(schema.arguments) if str(one.type) == "Tensor"]
         self.has_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
 
@@ -92,11 +96,19 @@ class Plan:
 
     def makes(self, args: Any, out: Any) -> bool:
         """Whether results are to be looked at: they are integers or booleans, or the first input is known."""
+        if self.namespace == MESSAGES:
+            return True
         kind = type(out)
         made = out if kind is torch.Tensor else out[0] if kind in (tuple, list) and out else None
         if type(made) is not torch.Tensor or not made.is_cuda:
             return False
-        if self.chosen is not None or self.name == LIFTED or not self.has_tensors or self.is_made or known.is_discrete(made):
+        if (
+            self.chosen is not None
+            or self.name == LIFTED
+            or not self.has_tensors
+            or self.is_made
+            or known.is_discrete(made)
+        ):
             return True
         for value in args:
             if type(value) is list and value:

@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -123,7 +123,9 @@ class Values:
             plan.func(*args, **kwargs)
             return self.compute.results(plan, args, kwargs)[0]
         if plan.name not in plans.COUNTED:
-            out = self._seen_within(plan, keyset, args, kwargs) if plan.reads_within(args) else plan.func(*args, **kwargs)
+            out = (
+                self._seen_within(plan, keyset, args, kwargs) if plan.reads_within(args) else plan.func(*args, **kwargs)
+            )
             if isinstance(out, torch.Tensor):
                 self.compute.follow(plan, args, kwargs, out)
             return out

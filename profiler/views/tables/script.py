@@ -163,7 +163,8 @@ def _fits(variant: Variant) -> str:
     assert variant.gpu_bytes is not None
     assert reserved is not None  # a GPU's
     left = variant.gpu_bytes - variant.context_bytes - reserved
-    return f"{bytes_text(left)} to spare{', in what ran' if variant.is_cut else ''}"
+    how = f"{', in what ran' if variant.is_cut else ''}{', assumed' if variant.sized_at else ''}"
+    return f"{bytes_text(left)} to spare{how}"
 
 
 def _applied_lines(process: Process) -> list[str]:
@@ -244,7 +245,24 @@ def sentence(variant: Variant) -> str:
     left = variant.gpu_bytes - variant.context_bytes - (process.reserved_bytes or 0)
     where = peak_text(process.peak)
     what = "fits, in what ran, on" if variant.is_cut else "fits"
-    return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}"
+    return f"{what} {called} ({room}) with {bytes_text(left)} to spare; {where}{_assumed_text(variant)}"
+
+
+def _assumed_text(variant: Variant) -> str:
+    """Return where sizes were assumed, and between which bounds the peak is then; "" where none were."""
+    if not variant.sized_at:
+        return ""
+    text = f"; assumed: sizes depend on values at {few(list(variant.sized_at), MOST_NAMED)}"
+    peaks = {bound.values: bound.peak_bytes for bound in variant.bounds if bound.outcome == "ok" and bound.peak_bytes}
+    if len({*peaks.values(), variant.largest.peak_bytes}) > 1:
+        bounds = [f"{bytes_text(peak)} with --values {values}" for values, peak in peaks.items()]
+        text += f"; the peak is {' and '.join(bounds)}"
+    failed = [
+        f"--values {bound.values} ({bound.outcome.replace('_', ' ')})"
+        for bound in variant.bounds
+        if bound.outcome != "ok"
+    ]
+    return text + (f"; it did not end well with {', '.join(failed)}" if failed else "")
 
 
 def peak_text(peak: Phase) -> str:

@@ -1,0 +1,69 @@
+"""Operators on values that come from the host, each with what it makes: a GPU that computes nothing has to say the same."""
+
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+x = torch.tensor([3, 1, 2, 0, 5, 3, 1], device=device)
+f = torch.linspace(0, 1, 5, device=device)
+mask = x > 1
+unique, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+changed = x.clone()
+changed[mask] = 9
+changed[2:4] = 7
+parts = torch.empty(5, dtype=torch.long, device=device)
+parts[:2] = x[:2]
+parts[2:] = 4
+places = torch.zeros(6, dtype=torch.long, device=device)
+FOUND = {
+    "arithmetic": x * 2 + 1,
+    "mask": mask,
+    "indexed by a mask": x[mask],
+    "floats by a mask": f[f > 0.4],
+    "half by a mask": f.half()[f.half() > 0.3],
+    "nonzero": mask.nonzero(),
+    "argwhere": torch.argwhere(mask),
+    "where": torch.where(mask)[0],
+    "masked_select": x.masked_select(mask),
+    "unique": torch.unique(x),
+    "unique, sorted": unique,
+    "inverse": inverse,
+    "counts": counts,
+    "consecutive": torch.unique_consecutive(x),
+    "rows": torch.unique(x.view(7, 1).expand(7, 2), dim=0),
+    "bincount": torch.bincount(x),
+    "interleaved": torch.repeat_interleave(x),
+    "repeated": torch.arange(7, device=device).repeat_interleave(x),
+    "one hot": torch.nn.functional.one_hot(x),
+    "changed": changed,
+    "parts": parts,
+    "cat": torch.cat([x, changed]),
+    "stack": torch.stack([x, changed]).sum(0),
+    "sort": x.sort()[0],
+    "argsort": x.argsort(stable=True),
+    "topk": x.float().topk(2)[0],
+    "cumsum": x.cumsum(0),
+    "tril": torch.ones(3, 3, dtype=torch.bool, device=device).tril(),
+    "flip": torch.arange(5, device=device).flip(0),
+    "scattered": places.scatter_add_(0, x.clamp(max=5), torch.ones_like(x)),
+    "isin": torch.isin(x, torch.tensor([1, 2], device=device)),
+    "gather": x.gather(0, torch.tensor([1, 1], device=device)),
+    "by a list": x[[0, 2]],
+    "by a tensor": x[torch.tensor([0, -1], device=device)],
+    "sum": x.sum().item(),
+    "largest": int(x.max()),
+    "any": bool((x == 5).any()),
+    "equal": torch.equal(x, x.clone()),
+    "unequal": torch.equal(x, changed),
+    "close": torch.allclose(f, f),
+    "many": torch.arange(300_000, device=device).sum().item(),
+    "mean": f.mean().item(),
+    "precision": f.to(torch.float16).double(),
+    "padded": torch.nn.utils.rnn.pad_sequence([x, x[:2]]),
+    "roll": x.roll(1),
+    "not": (~mask).long(),
+    "filled": x.masked_fill(mask, 0),
+    "histogram": torch.histc(f, 4),
+    "array": x.cpu().numpy().sum(),
+}
+for name, made in FOUND.items():
+    print(f"{name}: {made.tolist() if isinstance(made, torch.Tensor) else made}")

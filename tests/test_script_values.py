@@ -1,0 +1,93 @@
+"""Values on hollow GPUs: real where they come from the host, assumed and told where they do not."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.scripts.runs import control, environment, line_of, rehearsed
+
+SIZED = ("masked", "labelled", "unique", "repeated", "selected", "longest", "routed")
+FALSE_SIZE = 3  # the exit code where a size is not known
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "masked" else pytest.mark.nightly) for name in SIZED],
+)
+def test_sizes_that_depend_on_values_take_what_they_take_put_in_by_hand(name, folder, kept):
+    words = ("python", "sized_by_values.py", name)
+    options = ("--values", "balanced") if name == "routed" else ()
+
+    done = rehearsed(words, *options, cwd=folder)
+    by_hand = control((*words, "--by-hand"), cwd=folder, kept=kept)
+
+    assert done.exit_code == by_hand.exit_code == 0, done.said + by_hand.said
+    assert done.figures == by_hand.figures
+    assert done.printed == by_hand.printed
+    (process,) = done.document["variants"][0]["processes"]
+    sizes = [one["operator"] for one in process["assumed"] if one["is_size"]]
+    assert sizes == (["nonzero"] if name == "routed" else [])
+
+
+@pytest.mark.slow
+def test_what_is_made_of_values_from_the_host_is_what_a_cpu_makes_of_them(folder):
+    words = ("python", "known_values.py")
+    plain = subprocess.run(
+        [sys.executable, *words[1:]], cwd=folder, env=environment(CUDA_VISIBLE_DEVICES=""), capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+
+    done = rehearsed(words, cwd=folder)
+
+    assert done.exit_code == 0, done.said
+    assert [line for line in plain.stdout.splitlines() if line not in done.said] == []
+    assert not done.document["variants"][0]["processes"][0]["assumed"]
+
+
+@pytest.mark.slow
+def test_a_loop_on_a_flag_that_is_never_computed_ends_with_its_line(folder):
+    done = rehearsed(("python", "unknown_values.py", "flag"), cwd=folder)
+
+    (variant,) = done.document["variants"]
+    assert done.exit_code == FALSE_SIZE
+    assert line_of("unknown_values.py", "while not") in variant["processes"][0]["detail"]
+
+
+@pytest.mark.nightly
+def test_a_mask_of_unknown_size_is_told_with_both_bounds(folder, kept):
+    words = ("python", "unknown_values.py", "mask")
+
+    done = rehearsed(words, cwd=folder)
+    text = (folder / "unknown_values.py").read_text().replace("outputs[outputs[:, 0] > 0]", "outputs[rows]")
+    (folder / "unknown_values.py").write_text(text.replace("def flag", "rows = torch.arange(512).cuda()\n\n\ndef flag"))
+    whole = control(words, cwd=folder, kept=kept)
+
+    (variant,) = done.document["variants"]
+    (process,) = variant["processes"]
+    sizes = [one["line"] for one in process["assumed"] if one["is_size"]]
+    peaks = {bound["values"]: bound["peak_bytes"] for bound in variant["bounds"]}
+    assert done.exit_code == whole.exit_code == 0, done.said + whole.said
+    assert line_of("unknown_values.py", "return model(outputs[") in sizes
+    assert peaks["none"] == process["peak_bytes"] < peaks["all"]
+    assert abs(peaks["all"] - whole.figures[0].peak_bytes) <= 4096 + 512  # the rows stand in for the mask
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_for_an_assumed_size_ends_a_script_that_would_catch_it(folder):
+    done = rehearsed(("python", "unknown_values.py", "caught"), "--values", "all", cwd=folder)
+
+    (variant,) = done.document["variants"]
+    assert done.exit_code == FALSE_SIZE
+    assert line_of("unknown_values.py", "rows = (outputs") in variant["processes"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    "values", [pytest.param("zeros", marks=pytest.mark.slow), *(
+        pytest.param(name, marks=pytest.mark.nightly) for name in ("none", "balanced"))]
+)  # fmt: skip
+def test_numbers_that_are_not_known_are_finite_and_the_same_each_time(values, folder):
+    done = rehearsed(("python", "unknown_values.py", "checks"), "--values", values, cwd=folder)
+
+    assert done.exit_code == 0, done.said
+    assert "max memory allocated" in done.said
