@@ -243,6 +243,9 @@ def filled(word: str, values: dict[str, str]) -> str:
 def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     """Return the command's own code of a single variant; of several 1 if one failed other than by lack of memory."""
     last = ends[-1]
+    for end, variant in zip(ends, variants, strict=True):
+        if end.lost and variant.outcome != "ok":
+            aside(f"gcprof: before that, rank {end.lost} ended without a word; it had used no GPU")
     if (last.interrupted or last.timed_out) and not last.processes:
         where = "".join(f"; {text}" for text in last.stopped)
         aside(f"gcprof: it was ended before any process had used a GPU: there is no table{where}")

@@ -63,6 +63,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     unguarded: str | None = None  # why files could not be guarded, so that only what it saved was redirected
     processes: tuple[Process, ...] = ()  # that used a GPU, by rank
     no_device: tuple[str, ...] = ()  # why a process with torch had no GPU
+    lost: str | None = None  # the rank that was the first to end without a word, before it used a GPU
     lines: dict[str, list[dict[str, Any]]] = {}  # of the watch, by process
     stopped: tuple[str, ...] = ()  # where each rank or process was when the limit ended it
     needs: str | None = None  # what the script's Python lacks for a strategy
@@ -104,6 +105,7 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
             unverified=tuple(_unverified([*chain.from_iterable(lines.values())]))
             if asked.gpus and not (timed_out or interrupted)
             else (),
+            lost=_first_lost(lines, deaths.seen),
             no_device=tuple(row["why"] for rows in lines.values() for row in rows if row["kind"] == "no device"),
             lines={path.stem: rows for path, rows in lines.items()},
             stopped=stacks.read(scratch) if timed_out else (),
@@ -112,6 +114,15 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
         for work in scratch.glob("work*/work"):
             work.chmod(0o700)  # overlays leave it closed to everyone
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _first_lost(lines: dict[Path, list[dict[str, Any]]], deaths: dict[Path, float]) -> str | None:
+    """Return the rank that died first, if that was before it used a GPU, and nothing was raised in it."""
+    dead = [path for path, rows in lines.items() if path in deaths and not any(row["kind"] == "end" for row in rows)]
+    first = min(dead, key=lambda path: deaths[path], default=None)
+    if first is None or any(row["kind"] in ("phase", "raised") for row in lines[first]):
+        return None
+    return first.stem.partition(".")[0]
 
 
 def _refused(path: Path) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ assert gather_object([{"rank": rank, "text": "x" * (1 + rank)}]) == [
 told = ["from the first", rank]
 assert broadcast_object_list(told)[0] == "from the first"
 assert broadcast(torch.tensor([rank + 5]).cuda()).tolist() == [5]
-assert reduce(torch.tensor([rank + 1.0]).cuda(), "mean").tolist() == [(1 + size) / 2]
+assert reduce(torch.tensor([rank + 1.0]).cuda(), "sum").tolist() == [size * (size + 1) / 2]
 uneven = pad_across_processes(torch.ones(2 + rank, dtype=torch.int64).cuda(), pad_index=-1)
 assert accelerator.gather(uneven).shape == (size * (1 + size),)
 accelerator.save_state("accelerated")

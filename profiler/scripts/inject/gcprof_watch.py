@@ -65,6 +65,8 @@ def begin(why: str | None) -> None:
     import_module("gcprof_graphs").begin(watch)
     for name in BESIDE:
         import_module(name).begin(note)
+    if {"RANK", "LOCAL_RANK"} & set(os.environ):
+        _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
 
 
 def _write_stack_on_signal(then: Callable[[], None]) -> None:
