@@ -147,7 +147,7 @@ bench-rehearse *words:
 bench-published-memory *words:
     {{python}} -m benchmarks.published_memory -o docs/published-memory.md {{words}}
 
-# training scripts as people write them, rehearsed and run without the watch: writes docs/scripts.md
+# training scripts as people write them, rehearsed and run without the watch: writes docs/scripts.md; --traps: its second table
 bench-scripts *words:
     {{python}} -m benchmarks.scripts -o docs/scripts.md {{words}}
 

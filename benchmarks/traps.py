@@ -58,13 +58,14 @@ class TrapRow(msgspec.Struct, frozen=True, kw_only=True):
         dead = sorted((process for process in self.processes if process["died"]), key=lambda process: process["died"])
         if dead and dead[0]["detail"]:
             return str(dead[0]["detail"])
-        stuck = [note for process in self.processes for note in process["notes"] if "no progress" in note]
+        stuck = [variant["detail"] for variant in self.watched.document.get("variants", ()) if variant["detail"]]
         last = [line for line in self.watched.said.splitlines() if line.strip()][-1:]
         return " ".join(stuck[:1] or last) or f"it ended with {self.watched.exit_code}"
 
     @property
     def is_assumed(self) -> bool:
-        return any(process.get("assumed") for process in self.processes)
+        """Whether the size of something came from assumed values."""
+        return any(value["is_size"] for process in self.processes for value in process.get("assumed", ()))
 
     def text(self, command: str) -> str:
         """Return the row of the table."""
