@@ -212,29 +212,18 @@ class Holders:
         """Return the storages of parameters, gradients, buffers and optimizer state."""
         known: Known = {}
         names: dict[int, str] = {}
-
-        def keep(tensors: Iterable[Any], category: str, module: str) -> None:
-            for tensor in tensors:
-                for address in _addresses(tensor):
-                    known.setdefault(address, (category, module))
-
-        def keep_parameter(parameter: Any, module: str) -> None:
-            keep([parameter], "parameters", module)
-            if parameter.is_leaf and parameter.grad is not None:
-                keep([parameter.grad], "gradients", module)
-
         for root in filter(None, (find() for find in self._modules.values())):
             for name, parameter in root.named_parameters():
                 names[id(parameter)] = module = name.rpartition(".")[0]
-                keep_parameter(parameter, module)
+                _keep_parameter(known, parameter, module)
             for name, buffer in root.named_buffers():
-                keep([buffer], "buffers", name.rpartition(".")[0])
+                _keep(known, [buffer], "buffers", name.rpartition(".")[0])
         for optimizer in filter(None, (find() for find in self._optimizers.values())):
             for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
                 if id(parameter) not in names:
-                    keep_parameter(parameter, "")
+                    _keep_parameter(known, parameter, "")
             for parameter, state in optimizer.state.items():
-                keep(_tensors([state]), "optimizer state", names.get(id(parameter), ""))
+                _keep(known, _tensors([state]), "optimizer state", names.get(id(parameter), ""))
         return known
 
     # ---- nothing of it is the script's
@@ -301,6 +290,18 @@ def _tensors(items: Any, depth: int = 4) -> Iterator[Any]:
     elif depth and isinstance(items, (tuple, list, Mapping)):
         for item in items.values() if isinstance(items, Mapping) else items:
             yield from _tensors(item, depth - 1)
+
+
+def _keep(known: Known, tensors: Iterable[Any], category: str, module: str) -> None:
+    for tensor in tensors:
+        for address in _addresses(tensor):
+            known.setdefault(address, (category, module))
+
+
+def _keep_parameter(known: Known, parameter: Any, module: str) -> None:
+    _keep(known, [parameter], "parameters", module)
+    if parameter.is_leaf and parameter.grad is not None:
+        _keep(known, [parameter.grad], "gradients", module)
 
 
 def _addresses(tensor: Any) -> list[int]:

@@ -408,7 +408,7 @@ class Watch:
 
     def know_values(self) -> None:
         """Follow the values of a hollow GPU: real ones of what comes from the host, and assumed ones."""
-        following = import_module("gcprof_values")
+        following: Any = import_module("gcprof_values")
         following.observers += [self.work] if self.work else []
         self.values = following.Values(
             lambda row: _write({**row, "line": row["line"] or self.line, "step": self.step}),
