@@ -36,7 +36,7 @@ class Pair:
         self.name = script.name
         self.control = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus)
         self.files = contents(here)
-        self.watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+        self.watched = rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         self.files_after = contents(here)
 
     @property
@@ -61,7 +61,8 @@ def test_each_process_takes_to_the_byte_what_it_takes_without_the_watch(pair):
     assert pair.control.exit_code == 0, pair.control.said
     assert pair.watched.exit_code == 0, pair.watched.said
     assert pair.watched.figures == pair.control.figures
-    assert len(pair.watched.figures) == max(TABLE[pair.name].num_gpus, 2 * (pair.name == "two_trainings"))
+    script = TABLE[pair.name]
+    assert len(pair.watched.figures) == (script.num_processes or script.num_gpus)
 
 
 def test_a_script_reads_of_its_peak_what_it_reads_without_the_watch(pair):
