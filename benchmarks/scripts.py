@@ -153,7 +153,7 @@ def run(script: Script) -> Row:
         kept.mkdir()
         runs.copied(here)
         alone = runs.control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus)
-        watched = runs.rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+        watched = runs.rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         if not watched.figures:
             raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
         return Row(script=script, alone=alone, watched=watched, lines_changed=_lines_changed(script, here))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.scripts.runs import control, environment, line_of, rehearsed
+from tests.scripts.runs import TWO, control, environment, line_of, rehearsed
 
 SIZED = ("masked", "labelled", "unique", "repeated", "selected", "longest", "routed")
 FALSE_SIZE = 3  # the exit code where a size is not known
@@ -91,3 +91,14 @@ def test_numbers_that_are_not_known_are_finite_and_the_same_each_time(values, fo
 
     assert done.exit_code == 0, done.said
     assert "max memory allocated" in done.said
+
+
+@pytest.mark.nightly
+def test_ranks_agree_on_counts_that_travel_beside_unknown_numbers(folder):
+    done = rehearsed((*TWO, "29651", "sync_batch_norm.py"), cwd=folder, num_gpus=2)
+
+    processes = done.document["variants"][0]["processes"]
+    assert done.exit_code == 0, done.said
+    assert done.said.count("seed 1234, count 8, objects [{'rank': 0}, {'rank': 1}]") == 2
+    assert [process["num_steps"] for process in processes] == [3, 3]
+    assert not [one for process in processes for one in process["assumed"] if one["is_size"]]

@@ -19,7 +19,6 @@ from tests.scripts import by_hand
 from tests.scripts.runs import FOLDER, TABLE, TWO, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
-PROCESSES = {"two_trainings": 2, "data_parallel": 1}  # of others as many as GPUs
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
 
 
@@ -38,7 +37,7 @@ class Pair:
         self.name = script.name
         self.control = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus)
         self.files = contents(here)
-        self.watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
+        self.watched = rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         self.files_after = contents(here)
 
     @property
@@ -63,7 +62,8 @@ def test_each_process_takes_to_the_byte_what_it_takes_without_the_watch(pair):
     assert pair.control.exit_code == 0, pair.control.said
     assert pair.watched.exit_code == 0, pair.watched.said
     assert pair.watched.figures == pair.control.figures
-    assert len(pair.watched.figures) == PROCESSES.get(pair.name, TABLE[pair.name].num_gpus)
+    script = TABLE[pair.name]
+    assert len(pair.watched.figures) == (script.num_processes or script.num_gpus)
 
 
 def test_a_script_reads_of_its_peak_what_it_reads_without_the_watch(pair):

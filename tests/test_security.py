@@ -45,6 +45,7 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "scripts/inject/gcprof_saving.py": "where to what a command saves is redirected",
     "scripts/inject/sitecustomize.py": "whether a command is watched or measured, and its seed",
     "scripts/inject/gcprof_lines.py": "where compiled code is",
+    "scripts/inject/gcprof_values.py": "how values that are not known are assumed",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
     "scripts/launch.py": "handed on to the user's command",
     "rehearsal/smoke.py": "handed on to the step that is tried, without what changes its figures",

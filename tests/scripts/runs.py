@@ -34,6 +34,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[str, ...]
     num_gpus: int = 1
     device: str = DEVICE
+    num_processes: int | None = None  # that use a GPU, where it is not one for each
+    options: tuple[str, ...] = ()  # of gcprof
     needs: tuple[str, ...] = ()  # packages beside torch
     is_quick: bool = False
 
@@ -65,7 +67,7 @@ TABLE = {
         _script("accumulate_no_sync", port=29612),
         _script("fsdp2", port=29613),
         _script("spawn", num_gpus=2),
-        Script(name="two_trainings", words=("sh", "two_trainings.sh")),
+        Script(name="two_trainings", words=("sh", "two_trainings.sh"), num_processes=2),
         _script("compiled"),
         _script("trainer", needs=("transformers", "accelerate")),
         _script("trainer_lora", needs=("transformers", "accelerate", "peft")),
@@ -75,8 +77,8 @@ TABLE = {
         _script("bert_mlm", needs=("transformers", "accelerate")),
         _script("siamese", needs=("torchvision",)),
         _script("wgan_gp"),
-        _script("time_sequence"),
-        _script("data_parallel", num_gpus=2),
+        _script("time_sequence", options=("--values", "none")),  # without gcprof LBFGS reads zeros for "has converged"
+        _script("data_parallel", num_gpus=2, num_processes=1),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Computes on the CPU what operators of a GPU that computes nothing make of known values: torch and the library alone."""
+"""Computes on the CPU what operators of a GPU that computes nothing make of known values: knows torch alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ known: Any = import_module("gcprof_known")  # beside this file
 plans: Any = import_module("gcprof_plans")
 REAL, ASSUMED = known.REAL, known.ASSUMED
 MOST = 1 << 24  # elements of an input, of which a larger one is not looked at
+FAILURES = (RuntimeError, IndexError, ValueError, NotImplementedError)  # the CPU cannot, or not with zeros
 MESSAGE_BYTES = 1 << 20  # that ranks get of each other
 
 
@@ -23,7 +24,7 @@ class Computing:
     def follow(self, plan: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Write what an operator has made, as far as it is known or has to be assumed."""
         if plan.namespace == plans.MESSAGES:
-            self._carried(args, kwargs, out)
+            self._carried(plan, args, kwargs)
         elif plan.name in plans.COPIES:
             self._copied(args[0] if plan.written else out, args[1] if plan.written else args[0])
         elif plan.name == plans.LIFTED:
@@ -41,33 +42,39 @@ class Computing:
     def _made(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         inputs = [] if plan.is_made else known.flat((args, kwargs))
         state = self._state(inputs)
-        if state != REAL and not any(map(known.is_discrete, made)):
-            if state == ASSUMED and all(map(known.is_small, made)):
-                pass
-            else:
-                return
-        if self._is_uniform(plan, args, kwargs, inputs, made, state):
+        if not made or self._is_uniform(plan, args, kwargs, inputs, made, state):
             return
-        if plan.chosen is not None and state == 0:
+        if plan.chosen is not None and not state:
             self._chosen(plan, args, kwargs, made)
-            return
+        elif all(map(known.is_small, made)) and not any(tensor.numel() > MOST for tensor in inputs):
+            if plan.joins and not state and not known.is_discrete(made[0]):
+                self._joined(plan, args, kwargs, inputs, made[0])
+            elif state or known.is_discrete(made[0]):  # else a mask or the like beside the result, which nothing reads
+                self._compute(plan, args, kwargs, made, state)
+
+    def _compute(self, plan: Any, args: Any, kwargs: Any, made: list[Any], state: int) -> None:
         discrete = [tensor for tensor in made if known.is_discrete(tensor)]
-        if not state and not (made and known.is_discrete(made[0])):
-            return  # a mask or the like beside the result, which nothing else reads
-        if not all(map(known.is_small, made)) or any(tensor.numel() > MOST for tensor in inputs):
-            return
         try:
             values = known.flat(self._computed(plan, args, kwargs))
-        except (RuntimeError, IndexError, ValueError, NotImplementedError):  # the CPU cannot, or not with zeros
+        except FAILURES:
             values = [torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape) for tensor in discrete]
             made, state = discrete, 0
         for tensor, value in zip(made, values, strict=False):
             if tensor.shape == value.shape and (state or known.is_discrete(tensor)):
-                if not state:
-                    value = self._compared(plan, args, tensor, value)
-                known.put(tensor, value, state or ASSUMED)
-        if not state:
+                known.put(tensor, value if state else self._compared(plan, args, tensor, value), state or ASSUMED)
+        if made and not state:
             self._assumptions.told(plan.name, made[0].shape)
+
+    def _joined(self, plan: Any, args: Any, kwargs: Any, inputs: list[Any], made: Any) -> None:
+        """Write what joins known numbers and others, and which of its elements are real: a count beside means."""
+        marks = [known.mark_of(tensor) if known.is_ours(tensor) else None for tensor in inputs]
+        if not any(marks):
+            return
+        pairs = zip(inputs, marks, strict=True)
+        real = iter([torch.full(one.shape, bool(mark and mark.state == REAL), device="cpu") for one, mark in pairs])
+        known.put(made, self._computed(plan, args, kwargs), ASSUMED)
+        if (mark := known.mark_of(made)) and made.is_contiguous():
+            mark.real = plan.func(*_mapped(args, lambda tensor: next(real)), **kwargs).reshape(-1)
 
     def _state(self, inputs: list[Any]) -> int:
         """Return REAL or ASSUMED where all inputs are known, and 0 where one is not."""
@@ -80,7 +87,7 @@ class Computing:
             mark = known.mark_of(tensor) if known.is_ours(tensor) and tensor.numel() <= MOST else None
             if tensor.numel() and (mark is None or tensor.requires_grad):
                 return 0
-            state = max(state, mark.state if mark else REAL)
+            state = max(state, mark.state_of(tensor) if mark else REAL)
         return state
 
     def _is_uniform(self, plan: Any, args: Any, kwargs: Any, inputs: Any, made: list[Any], state: int) -> bool:
@@ -172,7 +179,7 @@ class Computing:
         try:
             values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in written}
             self._computed(plan, args, kwargs, values)
-        except (RuntimeError, IndexError, ValueError, NotImplementedError):
+        except FAILURES:
             values = {id(tensor): torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in kept}
             state = 0
         for tensor in written:
@@ -218,7 +225,7 @@ class Computing:
             elif target.nbytes <= MESSAGE_BYTES:
                 target.zero_()
 
-    def _carried(self, args: Any, kwargs: Any, out: Any) -> None:
+    def _carried(self, plan: Any, args: Any, kwargs: Any) -> None:
         """Remember what ranks got of each other: integers and booleans that are small enough to be carried."""
         tensors = [tensor for tensor in known.flat((args, kwargs)) if known.is_ours(tensor)]
         marks = [known.mark_of(tensor) for tensor in tensors]
@@ -228,6 +235,11 @@ class Computing:
                 known.mark(tensor, state)
             elif known.is_discrete(tensor) or not any(marks):
                 known.forget(tensor)
+        if plan.name == plans.GATHERED and len(tensors) == 2 and marks[1] and tensors[0].nbytes <= MESSAGE_BYTES:
+            gathered, own = tensors
+            known.mark(gathered, marks[1].state)
+            if marks[1].real is not None and (mark := known.mark_of(gathered)):
+                mark.real = marks[1].real[: own.numel()].repeat(gathered.numel() // own.numel())
 
     # ---- on the CPU
 

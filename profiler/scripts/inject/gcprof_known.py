@@ -26,10 +26,19 @@ _expired = _storage._expired
 class Mark:
     """What is known of a storage."""
 
-    __slots__ = ("state", "uniform", "weak")
+    __slots__ = ("real", "state", "uniform", "weak")
 
     def __init__(self, weak: int, state: int, uniform: Any) -> None:
         self.weak, self.state, self.uniform = weak, state, uniform  # uniform: the value of all elements, or None
+
+        self.real: Any = None  # which elements are, where not all of them are
+
+    def state_of(self, tensor: Any) -> int:
+        """Return the state of a tensor in this storage."""
+        if self.real is None:
+            return self.state
+        part = self.real.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return REAL if bool(part.all()) else ASSUMED
 
     def __del__(self, free: Any = _storage._free_weak_ref) -> None:
         free(self.weak)

@@ -38,6 +38,7 @@ CHOOSERS = {  # which make indices along a dimension, and where those are among 
     "min.dim": 1, "median.dim": 1, "nanmedian.dim": 1, "mode": 1, "kthvalue": 1, "multinomial": 0,
 }  # fmt: skip
 MESSAGES = "c10d"
+GATHERED = "_allgather_base_"
 
 
 def names(*, is_whole: bool) -> dict[str, list[str]]:
@@ -77,6 +78,7 @@ class Plan:
         self.is_random = torch.Tag.nondeterministic_seeded in self.func.tags
         self.is_pointwise = torch.Tag.pointwise in self.func.tags and not self.written
         self.takes_generator = any(argument.name == "generator" for argument in schema.arguments)
+        self.joins = base in ("cat", "stack")
         self.is_filled = base in FILLED
         self.is_out = overload.endswith("out")
         self.is_made = bool(MADE.fullmatch(base))
@@ -112,7 +114,7 @@ class Plan:
             return True
         for value in args:
             if type(value) is list and value:
-                value = value[0]
+                value = value[-1] if self.joins else value[0]
             if type(value) in known.TENSORS and value.is_cuda:
                 return bool(value.numel() <= known.LIMIT and known.mark_of(value) is not None)
         return False

@@ -1,4 +1,4 @@
-"""Values on a GPU that computes nothing: those that come from the host are real, others are assumed where they are made.
+"""Values on a GPU that computes nothing: those from the host are real, others are assumed where they are made.
 
 An operator always runs first as it is, so that it allocates what it does on a GPU. Then its values are computed on the
 CPU and written into its own results, where all of its inputs are known, or where it makes integers or booleans: then
@@ -169,7 +169,7 @@ class Values:
         _include(FAKE, False)
         try:
             mark = known.mark_of(tensor)
-            if mark is not None and mark.state == known.REAL:
+            if mark is not None and mark.state_of(tensor) == known.REAL:
                 return known.value_of(tensor, mark).item()
             is_discrete = known.is_discrete(tensor)
             value = known.value_of(tensor, mark).item() if mark is not None else tensor.dtype.is_complex * 0j or 0.0
