@@ -29,6 +29,9 @@ def objects():
     told = [{"seed": 1234, "name": "run"} if rank == 0 else None]
     dist.broadcast_object_list(told, src=0)
     equal(told, [{"seed": 1234, "name": "run"}], "broadcast_object_list")
+    several = ["a" * 5, ["b", rank], {"c": 3}] if rank == 0 else [None] * 3
+    dist.broadcast_object_list(several, src=0)
+    equal(several, ["aaaaa", ["b", 0], {"c": 3}], "broadcast_object_list of three")
     found = [None] * size
     dist.all_gather_object(found, ["x" * (10 * rank + 1), rank])
     equal(found, [["x" * (10 * r + 1), r] for r in everyone], "all_gather_object")
@@ -59,9 +62,10 @@ def reductions():
     large = on_device([2**53 + rank, -(2**40)], torch.int64)
     dist.all_reduce(large)
     equal(large, [size * 2**53 + sum(everyone), -size * 2**40], "int64 beyond double")
-    flags = on_device([rank == 1, False, True], torch.bool)
-    dist.all_reduce(flags, dist.ReduceOp.MAX)
-    equal(flags, [True, False, True], "bool")
+    for op, reduce in (("MAX", any), ("SUM", any), ("MIN", all), ("PRODUCT", all)):
+        flags = on_device([rank == 1, False, True], torch.bool)
+        dist.all_reduce(flags, getattr(dist.ReduceOp, op))
+        equal(flags, [reduce(r == 1 for r in everyone), False, True], f"bool, {op}")
     third = on_device([1.0 / 3], torch.bfloat16)
     dist.all_reduce(third, dist.ReduceOp.AVG)
     equal(third, [0.333984375], "bfloat16's third")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 NAMES = (
     "all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list", "scatter_object_list",
@@ -48,16 +48,18 @@ class OnHost(TorchDispatchMode):
     """Computes what operators make of GPU tensors on the CPU, and puts it where the GPU would."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if _computes(func, args, made):
-            made.copy_(func(*tree_map_only(torch.Tensor, torch.Tensor.cpu, args), **(kwargs or {})))
+        keywords = kwargs or {}
+        host = tree_map_only(torch.Tensor, torch.Tensor.cpu, args) if _computes(func, args) else None
+        made = func(*args, **keywords)
+        if host is not None and isinstance(made, torch.Tensor) and made.is_cuda:
+            made.copy_(func(*host, **keywords))
         return made
 
 
-def _computes(func: Any, args: Any, made: Any) -> bool:
-    """Whether an operator computes a GPU tensor of others, and nothing else."""
-    if func.namespace != "aten" or not isinstance(made, torch.Tensor) or not made.is_cuda:
+def _computes(func: Any, args: Any) -> bool:
+    """Whether an operator computes of GPU tensors a new one, or the elements of its first in place."""
+    if func.namespace != "aten" or not any(isinstance(one, torch.Tensor) and one.is_cuda for one in tree_leaves(args)):
         return False
     schema = func._schema
     is_new = not any(value.alias_info for value in (*schema.arguments, *schema.returns))
-    return is_new and any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
+    return is_new or (torch.Tag.pointwise in func.tags and func.overloadpacket.__name__.endswith("_"))
