@@ -18,6 +18,7 @@ from tests.scripts.runs import Run, Script
 from tests.scripts.traps import traps
 from tests.scripts.traps.traps import LIMIT_SECONDS
 
+MOST_LETTERS = 200  # of a reason
 HEADING = "## Programs with traps"
 HEAD = """{heading}
 
@@ -70,7 +71,9 @@ class TrapRow(msgspec.Struct, frozen=True, kw_only=True):
     def text(self, command: str) -> str:
         """Return the row of the table."""
         most = max(self.watched.figures, key=lambda figures: figures.reserved_bytes, default=None)
-        script, reason = self.script, self.reason[:200].replace("|", "\\|").replace("\n", " ")
+        script, reason = self.script, self.reason.replace("|", "\\|").replace("\n", " ")
+        if len(reason) > MOST_LETTERS:
+            reason = f"{reason[: MOST_LETTERS // 2]} ... {reason[-MOST_LETTERS // 2 :]}"  # the line is at its end
         cells = (
             script.name,
             f"`{command}`",

@@ -293,6 +293,8 @@ def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
     if raised and raised["error"] == "Unsupported" and any(line["kind"] == "applied" for line in lines):
         return "skipped", raised["text"]
     if raised:
-        said = raised["text"] if raised["error"] in OURS else f"{raised['error']}: {raised['text']}"
-        return "failed", said
+        if raised["error"] in OURS:
+            return "failed", raised["text"]
+        where = f" ({raised['line']})" if raised["line"] else ""
+        return "failed", f"{raised['error']}: {raised['text']}{where}"
     return ("ok", None) if lines[-1]["kind"] == "end" else ("crashed", "it ended without a word")
