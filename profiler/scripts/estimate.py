@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Operator
-from profiler.predicting.trace.roofline import operator_seconds
+from profiler.predicting.trace.roofline import RATIOS, operator_seconds
 
 NOT_REACHED = "no second step was made"
 COLLECTIVES = "c10d"
+CAVEAT = f"times are estimated for ideal kernels, of the second step{{}}; {RATIOS}"
 
 
 class Estimate(NamedTuple):
