@@ -27,8 +27,8 @@ SEEN_WITHIN = {  # what they call is followed: their sizes come of other operato
     "segment_reduce", "histc", "unique_dim_consecutive_",
 }  # fmt: skip
 INDEXED = {"index.Tensor", "index.Tensor_out", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index.Tensor"}
-COUNTED = {  # bytes that PyTorch's own code reads of the GPU: the size of what it makes
-    "nonzero": 4, "_unique2": 8, "_unique": 8, "unique_dim": 8, "unique_consecutive": 8, "unique_dim_consecutive": 8,
+COUNTED = {  # of which PyTorch's own code reads the size of what it makes
+    "nonzero", "_unique2", "_unique", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
 }  # fmt: skip
 COMPARES = {"equal", "allclose"}
 COPIES = {"_to_copy", "copy_"}
