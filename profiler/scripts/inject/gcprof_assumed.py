@@ -6,6 +6,7 @@ second one), and which integers are chosen along a dimension: the first, the las
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -52,35 +53,20 @@ class Assumptions:
         is_same = len(args) > 1 and args[0] is args[1]
         return self.how == "balanced" and name.partition(".")[0] not in FINITE and not is_same
 
-    def chosen(self, plan: Any, args: Any, kwargs: Any, shape: Any) -> Any:
-        """Return indices along a dimension, of this shape, on the CPU."""
-        source = args[0]
-        base = plan.name.partition(".")[0]
-        place = {"topk": 2, "sort": 1, "argsort": 1, "kthvalue": 2, "multinomial": 9}.get(base, 1)
-        dim = kwargs.get("dim", args[place] if len(args) > place and not isinstance(args[place], bool) else None)
-        if dim is None and base in ("argmax", "argmin"):
-            size, num = source.numel(), 1
-            dim = None
-        else:
-            dim = -1 if dim is None else dim
-            size = source.shape[dim] if source.dim() else 1
-            num = shape[dim] if len(shape) == source.dim() and len(shape) else 1
-        first = 0 if self.how != "all" else size - num
-        if num == size or self.how != "balanced":
-            along = first + torch.arange(num, device="cpu")
-            if len(shape) == source.dim() and len(shape) and dim is not None:
-                view = [1] * len(shape)
-                view[dim] = num
-                along = along.view(view)
-            return along.expand(shape) if num > 1 or along.dim() else along.reshape(()).expand(shape)
-        total = 1
-        for extent in shape:
-            total *= extent
-        spread = torch.arange(total, device="cpu") % max(size, 1)
-        if dim is None or len(shape) != source.dim() or num == 1:
-            return spread.view(shape)
-        last = [extent for place, extent in enumerate(shape) if place != dim % len(shape)]
-        return spread.view(*last, num).movedim(-1, dim)
+    def chosen(self, source: Any, dim: int | None, shape: Any) -> Any:
+        """Return indices into the source along a dimension, or into all of it; of this shape, on the CPU."""
+        is_kept = dim is not None and len(shape) == source.dim() > 0
+        size = source.numel() if dim is None or not source.dim() else source.shape[dim]
+        num = shape[dim] if is_kept else 1
+        if self.how == "balanced" and num < size:
+            spread = torch.arange(math.prod(shape), device="cpu") % size
+            others = [extent for place, extent in enumerate(shape) if dim is None or place != dim % len(shape)]
+            return spread.view(*others, num).movedim(-1, dim) if is_kept and dim is not None else spread.view(shape)
+        first = size - num if self.how == "all" else 0
+        along = torch.arange(first, first + num, device="cpu")
+        if not is_kept or dim is None:
+            return along[0].expand(shape)
+        return along.view([-1 if place == dim % len(shape) else 1 for place in range(len(shape))]).expand(shape)
 
 
 def _is_printing() -> bool:

@@ -156,7 +156,7 @@ class Computing:
         """Write indices that are chosen along a dimension of unknown values."""
         if len(made) > plan.chosen and made[plan.chosen].numel() <= known.LIMIT:
             tensor = made[plan.chosen]
-            known.put(tensor, self._assumptions.chosen(plan, args, kwargs, tensor.shape), ASSUMED)
+            known.put(tensor, self._assumptions.chosen(args[0], plan.dim(args, kwargs), tensor.shape), ASSUMED)
             self._assumptions.told(plan.name, tensor.shape)
 
     # ---- what it writes

@@ -75,6 +75,7 @@ class Plan:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self.is_foreach = base.startswith(("_foreach", "_fused", "_amp_foreach"))
+        self._dims = [(place, one.default_value) for place, one in enumerate(schema.arguments) if one.name == "dim"]
         self.is_random = torch.Tag.nondeterministic_seeded in self.func.tags
         self.is_pointwise = torch.Tag.pointwise in self.func.tags and not self.written
         self.takes_generator = any(argument.name == "generator" for argument in schema.arguments)
@@ -89,6 +90,12 @@ class Plan:
         )
         self.tensors = [place for place, one in enumerate(schema.arguments) if str(one.type) == "Tensor"]
         self.has_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
+
+    def dim(self, args: Any, kwargs: Any) -> int | None:
+        """Return the dimension along which it is called; None for all of them, the last where it knows none."""
+        place, default = self._dims[0] if self._dims else (len(args), -1)
+        dim: int | None = kwargs.get("dim", args[place] if place < len(args) else default)
+        return dim
 
     def reads_within(self, args: Any) -> bool:
         """Whether it calls others that read sizes: an index does where a mask is among its indices."""
