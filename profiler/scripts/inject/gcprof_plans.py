@@ -53,6 +53,7 @@ def names(*, is_whole: bool) -> dict[str, list[str]]:
         if (
             namespace != "aten"
             or UNSEEN.fullmatch(base)
+            or UNSEEN.fullmatch(base.removesuffix("_"))  # in place: another view of the same memory
             or (has(whole, "CompositeImplicitAutograd") and name != LIFTED)
         ):
             continue
@@ -113,7 +114,7 @@ class Plan:
             return False
         if (
             self.chosen is not None
-            or self.name == LIFTED
+            or self.name in (LIFTED, *COPIES)
             or not self.has_tensors
             or self.is_made
             or known.is_discrete(made)
