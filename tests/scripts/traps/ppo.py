@@ -17,7 +17,8 @@ class Worlds:
         return self.state
 
     def step(self, actions):
-        self.state = self.state + np.random.randn(num_envs, num_observed).astype(np.float32) * (1 + actions[:, None])
+        drift = np.random.randn(num_envs, num_observed) * (1 + actions[:, None])
+        self.state = self.state + drift.astype(np.float32)
         done = np.linalg.norm(self.state, axis=1) > 8
         reward = 1.0 - np.abs(self.state).mean(axis=1)
         self.state[done] = 0
@@ -58,7 +59,7 @@ for update in range(2):
             action, logprob, _, value = agent.act(next_obs)
         actions[step], logprobs[step], values[step] = action, logprob, value.flatten()
         state, reward, done = worlds.step(action.cpu().numpy())
-        rewards[step] = torch.tensor(reward).to(device)
+        rewards[step] = torch.tensor(reward).float().to(device)
         next_obs, next_done = torch.tensor(state, device=device), torch.tensor(done, device=device).float()
     with torch.no_grad():
         next_value, last = agent.critic(next_obs).flatten(), 0
