@@ -43,15 +43,13 @@ class Assumptions:
 
     def compared(self, name: str, args: Any) -> bool | None:
         """Return what a comparison of unknown numbers gives; None where it is as of zeros."""
-        is_same = len(args) > 1 and args[0] is args[1]  # a test for NaN
-        if self.how in ("zeros", "balanced") or name.partition(".")[0] in FINITE or is_same:
+        if self.how in ("zeros", "balanced") or _tests_finiteness(name, args):
             return None
         return self.how == "all"
 
     def alternates(self, name: str, args: Any) -> bool:
         """Whether each second of a comparison's results is true."""
-        is_same = len(args) > 1 and args[0] is args[1]
-        return self.how == "balanced" and name.partition(".")[0] not in FINITE and not is_same
+        return self.how == "balanced" and not _tests_finiteness(name, args)
 
     def chosen(self, source: Any, dim: int | None, shape: Any) -> Any:
         """Return indices into the source along a dimension, or into all of it; of this shape, on the CPU."""
@@ -67,6 +65,13 @@ class Assumptions:
         if not is_kept or dim is None:
             return along[0].expand(shape)
         return along.view([-1 if place == dim % len(shape) else 1 for place in range(len(shape))]).expand(shape)
+
+
+def _tests_finiteness(name: str, args: Any) -> bool:
+    """Whether a comparison asks whether numbers are finite: of numbers with themselves, or with infinity."""
+    is_same = len(args) > 1 and args[0] is args[1]
+    is_infinite = any(isinstance(value, float) and not math.isfinite(value) for value in args)
+    return name.partition(".")[0] in FINITE or is_same or is_infinite
 
 
 def _is_printing() -> bool:

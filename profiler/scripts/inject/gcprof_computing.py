@@ -193,13 +193,12 @@ class Computing:
     def _wrote_lists(self, plan: Any, args: Any, kwargs: Any) -> None:
         """Write lists of tensors where all of them are known, as an optimizer's counts of steps are."""
         written = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
-        tensors = [tensor for tensor in known.flat(written) if known.is_ours(tensor)]
-        inputs = known.flat((args, kwargs))
-        state = self._state(inputs) if tensors and all(map(known.is_small, inputs)) else 0
+        inputs = known.flat((args, kwargs)) if _begins_known(args) else []
+        state = self._state(inputs) if inputs and all(map(known.is_small, inputs)) else 0
         if not state:
-            for tensor in tensors:
-                known.forget(tensor)
+            known.forget_all(written)
             return
+        tensors = [tensor for tensor in known.flat(written) if known.is_ours(tensor)]
         values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in tensors}
         self._computed(plan, args, kwargs, values)
         for tensor in tensors:
@@ -258,6 +257,12 @@ class Computing:
         if plan.is_random and kwargs.get("generator") is None and plan.takes_generator:
             kwargs["generator"] = _drawing()
         return plan.func(*args, **kwargs)
+
+
+def _begins_known(args: Any) -> bool:
+    """Whether the first tensor of each list is known, which most often says it of none."""
+    firsts = [value[0] if isinstance(value, list) and value else value for value in args]
+    return all(known.mark_of(first) for first in firsts if known.is_ours(first))
 
 
 def _drawing() -> torch.Generator:

@@ -87,6 +87,15 @@ def forget(tensor: Any) -> None:
         del marks[tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()]
 
 
+def forget_all(values: Any) -> None:
+    """Forget what is known of the storages of tensors, and of lists of them."""
+    for value in values:
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if is_ours(tensor):
+                place = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+                marks.pop(place, None)
+
+
 def host(tensor: Any) -> Any:
     """Return a CPU tensor over the memory of a GPU tensor."""
     if not tensor.numel():

@@ -33,6 +33,7 @@ FAKE = torch._C._dispatch_key_parse("Fake")
 BELOW = torch._C._dispatch_keyset_full_after(FAKE)
 TORCH = os.path.dirname(torch.__file__) + os.sep
 MOST_READS = 10_000  # of one line, within a phase: a loop that waits for what is never computed
+MOST_PARTS = 64  # of a list that are looked at
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 observers: list[Callable[[Any, Any, Any, Any], None]] = []  # each gets an operator, its arguments and its result
 
@@ -198,13 +199,17 @@ class Values:
             self._end("no progress", why, line)
 
     def why_short(self) -> tuple[str, int] | None:
-        """Return the line of the assumption that sized the operator which runs now, and the size; None for none."""
+        """Return the line of the assumption that sized what runs now, and the size; None for none.
+
+        It is looked for among what the script's innermost function has, and those that it calls.
+        """
         frame: Any = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_name == "call" and "keyset" in frame.f_locals:
-                sizes = _sizes((frame.f_locals.get("args"), frame.f_locals.get("kwargs")))
-                return next(((line, size) for size, line in self.assumptions.counts.items() if size in sizes), None)
-            frame = frame.f_back
+        while frame is not None and self.assumptions.counts:
+            sizes = _sizes(list(frame.f_locals.values()))
+            for size, line in self.assumptions.counts.items():
+                if size in sizes and not frame.f_code.co_filename.startswith(lines.HERE):
+                    return line, size
+            frame = None if lines.is_the_users(frame.f_code.co_filename) else frame.f_back
         return None
 
 
@@ -217,8 +222,6 @@ def _sizes(value: Any) -> set[int]:
     """Return all integers among arguments, and the sizes of tensors."""
     if isinstance(value, torch.Tensor):
         return {int(size) for size in value.shape}
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return {size for part in value for size in _sizes(part)}
-    return {value} if isinstance(value, int) else set()
+    if type(value) in (list, tuple):
+        return {size for part in value[:MOST_PARTS] for size in _sizes(part)}
+    return {value} if type(value) is int else set()
