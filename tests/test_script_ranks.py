@@ -47,8 +47,13 @@ def test_programs_of_ranks_run_to_their_end_to_the_byte(script, hollow, tmp_path
     for run in (watched, alone):
         assert run.exit_code == 0, run.said
         assert run.said.count(SAID[script.name]) == script.num_gpus
-    assert watched.figures == alone.figures
+    assert bytes_of(watched) == bytes_of(alone)
     assert watched.printed == alone.printed
+
+
+def bytes_of(run):
+    """Of each process its peak and what it reserved: Lightning says the first one's rank late."""
+    return sorted((figures.peak_bytes, figures.reserved_bytes) for figures in run.figures)
 
 
 ENDLESS = """
