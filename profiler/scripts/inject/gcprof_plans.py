@@ -106,7 +106,7 @@ class Plan:
 
     def makes(self, args: Any, out: Any) -> bool:
         """Whether results are to be looked at: they are integers or booleans, or the first input is known."""
-        if self.namespace == MESSAGES:
+        if self.namespace == MESSAGES or self.name in COPIES:  # these to the host, too
             return True
         kind = type(out)
         made = out if kind is torch.Tensor else out[0] if kind in (tuple, list) and out else None
@@ -114,7 +114,7 @@ class Plan:
             return False
         if (
             self.chosen is not None
-            or self.name in (LIFTED, *COPIES)
+            or self.name == LIFTED
             or not self.has_tensors
             or self.is_made
             or known.is_discrete(made)
