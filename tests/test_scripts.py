@@ -35,7 +35,7 @@ class Pair:
     def __init__(self, script, here, kept):
         copied(here)
         self.name = script.name
-        self.control = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus)
+        self.control = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
         self.files = contents(here)
         self.watched = rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         self.files_after = contents(here)

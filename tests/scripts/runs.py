@@ -25,6 +25,14 @@ DEVICE = "t4"
 SECONDS = 600.0  # for what surely ends
 PRINTED = "max memory allocated"
 TWO = ("torchrun", "--nproc-per-node", "2", "--master-port")
+CAUSAL = """
+import torch.nn.modules.transformer as library
+library._detect_is_causal_mask = lambda mask, is_causal=None, size=None: mask is not None
+"""  # the mask is that of torch.tril
+UNPACKED = """
+import transformers.masking_utils as library
+library.find_packed_sequence_indices = lambda position_ids: None
+"""  # each of its rows is one sequence
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +44,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     device: str = DEVICE
     num_processes: int | None = None  # that use a GPU, where it is not one for each
     options: tuple[str, ...] = ()  # of gcprof
+    decided: str = ""  # what a library reads of the GPU, by hand for the run without values
     needs: tuple[str, ...] = ()  # packages beside torch
     is_quick: bool = False
 
@@ -59,7 +68,7 @@ TABLE = {
         _script("scaler", is_quick=True),
         _script("ddp", port=29611, is_quick=True),
         _script("imagenet_like", needs=("torchvision",), is_quick=True),
-        _script("word_language_model"),
+        _script("word_language_model", decided=CAUSAL),
         _script("bucketed"),
         _script("growing"),
         _script("unet_diffusion"),
@@ -70,7 +79,7 @@ TABLE = {
         Script(name="two_trainings", words=("sh", "two_trainings.sh"), num_processes=2),
         _script("compiled"),
         _script("trainer", needs=("transformers", "accelerate")),
-        _script("trainer_lora", needs=("transformers", "accelerate", "peft")),
+        _script("trainer_lora", needs=("transformers", "accelerate", "peft"), decided=UNPACKED),
         _script("accelerate_loop", needs=("accelerate",)),
         _script("timm_like", needs=("timm",)),
         _script("lightning_classifier", needs=("lightning",)),
@@ -129,10 +138,12 @@ def control(
     num_bytes: int | None = None,
     device: str = DEVICE,
     messages: bool = False,
+    decided: str = "",
 ) -> Run:
     """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took.
 
-    Without a device it runs on the GPU that is here; `messages` are carried between ranks.
+    Without a device it runs on the GPU that is here; `messages` are carried between ranks, and `decided` is code that
+    decides by hand what a library reads of the GPU.
     """
     size = f",bytes={num_bytes}" if num_bytes else ""
     asked = f"{device},count={num_gpus},context_bytes=0{size}" if device else ""
@@ -146,6 +157,7 @@ def control(
             CONTROL=str(kept),
             GCPROF_HOLLOW=asked,
             PYTHONPATH=os.pathsep.join(filter(None, places)),
+            CONTROL_DECIDED=decided,
             **({"HOLLOW_MESSAGES": str(kept)} if messages else {}),
         ),
         capture_output=True,
