@@ -7,6 +7,7 @@
 3. The start of a Python process without torch, watched and not, in pairs. Fails above 5 ms in the median.
 4. `gcprof rehearse` of two scripts of tests/scripts from end to end, in pairs with `python -c "import torch"`. Fails
    above 4 times that for the ImageNet-like one with `--steps 3`, and 5 times for the nanoGPT-like one.
+5. The same of three scripts that need no values, in pairs with values known and not. Fails above 1.1 in the median.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from tests.scripts import runs
 STEPS, STARTS, WHOLES, WARM_UP = 400, 60, 5, 20
 STEP_RATIO, START_SECONDS = 1.02, 0.005
 WHOLE_RATIOS = {"imagenet_like": (("--steps", "3"), 4.0), "nanogpt_like": ((), 5.0)}
+VALUES = {"imagenet_like": ("--steps", "3"), "nanogpt_like": (), "vae": ()}
+VALUES_RATIO = 1.1
 WORDS = (sys.executable, "-m", "benchmarks.script_overhead")
 
 
@@ -39,6 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = runs.copied(Path(name))
         failures = [_steps_cost(folder), _start_costs(folder), *(_whole_costs(name, folder) for name in WHOLE_RATIOS)]
+        failures += [_values_costs(name, folder) for name in VALUES]
     return int(any(failures))
 
 
@@ -149,6 +153,24 @@ def _whole_costs(name: str, folder: Path) -> bool:
     seconds = median(whole for whole, _ in pairs)
     print(f"{' '.join(options)} {name}, {seconds:.1f} s: {ratio:.2f} times `import torch`".lstrip(), flush=True)
     return ratio > most
+
+
+def _values_costs(name: str, folder: Path) -> bool:
+    script = runs.TABLE[name]
+    if script.missing:
+        print(f"{name}: {', '.join(script.missing)} not installed")
+        return False
+    words = (sys.executable, "-m", "profiler", "rehearse", "--device", runs.DEVICE, "--quiet", *VALUES[name], "--")
+    known = (*words, *script.words)
+    pairs = _pairs(
+        lambda: _seconds(known, cwd=folder), lambda: _seconds(known, cwd=folder, GCPROF_VALUES="off"), WHOLES
+    )
+    ratios = sorted(one / other for one, other in pairs)
+    print(
+        f"{name} with values known: {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) of it without",
+        flush=True,
+    )
+    return median(ratios) > VALUES_RATIO
 
 
 def _pairs(one: Callable[[], float], other: Callable[[], float], count: int) -> list[tuple[float, float]]:

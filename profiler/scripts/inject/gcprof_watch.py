@@ -59,7 +59,8 @@ def begin(why: str | None) -> None:
     _write_stack_on_signal(watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
         watch.work = import_module("gcprof_work").Work(_write)
-    watch.know_values()
+    if os.environ.get("GCPROF_VALUES") != "off":  # as the benchmark of their cost has it
+        watch.know_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
     import_module("gcprof_graphs").begin(watch)
