@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -74,7 +76,7 @@ def folder(tmp_path, monkeypatch):
 def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow, folder):
     gpus = rehearsed_gpu.several("t4", memory=None, context="600MiB")
 
-    ended = run(Asked(words=("python", "train.py"), gpus=gpus, strategy=strategy), on_line=lambda line: None)
+    ended = run(Asked(words=(sys.executable, "train.py"), gpus=gpus, strategy=strategy), on_line=lambda line: None)
 
     (lines,) = ended.lines.values()
     (work,) = (line for line in lines if line["kind"] == "work")
