@@ -88,7 +88,7 @@ def test_files_of_the_user_keep_their_bytes_and_times(pair):
 )
 def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     script = TABLE[name]
-    plain = rehearsed(script.words, cwd=folder)
+    plain = rehearsed(script.words, *script.options, cwd=folder)
     path = folder / f"{name}.py"
     path.write_text(by_hand.marked(name, path.read_text()))
 
