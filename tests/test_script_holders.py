@@ -201,7 +201,7 @@ def test_line_and_holders_of_the_peak_are_those_of_pytorchs_own_history(name, fo
     shift = len(WITNESS.splitlines()) + 2
     path.write_text(f"_NAME, _SHIFT = {path.name!r}, {shift}\n{WITNESS}\n{path.read_text()}")
 
-    done = control(script.words, cwd=folder, kept=kept)
+    done = control(script.words, cwd=folder, kept=kept, decided=script.decided)
 
     (told,) = (line for line in done.said.splitlines() if line.startswith("WITNESS "))
     _, line, blocks = json.loads(told.removeprefix("WITNESS "))
