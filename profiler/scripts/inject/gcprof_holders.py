@@ -8,6 +8,7 @@ it records one itself, holders are not looked at from then on.
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ OWN = "not looked at: the script, or a library that it uses, records the allocat
 NOT_NATIVE = "not looked at: another allocator than PyTorch's own keeps no history"
 UNEQUAL = "not known where the allocator's history does not come to its peak to the byte"
 TOO_LONG = f"not known of phases with more than {MOST_ENTRIES} allocations"
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 RECOMPUTES = "torch/utils/checkpoint.py"
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 PROCESS = ctypes.CDLL(None)  # with the libraries that are loaded for all
@@ -265,6 +267,10 @@ class Holders:
             for part in (segment, *segment["blocks"]):
                 if not self._is_theirs or (_place(part) not in new and part["frames"] == self._old.get(_place(part))):
                     part["frames"] = []
+        entries = (entry for trace in traces for entry in trace)
+        for part in (*entries, *(part for each in snapshot["segments"] for part in (each, *each["blocks"]))):
+            if "frames" in part:
+                part["frames"] = _without_ours(part["frames"])
         return snapshot
 
 
@@ -276,6 +282,13 @@ class Nothing(Holders):
         self.devices, self.growth = {}, history.Growth()
         self._modules, self._optimizers = {}, {}
         self._is_on = False
+
+
+def _without_ours(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return frames, the innermost first, without those by which values are followed, and torch's that these call."""
+    ours = {place for place, frame in enumerate(frames) if frame["filename"].startswith(HERE)}
+    called = {place - 1 for place in ours if place and frames[place - 1]["filename"].endswith("torch/_ops.py")}
+    return [frame for place, frame in enumerate(frames) if place not in ours | called] if ours else frames
 
 
 def _place(part: Mapping[str, Any]) -> tuple[bool, int]:
