@@ -11,6 +11,7 @@ import pytest
 
 from profiler.core.units import MIB
 from profiler.scripts.launch import INJECT
+from tests.scripts import by_hand
 from tests.scripts.runs import TABLE, control, line_of, rehearsed
 
 SPEC = spec_from_file_location("gcprof_history", INJECT / "gcprof_history.py")
@@ -231,12 +232,6 @@ BEFORE = [
     pytest.param(("after the backward", True), "optimizer", marks=pytest.mark.nightly),
     pytest.param(("after the step", False), "evaluation", marks=pytest.mark.nightly),
 ]
-LARGEST = {  # what holds most, by the sizes in walls.py
-    "forward": ("parameters", "model = ", 64 * MIB),
-    "backward": ("parameters", "model = ", 64 * MIB),
-    "optimizer": ("optimizer state", "optimizer.step()", 128 * MIB),
-    "evaluation": ("inputs", "inputs = torch.randn(32", 512 * MIB),
-}
 
 
 @pytest.mark.parametrize(("before", "phase"), BEFORE)
@@ -249,11 +244,9 @@ def test_what_is_live_when_memory_runs_out_is_named(before, phase, folder, kept)
     alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size)
 
     (live,) = (int(line.split()[1]) for line in alone.said.splitlines() if line.startswith("LIVE"))
-    category, code, nbytes = LARGEST[phase]
-    largest = process["shortage_holders"][0]
     assert f"in the {phase}" in process["detail"]
     assert bytes_of(process["shortage_holders"]) == live
-    assert (largest["category"], largest["line"], largest["nbytes"]) == (category, line_of("walls.py", code), nbytes)
+    assert by_hand.held(process["shortage_holders"], phase) == by_hand.HELD[phase]
 
 
 @pytest.mark.slow

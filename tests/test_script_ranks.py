@@ -15,14 +15,15 @@ import pytest
 
 from tests.killed import TAG, survivors
 from tests.program import PATIENCE_SECONDS
-from tests.scripts.runs import Script, control, copied, environment, rehearsed
+from tests.scripts.runs import Script, control, environment, rehearsed
+from tests.scripts.traps.traps import copied
 
 PROGRAMS = (
     Script(name="tensor_parallel", words=("torchrun", "--nproc-per-node", "4", "--master-port", "29761",
                                           "tensor_parallel.py"), num_gpus=4),
     Script(name="lightning_fsdp", words=("python", "lightning_fsdp.py"), num_gpus=2, needs=("lightning",)),
     Script(name="trainer_fsdp1", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29763",
-                                        "trainer_fsdp1.py"), num_gpus=2, needs=("transformers", "accelerate")),
+                                        "trainer_fsdp.py", "1"), num_gpus=2, needs=("transformers", "accelerate")),
     Script(name="gathered", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29764", "gathered.py"),
            num_gpus=2, needs=("accelerate",)),
 )  # fmt: skip

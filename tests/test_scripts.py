@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -156,12 +155,6 @@ WALLS = [
     ("after the backward", "optimizer", "optimizer.step()"),
     ("later after the step", "evaluation", "return model(inputs)"),
 ]
-HELD = {  # MiB of the wide layer, of categories that are known at that moment
-    "forward": {"parameters": 64},
-    "backward": {"parameters": 64, "inputs": 16, "activations": 16},
-    "optimizer": {"parameters": 64, "gradients": 64},
-    "evaluation": {"parameters": 64, "optimizer state": 128},
-}
 
 
 @pytest.mark.parametrize(
@@ -209,10 +202,7 @@ def ran_out_in(process, phase, code):
     where = " of step 1" if phase != "evaluation" else ""
     assert process["outcome"] == "out_of_memory"
     assert process["detail"] == f"in the {phase}{where}, {line_of('walls.py', code)}"
-    held = Counter()
-    for holder in process["shortage_holders"]:
-        held[holder["category"]] += holder["nbytes"]
-    assert {category: held[category] // MIB for category in HELD[phase]} == HELD[phase]
+    assert by_hand.held(process["shortage_holders"], phase) == by_hand.HELD[phase]
 
 
 def ending(said, folder):

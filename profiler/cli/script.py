@@ -254,7 +254,7 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     if last.timed_out:
         return TIMED_OUT
     for end, variant in zip(ends, variants, strict=True):
-        if not variant.processes and not end.exit_code:
+        if not (variant.processes or end.exit_code or end.lost):
             why = f": {end.no_device[0]}" if end.no_device else ""
             aside(f"gcprof: no process of this command used a GPU{why}, so nothing is known of its memory")
             return NO_GPU

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Operator
-from profiler.predicting.trace.roofline import RATIOS, operator_seconds
+from profiler.predicting.trace.roofline import operator_seconds, stated_error
 
 NOT_REACHED = "no second step was made"
 COLLECTIVES = "c10d"
-CAVEAT = f"times are estimated for ideal kernels, of the second step{{}}; {RATIOS}"
 
 
 class Estimate(NamedTuple):
@@ -34,3 +33,9 @@ def of_lines(lines: Iterable[dict[str, Any]], rates: Rates) -> Estimate:
         if not name.startswith(COLLECTIVES):
             total += num * operator_seconds(Operator(name, "", "", flops, nbytes), rates, kind)
     return Estimate(total)
+
+
+def caveat(rates: Rates, *, has_ranks: bool) -> str:
+    """Return what such times are worth."""
+    alone = ", without what ranks send each other" if has_ranks else ""
+    return f"of the second step{alone}, {stated_error(rates, 'fp32')}"

@@ -137,7 +137,7 @@ def _estimated(process: Process, ended: Ended, rates: gpu_specs.Rates) -> Proces
 def outcome_of(ended: Ended) -> str:
     """Return the outcome of a command that has ended."""
     is_ended = ended.timed_out or ended.interrupted is not None  # from outside
-    is_dead = any(process.died for process in ended.processes)  # also where the command's own code is 0
+    is_dead = ended.lost or any(process.died for process in ended.processes)  # also where the command's own code is 0
     if any(process.outcome == "out_of_memory" for process in ended.processes):
         return "out_of_memory"
     return "timed_out" if is_ended else "failed" if ended.exit_code or is_dead else "ok"

@@ -39,5 +39,5 @@ for _ in range(4):
 torch.cuda.synchronize()
 assert everyone.tolist() == [1, 2]
 print(f"rank {rank}: replayed")
-print(f"rank {rank}: max memory allocated", torch.cuda.max_memory_allocated())
+print(f"rank {rank}: max memory allocated {torch.cuda.max_memory_allocated()}")
 dist.destroy_process_group()

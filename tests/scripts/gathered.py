@@ -30,5 +30,5 @@ uneven = pad_across_processes(torch.ones(2 + rank, dtype=torch.int64).cuda(), pa
 assert accelerator.gather(uneven).shape == (size * (1 + size),)
 accelerator.save_state("accelerated")
 print(f"rank {rank}: all arrived")
-print(f"rank {rank}: max memory allocated", torch.cuda.max_memory_allocated())
+print(f"rank {rank}: max memory allocated {torch.cuda.max_memory_allocated()}")
 accelerator.end_training()

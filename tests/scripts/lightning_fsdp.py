@@ -47,4 +47,4 @@ if __name__ == "__main__":
     )
     trainer.fit(Net(), DataLoader(data, 8), DataLoader(data, 16))
     print(f"\nrank {trainer.global_rank}: stepped {trainer.global_step} times")
-    print(f"rank {trainer.global_rank}: max memory allocated", torch.cuda.max_memory_allocated())
+    print(f"rank {trainer.global_rank}: max memory allocated {torch.cuda.max_memory_allocated()}")

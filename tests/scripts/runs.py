@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def printed(self) -> list[int]:
         """The peaks that the script printed, in order of size."""
-        return sorted(int(line.split()[-1]) for line in self.said.splitlines() if PRINTED in line)
+        return sorted(map(int, re.findall(rf"{PRINTED} (\d+)", self.said)))  # ranks may print into one line
 
 
 def copied(folder: Path) -> Path:

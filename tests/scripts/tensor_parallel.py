@@ -124,5 +124,5 @@ dist.all_gather_object(shards, [mesh["dp"].get_local_rank(), mesh["tp"].get_loca
 assert shards == [[r // 2, r % 2, seed[0]] for r in range(dist.get_world_size())], shards
 get_model_state_dict(model)
 print(f"rank {rank}: all arrived")
-print(f"rank {rank}: max memory allocated", torch.cuda.max_memory_allocated())
+print(f"rank {rank}: max memory allocated {torch.cuda.max_memory_allocated()}")
 dist.destroy_process_group()

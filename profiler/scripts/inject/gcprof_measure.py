@@ -82,11 +82,11 @@ class MeasuredWatch(Watch):
     def _watch_processes(self) -> None:
         """Leave forked processes, such as those of a DataLoader, alone."""
 
-    def _end(self) -> None:
+    def end_process(self) -> None:
         if os.getpid() == self.process and not self.is_ended:
             with suppress(Exception):  # CUDA may be gone
                 _tell_device()
-        super()._end()
+        super().end_process()
 
 
 class HostWatch(MeasuredWatch):
@@ -141,7 +141,7 @@ class HostWatch(MeasuredWatch):
         for row, (peak, live) in zip(self.passes, peaks, strict=False):
             _write({**row, "devices": {"cpu": (peak, live, None)}})
 
-    def _end(self) -> None:
+    def end_process(self) -> None:
         if os.getpid() == self.process and not self.is_ended:
             self._finish()
             _tell_device()

@@ -23,8 +23,6 @@ def begin(note: Callable[[str], None]) -> None:
         kind.forward = _without_cudnn(kind.forward, note, NOTE)
     base: Any = nn.RNNBase
     base.flatten_parameters = _without_cudnn(base.flatten_parameters, note, NOTE)
-    rnn: Any = nn.utils.rnn
-    rnn.invert_permutation = _inverted_on_host(rnn.invert_permutation)
     nn.functional.ctc_loss = _without_cudnn(nn.functional.ctc_loss, note, NOTE_CTC)
 
 
@@ -41,16 +39,3 @@ def _without_cudnn(plain: Callable[..., Any], note: Callable[[str], None], text:
                 note(text)
 
     return call
-
-
-def _inverted_on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Put into the order of packed sequences, which comes from the host, what a GPU would compute."""
-
-    @wraps(plain)
-    def invert(permutation: torch.Tensor | None) -> torch.Tensor | None:
-        made: torch.Tensor | None = plain(permutation)
-        if made is not None and permutation is not None and made.is_cuda:
-            made.copy_(plain(permutation.cpu()))
-        return made
-
-    return invert

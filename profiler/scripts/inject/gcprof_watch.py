@@ -11,12 +11,10 @@ see that: what it reads of its peaks is the largest of all phases since it reset
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import gc
 import json
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -27,7 +25,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
-from multiprocessing import process
 from typing import IO, Any, NoReturn
 
 import torch
@@ -38,11 +35,9 @@ from torch.utils.data import dataloader
 counters: Any = import_module("gcprof_counters").counters  # beside this file
 holding: Any = import_module("gcprof_holders")
 lines: Any = import_module("gcprof_lines")
+processes: Any = import_module("gcprof_processes")
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
-BESIDE = (  # what a hollow GPU cannot do, done otherwise or told
-    "gcprof_objects", "gcprof_recurrent", "gcprof_linalg", "gcprof_loading",
-)  # fmt: skip
-STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in profiler/scripts/stacks.py
+BESIDE = ("gcprof_recurrent", "gcprof_linalg", "gcprof_loading")  # what a hollow GPU cannot do, done otherwise or told
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
@@ -56,7 +51,7 @@ def begin(why: str | None) -> None:
         return
     torch.cuda._lazy_call(_tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
-    _write_stack_on_signal(watch.tell_at_once)
+    processes.write_stack_on_signal(_path("stack"), watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
         watch.work = import_module("gcprof_work").Work(_write)
     if os.environ.get("GCPROF_VALUES") != "off":  # as the benchmark of their cost has it
@@ -68,20 +63,6 @@ def begin(why: str | None) -> None:
         import_module(name).begin(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
         _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
-
-
-def _write_stack_on_signal(then: Callable[[], None]) -> None:
-    """Have the main thread's stack written when gcprof's limit ends the process, and `then` called but in C code."""
-    file = open(_path("stack"), "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
-
-    def tell(number: int, frame: object) -> None:
-        then()
-        file.write(TOLD)
-        file.flush()
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(STACK_SIGNAL, tell)
-    faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=True)
 
 
 def _tell_architectures() -> None:
@@ -179,7 +160,7 @@ class Watch:
         self._exit = os._exit
         os._exit = self._exit_at_once
         sys.excepthook = partial(self._raised, sys.excepthook)
-        atexit.register(self._end)
+        atexit.register(self.end_process)
 
     def start(self, keep: Callable[[dict[str, Any]], None] | None) -> None:
         """Begin to watch this thread; `keep` gets the lines, instead of a file.
@@ -220,7 +201,7 @@ class Watch:
         """End what was started, and take all of it away again; what others have put over it stays."""
         if error is not None:
             self.tell_raised(error)
-        self._end()
+        self.end_process()
         self._remove()
 
     def _remove(self) -> None:
@@ -459,10 +440,10 @@ class Watch:
 
     def _exit_at_once(self, status: int) -> NoReturn:
         if not status:  # it ends as it wishes
-            self._end()
+            self.end_process()
         self._exit(status)
 
-    def _end(self) -> None:
+    def end_process(self) -> None:
         if os.getpid() == self.process and not self.is_ended:
             self.is_ended = True
             with suppress(Exception):  # CUDA may be gone
@@ -475,34 +456,9 @@ class Watch:
                 _write({"kind": "end", "steps": self.step})
 
     def _watch_processes(self) -> None:
-        """Watch those that multiprocessing forks, and hear of errors that it catches in all that it starts."""
-        kind: Any = process.BaseProcess
-        run, bootstrap = kind.run, kind._bootstrap
+        processes.watch_children(self)
 
-        @wraps(run)
-        def run_and_tell(self_: Any) -> None:
-            try:
-                run(self_)
-            except SystemExit as error:
-                if error.code:
-                    self.tell_raised(error.__context__ or error)  # torch.multiprocessing ends so after an error
-                raise
-            except BaseException as error:
-                self.tell_raised(error)
-                raise
-
-        @wraps(bootstrap)
-        def begin_and_end(self_: Any, *words: Any, **keywords: Any) -> Any:
-            try:
-                return bootstrap(self_, *words, **keywords)
-            finally:
-                self._end()
-                atexit.unregister(self._end)
-
-        kind.run, kind._bootstrap = run_and_tell, begin_and_end
-        os.register_at_fork(after_in_child=self._begin_forked)
-
-    def _begin_forked(self) -> None:
+    def begin_forked(self) -> None:
         _file.clear()
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.phase, self.line, self.step, self.main = "start", "", 0, lambda: None

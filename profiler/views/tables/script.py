@@ -15,7 +15,7 @@ from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.script import Holder, Phase
 from profiler.core.units import byte_unit, bytes_text, change_text, few, scaled, seconds_text
-from profiler.scripts.estimate import CAVEAT
+from profiler.scripts import estimate
 from profiler.scripts.report import IN_STEPS, Process, Variant, name_of, phase_name, phase_text
 
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
@@ -144,8 +144,9 @@ def _estimated(variant: Variant) -> float | None:
 def _estimate_notes(variants: Sequence[Variant], *, is_estimated: bool) -> Iterator[str]:
     """Yield what estimated times are worth, and why some are not known."""
     if is_estimated:
-        several = ", without what ranks send each other" if any(len(one.processes) > 1 for one in variants) else ""
-        yield CAVEAT.format(several)
+        has_ranks = any(len(one.processes) > 1 for one in variants)
+        for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu):
+            yield estimate.caveat(gpu_specs.find(gpu), has_ranks=has_ranks)
     for variant in variants:
         why = next((process.estimate_why for process in variant.processes if process.estimate_why), None)
         if why and variant.outcome == "ok":

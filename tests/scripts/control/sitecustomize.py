@@ -8,7 +8,6 @@ import atexit
 import json
 import os
 import sys
-from pathlib import Path
 
 from profiler.rehearsal.device import open_if_asked
 
@@ -30,9 +29,7 @@ if "CONTROL" in os.environ:
     open_if_asked()
     atexit.register(tell)
     if "HOLLOW_MESSAGES" in os.environ:
-        sys.path.append(str(Path(__file__).parents[3] / "profiler" / "scripts" / "inject"))
-        import gcprof_objects
+        import objects_on_host  # beside this file
 
-        gcprof_objects.begin(print)
-        sys.path.pop()
+        objects_on_host.begin()
     exec(os.environ.get("CONTROL_DECIDED", ""))

@@ -1,6 +1,8 @@
 """torchrun --nproc-per-node 2 trainer_fsdp.py VERSION: transformers' Trainer with FSDP: evaluation, saving, resuming."""
 
+import os
 import sys
+from pathlib import Path
 
 import torch
 from small_text import llama
@@ -44,4 +46,6 @@ trainer = Trainer(
 )
 trainer.train()
 trainer.save_model()
-print(f"max memory allocated {torch.cuda.max_memory_allocated()}")
+rank = os.environ["RANK"]
+print(f"rank {rank}: saved {sorted(path.name for path in Path('sharded').glob('checkpoint-*'))}")
+print(f"rank {rank}: max memory allocated {torch.cuda.max_memory_allocated()}")

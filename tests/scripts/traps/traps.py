@@ -49,7 +49,7 @@ TRAPS = {
         Script(
             name="accelerate_ranks",
             words=("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "29714",
-                   "accelerate_ranks.py"),
+                   "gathered.py"),
             num_gpus=2, device="h100", needs=("accelerate",),
         ),
         _trap("ddp_objects", port=29715, device="h100"),
@@ -68,7 +68,7 @@ TRAPS = {
         _trap("profiled_cpu", "--cpu", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
         _trap("wgan_gp"),
         _trap("lbfgs"),
-        _trap("cuda_graph", device="h100"),
+        _trap("cuda_graph", file="graphs", device="h100"),
         _trap("reduce_overhead", device="h100"),
         _trap("resume", device="h100"),
         _trap("bucketed_masks"),

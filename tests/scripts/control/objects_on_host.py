@@ -22,8 +22,8 @@ NAMES = (
 )  # fmt: skip
 
 
-def begin(note: Callable[[str], None]) -> None:
-    """Have the functions that send objects compute on the CPU, which changes no figure and is not noted."""
+def begin() -> None:
+    """Have the functions that send objects compute on the CPU, which changes no figure."""
     for name in NAMES:
         plain = getattr(distributed_c10d, name, None)
         if plain is not None:
