@@ -169,7 +169,7 @@ def certainty(row: Row, *, baseline: Row | None) -> str:
     """Return how sure the time against the baseline is: "missing", "estimated", "single", "noisy", "same" or "sure"."""
     if row.time is None:
         return "missing"
-    if row.case.is_predicted:
+    if row.case.has_estimated_times:
         return "estimated"
     ratio = against(row, baseline) if baseline else None
     if baseline is None or ratio is None or ratio.interval is None:

@@ -136,5 +136,5 @@ def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
 
 
 def _is_of_one_round(side: Side) -> bool:
-    timed = [point for point in side.points.values() if point.rounds and not point.row.case.is_predicted]
+    timed = [point for point in side.points.values() if point.rounds and not point.row.case.has_estimated_times]
     return bool(timed) and all(len(point.rounds) == 1 for point in timed)

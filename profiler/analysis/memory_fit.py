@@ -41,7 +41,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
     """Return the fit of every predicted case on every device, the device with the least memory first."""
-    predicted = [row for row in rows if row.case.is_predicted and row.outcome == "ok"]
+    predicted = [row for row in rows if row.case.has_estimated_times and row.outcome == "ok"]
     by_case: dict[Case, list[Row]] = {}
     for row in predicted:
         by_case.setdefault(row.case.baseline, []).append(row)

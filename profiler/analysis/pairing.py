@@ -61,7 +61,7 @@ def times(before: SampledRow, after: SampledRow) -> Contrast | None:
     first, second = before.step_seconds, after.step_seconds
     if first is None or second is None:
         return None
-    if before.row.case.is_predicted and after.row.case.is_predicted:
+    if before.row.case.has_estimated_times and after.row.case.has_estimated_times:
         return estimated(first, second)
     floors = (noise for point in (before, after) for noise in (point.row.time_floor, point.stolen) if noise is not None)
     return sampled(_rounds(before), _rounds(after), floor=max(floors, default=None))
@@ -69,7 +69,7 @@ def times(before: SampledRow, after: SampledRow) -> Contrast | None:
 
 def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:
     """Return the samples by round; a prediction's twice, as two rounds of equal samples."""
-    return point.rounds * 2 if point.row.case.is_predicted else point.rounds
+    return point.rounds * 2 if point.row.case.has_estimated_times else point.rounds
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) ->
     """Return the ratio of steps to the baseline's of the same rounds, in other processes: slow drift cancels."""
     pairs = [(record.readings.step_seconds, baseline_seconds.get(record.round)) for record in rounds]
     ratios = [median(seconds) / baseline for seconds, baseline in pairs if seconds and baseline]
-    if ratios and rounds[0].case.is_predicted:
+    if ratios and rounds[0].case.has_estimated_times:
         return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
     return time_ratio.of_rounds(ratios) if ratios else None
 
@@ -42,16 +42,16 @@ def unpaired(rounds: Sequence[Record], baseline_seconds: Mapping[int, float]) ->
 class Timed:
     """A row with what comparisons of its time need, looked up once for several comparisons."""
 
-    __slots__ = ("_sample", "is_predicted", "paired", "peak_bytes", "row", "slowness")
+    __slots__ = ("_sample", "is_estimated", "paired", "peak_bytes", "row", "slowness")
 
     def __init__(self, row: Row) -> None:
         time = row.time
         self.row = row
         self.peak_bytes = row.readings.peak_bytes
         self.slowness = slowness(row)
-        self.is_predicted = row.case.is_predicted
+        self.is_estimated = row.case.has_estimated_times
         self.paired = time if time is not None and (time.num_pairs > 0 or time.interval is not None) else None
-        is_asked = row.step_seconds is not None and not self.is_predicted and self.paired is None
+        is_asked = row.step_seconds is not None and not self.is_estimated and self.paired is None
         self._sample = _sample(row) if is_asked else None
 
     @property
@@ -65,7 +65,7 @@ class Timed:
         mine, theirs = self.row.step_seconds, other.row.step_seconds
         if mine is None or theirs is None:
             return None
-        if self.is_predicted and other.is_predicted:
+        if self.is_estimated and other.is_estimated:
             ratio = estimated(theirs, mine).ratio
             return None if ratio is None else TimeRatio(ratio=ratio, low=ratio, high=ratio)
         if self.paired is not None and other.paired is not None:
@@ -158,4 +158,4 @@ def samples_of_rounds(rounds: Iterable[Record]) -> list[tuple[float, ...]]:
 
 def _sample(row: Row) -> Sample:
     rounds = samples_of_rounds(row.rounds)
-    return sample(rounds * 2 if row.case.is_predicted else rounds)
+    return sample(rounds * 2 if row.case.has_estimated_times else rounds)

@@ -24,7 +24,7 @@ LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--st
 
 def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequence[Record] = ()) -> tuple[Note, ...]:
     """Return a note for every doubt about the times of a measured case, from its rounds and its ratio."""
-    timed = [record for record in rounds if record.readings.step_seconds and not record.case.is_predicted]
+    timed = [record for record in rounds if record.readings.step_seconds and not record.case.has_estimated_times]
     if not timed:
         return ()
     series = [record.readings.step_seconds or () for record in timed]

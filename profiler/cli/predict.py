@@ -14,6 +14,8 @@ from profiler.core.errors import UserError
 from profiler.core.units import parse_bytes, parse_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from profiler.analysis.memory_fit import Holder
 
 
@@ -32,7 +34,10 @@ def predict(
     blocks: options.FoundBlocks = None,
     routing: options.Routing = None,
     switches: Switches | None = None,
-    device: Annotated[str, typer.Option(help="cuda, cpu, or GPUs: t4, a100-80, h100, rtx-4090, ...")] = "cuda",
+    device: Annotated[
+        str | None,
+        typer.Option(help="GPUs: t4, a100-80, rtx-4090, ...; or cuda and cpu, which are estimated. [default: h100]"),
+    ] = None,
     calibrate: Annotated[
         bool | None,
         typer.Option("--calibrate", help="Measure `none` here first, and use the workspaces of its operators."),
@@ -50,28 +55,47 @@ def predict(
 ) -> None:
     """Predict what `gcprof run` would measure, without the device.
 
+    The bytes on a GPU are rehearsed, by PyTorch's own CUDA code, where torch can do that: on Linux, with its CUDA
+    build. Elsewhere they are estimated, as they are for `cuda` and `cpu`, and with --fit, --routing and --calibrate.
+
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
     from profiler.request.device_choice import to_predict, to_rehearse
     from profiler.request.spec import Request
     from profiler.workflows.run import RunRequest, run
 
+    terminal = Terminal(is_quiet=quiet)
+    if fit and (json or device is not None):
+        flag = "--json" if json else "--device"
+        raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
+    device = device or ("cuda" if fit or calibrate else "h100")
     holders = _holders(device, memory, fit=fit)
     if memory is not None and json:
         raise UserError("--json has no effect with --memory", hint="leave one of them out")
-    if fit and (json or device != "cuda"):
-        flag = "--json" if json else "--device"
-        raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
     if rehearse and (fit or calibrate or device in ("cuda", "cpu")):
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
+    is_rehearsed = rehearse or (routing is None and not calibrate and _is_rehearsed(device, terminal.say))
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks, routing=routing,
         calibrate=calibrate, predict=rehearse or None, **switches or {},
-        device=to_rehearse(device) if rehearse else to_predict(device),
+        device=to_rehearse(device) if is_rehearsed else to_predict(device),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    end_with(lambda: print_run(run(request, Terminal(is_quiet=quiet)), json=json, holders=holders), json=json)
+    end_with(lambda: print_run(run(request, terminal), json=json, holders=holders), json=json)
+
+
+def _is_rehearsed(device: str, say: Callable[[str], None]) -> bool:
+    """Whether a prediction for these devices is rehearsed; where GPUs are named and cannot be, say why."""
+    from profiler.engines.local import why_no_rehearsal
+    from profiler.request.device_choice import are_gpus, to_rehearse
+
+    if not are_gpus(device):
+        return False
+    why = why_no_rehearsal(to_rehearse(device))
+    if why:
+        say(f"note: estimated, not rehearsed: {why}")
+    return why is None
 
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:

@@ -140,6 +140,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         return self.device.startswith(REHEARSE)
 
     @property
+    def has_estimated_times(self) -> bool:
+        """Whether its step's seconds, if it has any, are those of the roofline model: no device here computes it."""
+        return self.is_predicted or self.is_rehearsed
+
+    @property
     def torch_device(self) -> str:
         """The torch device of the tensors; "cpu" for a prediction, which needs no device."""
         return "cpu" if self.is_predicted else gpu_kinds.visible(self.device)

@@ -14,6 +14,7 @@ from profiler.analysis import progress
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
+from profiler.core.rehearsed_gpu import of_device, resolve
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
@@ -22,7 +23,8 @@ from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import grouped, in_waves
 from profiler.engines.server import Server
-from profiler.rehearsal.smoke import readiness
+from profiler.rehearsal import device as rehearsed_device
+from profiler.rehearsal.smoke import proven_libraries, readiness
 from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 from profiler.training import models
@@ -57,6 +59,20 @@ def rehearsal() -> str:
         return readiness()
     except UserError as error:
         return f"no: {error.message}" + (f"; {error.hint}" if error.hint else "")
+
+
+def why_no_rehearsal(device: str) -> str | None:
+    """Return why this machine cannot rehearse these GPUs; None if it can. The first call for a torch builds and tries.
+
+    `device` is as cases have it, or several such words: `rehearse:t4,rehearse:h100`.
+    """
+    try:
+        for word in device.split(","):
+            rehearsed_device.variables(of_device(resolve(word)))
+        proven_libraries()
+    except UserError as error:
+        return error.message
+    return None
 
 
 class Local:

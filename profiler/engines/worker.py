@@ -6,8 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from traceback import clear_frames
 
 import msgspec
+import torch
 
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Record
@@ -16,13 +19,14 @@ from profiler.core.trace_data import Followed
 from profiler.core.units import bytes_text
 from profiler.engines import tracing
 from profiler.engines.device_survey import survey as survey
-from profiler.engines.error_record import error_record, without_readings
+from profiler.engines.error_record import error_record, needed, without_readings
 from profiler.engines.replies import answer, attempt, tell, tell_record
 from profiler.measuring import recorded_step
 from profiler.measuring.interleaved_timing import measure_together
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.measuring.trial import measure
 from profiler.predicting import late_compiler
+from profiler.predicting.prediction import with_estimates
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
 
@@ -89,7 +93,14 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first."""
     rehearsed_device.choose(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
-    record = measure(trial, on_pass=on_pass, group=group)
+    try:
+        record = with_estimates(measure(trial, on_pass=on_pass, group=group), trial)
+    except torch.OutOfMemoryError as error:
+        clear_frames(error.__traceback__)  # which hold tensors
+        rehearsed_device.enlarge()
+        with suppress(Exception):  # it may fail in another way; then what it needs stays unknown
+            error.add_note(needed(measure(trial, on_pass=lambda stage: None, group=group)))
+        raise
     given = of_device(trial.case.device).cudnn_workspace_bytes
     if not given or rehearsed_device.has_convolved():
         return record

@@ -78,7 +78,7 @@ class Bench:
         if not self.device.is_hollow:
             return self.trial.passes
         how = "rehearsed by PyTorch's own CUDA code on a device that computes nothing"
-        self.note("GCP039", f"{how}: bytes only, no gradients, no times")
+        self.note("GCP039", f"{how}: bytes only, no gradients, no measured times")
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, name: str) -> None:

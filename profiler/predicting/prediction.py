@@ -11,19 +11,22 @@ import msgspec
 
 from profiler.analysis import live_bytes
 from profiler.analysis.explanation import better_blocks
+from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.case import Case, Trial
+from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import PHASES, Environment, PhaseBytes, Readings, Record, Timeline
+from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
 from profiler.core.trace_data import STATIC, BlockChoice, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
-from profiler.predicting import prediction_notes
+from profiler.predicting import device_trace, prediction_notes
 from profiler.predicting.block_choices import block_choices
 from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
 from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
+from profiler.training.compiled_code import compiled_modules
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 
@@ -65,6 +68,30 @@ def predict(
             *prediction_notes.stated(trial, None if case.parallel else rates, assumed, trace),
         ),
         stage_seconds={"build": time.monotonic() - began},
+    )
+
+
+def with_estimates(record: Record, trial: Trial) -> Record:
+    """Return the record of a rehearsed trial with an estimate of its time, from one more step on the same device.
+
+    Without one where a rate is missing: of several ranks, of compiled code, of what goes to the host and back.
+    """
+    case = trial.case
+    rates = gpu_specs.find(rehearsed_gpu.of_device(case.device).gpu)
+    try:
+        step = device_trace.trace_case(case, data_directory=trial.data_directory)
+    except Unsupported:
+        return record
+    if step.trace.uses_host or step.built.applied.changes_kernels or compiled_modules(step.built.workload.module):
+        return record
+    seconds = roofline.seconds(step.trace, rates, case.precision)
+    note = Note(code="GCP016", text=roofline.stated_error(rates, case.precision))
+    return msgspec.structs.replace(
+        record,
+        readings=msgspec.structs.replace(
+            record.readings, **{f"{phase}_seconds": (value,) for phase, value in seconds.items()}
+        ),
+        notes=(*record.notes, note),
     )
 
 

@@ -14,7 +14,7 @@ from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.gpu_specs import Rates
-from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
+from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu, of_device
 from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
@@ -119,6 +119,11 @@ def is_open() -> bool:
 def has_convolved() -> bool:
     """Whether cuDNN was asked for the workspace of a convolution in this process."""
     return bool(ctypes.CDLL(None).hollow_num_workspaces())
+
+
+def enlarge() -> None:
+    """Give the devices of this process more memory than any step takes."""
+    ctypes.CDLL(None).hollow_resize(ctypes.c_size_t(MOST_BYTES))
 
 
 def choose_devices(devices: RehearsedGpu) -> None:

@@ -37,6 +37,11 @@ def _is_gpu(word: str) -> bool:
     return word.lower() in (*gpu_specs.names(), *gpu_specs.ALIASES)
 
 
+def are_gpus(text: str) -> bool:
+    """Whether all words of `--device` are GPUs by their name."""
+    return all(map(_is_gpu, text.split(",")))
+
+
 def _refuse_bare(word: str) -> None:
     """Raise UserError for a GPU by its name if a step is to be measured; the hint names what works."""
     if _is_gpu(word):

@@ -108,7 +108,7 @@ def said(row: Row) -> str:
     change = f" ({change_text(row.peak_ratio)})" if row.peak_ratio and not is_baseline else ""
     untold = ", cannot be told apart" if row.time_verdict == "cannot be told apart" and row.time_ratio_range else ""
     slower = f" ({ratio_text(row)}{untold})" if row.time_ratio and not is_baseline else ""
-    kind = "estimated step" if row.case.is_predicted else "step"
+    kind = "estimated step" if row.case.has_estimated_times else "step"
     noise = f", spread {spread_text(row.step_spread)}" if row.step_spread is not None else ""
     peak = f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}{change}"
     name = short(strategy_label(row.case.strategy), LONGEST)

@@ -138,4 +138,4 @@ def _peak(row: Row) -> str:
 
 
 def _estimated(row: Row) -> str:
-    return "estimated " if row.case.is_predicted else ""
+    return "estimated " if row.case.has_estimated_times else ""
