@@ -13,6 +13,7 @@ from profiler.core.record import Readings, Record, evidence
 from profiler.core.strict_files import LARGEST
 from profiler.core.units import bytes_text
 
+ESTIMATED = "GCP016"  # the note that says that times are of the roofline model
 COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # no number in these can be below zero either
 
 
@@ -24,7 +25,8 @@ def impossible(record: Record, passes: Collection[str] | None) -> Iterator[str]:
     yield from dict.fromkeys([*(f"{name} is {value}" for name, value in outside), *impossible_reading(readings)])
     yield from _ranks(record)
     kind = evidence(record.case, record.environment)
-    if kind == "rehearsed" and (readings.step_seconds or record.equality):
+    is_estimate = record.case.is_rehearsed and any(note.code == ESTIMATED for note in record.notes)
+    if kind == "rehearsed" and (record.equality or (readings.step_seconds and not is_estimate)):
         yield "a device that computes nothing gave times or gradients"
     is_timed = passes is not None and "time" in passes and kind == "measured"
     if is_timed and record.outcome == "ok" and not readings.step_seconds:

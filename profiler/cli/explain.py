@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from profiler.scripts.report import Variant
-    from profiler.workflows.explain import Explained, FollowedStep
+    from profiler.workflows.explain import FollowedStep
 
 
 def explain(
@@ -76,12 +76,11 @@ def explain(
     explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation
     if json:
-        foreseen, kind = _foreseen_bytes(explained), evidence(step.case, None)
-        say_bytes(document(why, strategy=str(step.case.strategy), evidence=kind, predicted_bytes=foreseen))
+        say_bytes(document(why, strategy=str(step.case.strategy), evidence=evidence(step.case, None)))
         return
     title = traced_heading(step, with_strategy=True)
     say(explanation(why, title=title, paper=paper()))
-    for remark in (*_beside(explained), *_on_record(step, why.peak.nbytes), *step.followed.remarks):
+    for remark in (*_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     typed = setting_words(words, device=device)
     next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
@@ -127,25 +126,6 @@ def traced_heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
     at_work = optimizer(case, is_own=step.followed.has_own_optimizer)
     setting = ", ".join([*strategy, batch(case), at_work, case.precision, case.device])
     return f"{case.model}, {setting}: {evidence(case, None)}"
-
-
-def _foreseen_bytes(explained: Explained) -> int | None:
-    """Return the peak that the trace predicts for a rehearsed step; None if there is none."""
-    from profiler.analysis.live_bytes import peak
-
-    beside = explained.beside
-    return None if beside is None or isinstance(beside, UserError) else peak(beside.followed.trace).nbytes
-
-
-def _beside(explained: Explained) -> list[str]:
-    """Return the peak that the trace predicts for a rehearsed step and its error, or why the step cannot be traced."""
-    if isinstance(explained.beside, UserError):
-        return [f"the same step cannot be traced: {explained.beside.message}"]
-    foreseen = _foreseen_bytes(explained)
-    if foreseen is None:
-        return []
-    off = error_text(foreseen / explained.explanation.peak.nbytes - 1)
-    return [f"the trace predicts {bytes_text(foreseen)}: {off} off"]
 
 
 def _on_record(step: FollowedStep, peak_bytes: int) -> list[str]:

@@ -11,14 +11,11 @@ from profiler.cli import options, script_folder
 from profiler.cli.added_options import Switches
 from profiler.cli.explain import traced_heading
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
-from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from profiler.core.trace_data import Trace
     from profiler.scripts.report import Variant
-    from profiler.workflows.explain import FollowedStep
 
 
 def timeline(
@@ -44,13 +41,13 @@ def timeline(
 ) -> None:
     """Draw what is live over a training step. Each strategy has a panel with its categories, phases and peak.
 
-    The step is traced; with --device rehearse:h100 it is rehearsed, and drawn above the traced one.
+    The step is traced, or rehearsed with --device rehearse:h100.
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.views.export.files import refuse_output
     from profiler.workflows.command_text import setting_words
-    from profiler.workflows.explain import StepRequest, beside_traced, followed_steps, prediction
+    from profiler.workflows.explain import StepRequest, followed_steps, prediction
 
     refuse_output(output, force=force)
     if script := script_folder.named_script(target):
@@ -66,11 +63,9 @@ def timeline(
 
     # only once there is something to draw
     plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
-    beside = beside_traced(steps)
-    path = plot(_panels(steps, beside), title=_title(steps, beside), path=output, force=force)
+    panels = {str(step.case.strategy): step.followed.trace for step in steps}
+    path = plot(panels, title=traced_heading(steps[0]), path=output, force=force)
     aside(f"wrote {path}")
-    for error in (step for step in beside if isinstance(step, UserError)):
-        aside(f"note: the same step cannot be traced: {error.message}")
     typed = setting_words(words, device=device)
     next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
 
@@ -86,20 +81,3 @@ def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, o
     points = optional_deps.load("profiler.views.plots.script", needs="matplotlib").points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)
-
-
-def _panels(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> dict[str, Trace]:
-    """Return the traces by the titles of their panels; each rehearsed one before its prediction."""
-    from profiler.core.record import evidence
-    from profiler.core.strategy_label import strategy_label
-
-    if not beside:
-        return {str(step.case.strategy): step.followed.trace for step in steps}
-    both = [step for pair in zip(steps, beside, strict=True) for step in pair if not isinstance(step, UserError)]
-    return {f"{strategy_label(step.case.strategy)}, {evidence(step.case, None)}": step.followed.trace for step in both}
-
-
-def _title(steps: Sequence[FollowedStep], beside: Sequence[FollowedStep | UserError]) -> str:
-    """Return the heading of the first step, with both kinds of evidence if both are drawn."""
-    has_both = any(not isinstance(step, UserError) for step in beside)
-    return traced_heading(steps[0]) + (" and predicted" if has_both else "")

@@ -21,11 +21,10 @@ from profiler.engines import tracing
 from profiler.engines.device_survey import survey as survey
 from profiler.engines.error_record import error_record, needed, without_readings
 from profiler.engines.replies import answer, attempt, tell, tell_record
-from profiler.measuring import recorded_step
 from profiler.measuring.interleaved_timing import measure_together
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.measuring.trial import measure
-from profiler.predicting import late_compiler
+from profiler.predicting import device_trace, late_compiler
 from profiler.predicting.prediction import with_estimates
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
@@ -68,14 +67,23 @@ def _run(trial: Trial, channel: int) -> None:
 
 def follow_rehearsed(request: str, channel: int) -> None:
     """Send a rehearsed step of the trial in `request`, as its GPU's allocator recorded it, or why there is none."""
+    _follow(request, channel, with_choices=False)
+
+
+def follow_rehearsed_with_choices(request: str, channel: int) -> None:
+    """Do as `follow_rehearsed`, with the bytes that checkpointing other blocks of the model would take."""
+    _follow(request, channel, with_choices=True)
+
+
+def _follow(request: str, channel: int, *, with_choices: bool) -> None:
     trial: Trial = decode(request, Trial)
 
-    def record() -> Followed:
+    def followed() -> Followed:
         rehearsed_device.choose(trial.case.device)
-        return recorded_step.follow_case(trial)
+        return device_trace.follow_case(trial, with_choices=with_choices)
 
     late_compiler.install()
-    answer(channel, "followed", record)
+    answer(channel, "followed", followed)
 
 
 def stage(request: str, channel: int) -> None:

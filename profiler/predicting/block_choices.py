@@ -16,12 +16,16 @@ MOST = 24  # choices that are evaluated, the shallowest first
 
 
 def block_choices(
-    trace: Trace, module: nn.Module, blocks: tuple[str, ...], *, allocated: Callable[[Trace], Trace]
+    trace: Trace,
+    module: nn.Module,
+    blocks: tuple[str, ...],
+    *,
+    allocated: Callable[[Trace], Trace] = lambda composed: composed,
 ) -> BlockChoices:
     """Return the memory floor, and the peak under `all`, of the current blocks and of the model's other block choices.
 
-    `trace` must have been traced with its saves; `allocated` replays a trace through the device's allocator. A choice
-    is left out if one of its blocks did not run.
+    `trace` must have been traced with its saves; `allocated` replays a composed trace through the device's allocator,
+    where it can be. A choice is left out if one of its blocks did not run.
     """
 
     def choice(pattern: str, names: tuple[str, ...]) -> BlockChoice:

@@ -47,11 +47,10 @@ class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step and what holds its peak; for a rehearsed step also the same step traced, or why it cannot be."""
+    """The last step and what holds its peak."""
 
     step: FollowedStep
     explanation: Explanation
-    beside: FollowedStep | UserError | None = None
 
 
 def prediction(*, strategies: str, device: str | None, **others: Any) -> Request:
@@ -85,8 +84,7 @@ def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
         choices=baseline.choices,
         batch_size=chosen.case.batch_size,
     )
-    beside = next(iter(beside_traced([chosen])), None)
-    return Explained(step=chosen, explanation=explanation, beside=beside)
+    return Explained(step=chosen, explanation=explanation)
 
 
 def recorded(path: Path) -> SnapshotExplanation:
@@ -94,26 +92,10 @@ def recorded(path: Path) -> SnapshotExplanation:
     return explain_snapshot(plain_pickle.load(path))
 
 
-def beside_traced(steps: Sequence[FollowedStep]) -> list[FollowedStep | UserError]:
-    """Return each rehearsed step again, traced for the same GPU, or the error if it cannot be."""
-    rehearsed = [step for step in steps if step.case.is_rehearsed]
-    if not rehearsed:
-        return []
-    with engines.connect(measures=False) as engine:
-        return [_traced(engine, step.case.foreseen) for step in rehearsed]
-
-
-def _traced(engine: Engine, case: Case) -> FollowedStep | UserError:
-    try:
-        return FollowedStep(case=case, followed=_followed(engine, Trial(case=case)), record=None)
-    except UserError as error:
-        return error
-
-
 def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choices: bool = False) -> list[FollowedStep]:
     """Return the steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
 
-    `with_choices` also evaluates other blocks in a traced `none`. Cases that a run has measured or predicted are
+    `with_choices` also evaluates other blocks in the step of `none`. Cases that a run has measured or predicted are
     traced, those that it has rehearsed are rehearsed. Raises UserError if there is no such model, run or strategy, or
     if a step cannot be followed.
     """
@@ -177,8 +159,8 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
 
 def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
-    traced = f"{TRACING}:follow_with_choices" if with_choices and not trial.case.ranks else f"{TRACING}:follow"
-    entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else traced
+    entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else f"{TRACING}:follow"
+    entry = f"{entry}_with_choices" if with_choices and not trial.case.ranks else entry
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
     followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return followed

@@ -63,15 +63,9 @@ def sentences(explained: Explanation) -> list[str]:
     return [*lines, f"reason: {explained.reason.text}"] if explained.reason else lines
 
 
-def document(
-    explained: Explanation, *, strategy: str, evidence: Evidence = "predicted", predicted_bytes: int | None = None
-) -> bytes:
-    """Return the explanation with its strategy and kind of evidence as one JSON document; sizes are in bytes.
-
-    `predicted_bytes` is the predicted peak of a step that is rehearsed.
-    """
-    foreseen = {} if predicted_bytes is None else {"predicted_bytes": predicted_bytes}
-    return encode({"strategy": strategy, "evidence": evidence, **msgspec.to_builtins(explained), **foreseen}) + b"\n"
+def document(explained: Explanation, *, strategy: str, evidence: Evidence = "predicted") -> bytes:
+    """Return the explanation with its strategy and kind of evidence as one JSON document; sizes are in bytes."""
+    return encode({"strategy": strategy, "evidence": evidence, **msgspec.to_builtins(explained)}) + b"\n"
 
 
 def where(peak: Peak) -> str:

@@ -1,0 +1,310 @@
+"""Traces one step of a case on the CUDA device of this process, real or hollow: PyTorch's own code says the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from profiler.core.allocator_history import GRANULE, blocks_in_use
+from profiler.core.case import Case, Trial
+from profiler.core.errors import Unsupported
+from profiler.core.trace_data import (
+    WORKSPACES,
+    Allocation,
+    Call,
+    Followed,
+    Operator,
+    Save,
+    Trace,
+    live,
+    recompute_ends,
+    summed,
+)
+from profiler.measuring.bench import Bench
+from profiler.measuring.devices import open_device
+from profiler.predicting.block_choices import block_choices
+from profiler.predicting.block_lives import BlockLife, BlockLives
+from profiler.predicting.device_tracer import DeviceTracer, addresses, snapshot
+from profiler.training.assemble import Assembled, Build, assemble
+from profiler.training.checkpointing.observed_forward import Seen, remembering
+from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter
+from profiler.training.workload import Step, Workload, drop_gradients, loss_of, uncollected
+
+WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
+    *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
+    *("_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
+}
+Held = dict[int, tuple[str, str]]  # by the address of a storage: its category, and the module that it belongs to
+
+
+class DeviceStep(NamedTuple):
+    """A model after a traced step, the trace, and the most bytes that the allocator had reserved in it."""
+
+    built: Assembled
+    trace: Trace
+    reserved_bytes: int
+
+
+def trace_case(
+    case: Case,
+    *,
+    in_calls: bool = False,
+    with_saves: bool = False,
+    with_lines: bool = False,
+    data_directory: str | None = None,
+    build: Build | None = None,
+) -> DeviceStep:
+    """Return the case's model on its device, and the trace of its second step, whose peak is that of a plain step.
+
+    `with_saves` records what autograd saves and what modules take and return, from which stages are cut and other
+    traces composed; the case must then be one without checkpointing. `with_lines` finds the line of Python that asked
+    for each block. `in_calls` and `build` are those of `assemble`. Raises Unsupported for several ranks, and, with
+    saves, if the model packs them by hooks of its own; and whatever the model raises.
+    """
+    if case.ranks:
+        raise Unsupported("what ranks hold for each other has no category yet in a rehearsed step: leave the ranks out")
+    seen: Seen = {}
+    make = partial(assemble, case, data_directory=data_directory, build=build, in_calls=in_calls)
+    with _remembering_lines() if with_lines else nullcontext():
+        built, optimizer, step = _settled(make, seen)
+        workload = built.workload
+        tracer = DeviceTracer(
+            workload.module,
+            with_saves=with_saves,
+            with_modules=not built.applied.changes_kernels,
+            with_lines=with_lines,
+        )
+        held_before = _held(workload, optimizer)
+        with tracer.follow():
+            step(tracer.mark)
+    held_after, peak_bytes = _held(workload, optimizer), _plain_peak(step)
+    dropped = _dropped(workload) if with_saves else None
+    trace = _Step(tracer, held_before, held_after, _workspaces()).trace(dropped)
+    if max(live(trace)) != peak_bytes:  # a third step may find the allocator's free blocks elsewhere than a second
+        del built, workload, optimizer, step
+        open_device(case.device).release()
+        built, _, step = _settled(make, seen)
+        peak_bytes = _plain_peak(step)
+    assert max(live(trace)) == peak_bytes, f"the traced peak {max(live(trace))} is the plain step's, {peak_bytes}"
+    return DeviceStep(built, trace, tracer.reserved_bytes)
+
+
+def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
+    """Return a step of the trial's case on its device, with lines of code; raises as `trace_case` does.
+
+    `with_choices` adds the floors and peaks of other block choices, if the hooks that these need do not fail; the case
+    must be one without checkpointing.
+    """
+    bench = Bench(trial, lambda stage: None)
+    bench.passes()  # for its note on what a device without arithmetic leaves out
+    trace = partial(trace_case, trial.case, with_lines=True, data_directory=trial.data_directory)
+    why = ""
+    if with_choices:
+        try:
+            return _followed(trace(with_saves=True), bench, with_choices=True)
+        except Exception as error:  # noqa: BLE001  the model may raise anything; if the step itself fails, it does so again
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        bench.device.release()
+    followed = _followed(trace(), bench, with_choices=False)
+    remarks = [f"whether other blocks would lower the peak is not known: {why}"] if why else []
+    return msgspec.structs.replace(followed, remarks=(*followed.remarks, *remarks))
+
+
+def _followed(step: DeviceStep, bench: Bench, *, with_choices: bool) -> Followed:
+    built, workload = step.built, step.built.workload
+    return Followed(
+        trace=msgspec.structs.replace(step.trace, saves=(), calls=()),  # not read by callers
+        blocks=workload.blocks,
+        split=built.applied.split,
+        has_own_optimizer=workload.optimizer is not None,
+        remarks=tuple(note.text for note in (*built.applied.notes, *bench.all_notes())),
+        choices=block_choices(step.trace, workload.module, workload.blocks) if with_choices else None,
+    )
+
+
+def _settled(make: Callable[[], Assembled], seen: Seen) -> tuple[Assembled, torch.optim.Optimizer, Step]:
+    """Return a fresh model after the steps that allocate what stays: gradients and optimizer state."""
+    with remembering(seen):
+        built = make()
+    drop_gradients(built.workload)  # of leaves that the factory does not make anew
+    optimizer, step = built.trainer()
+    for _ in range(built.workload.settling):
+        step(lambda phase: None)
+    return built, optimizer, step
+
+
+def _plain_peak(step: Step) -> int:
+    """Run a step that nothing follows; return the most bytes that its device's allocator gave."""
+    torch.cuda.reset_peak_memory_stats()
+    with uncollected():
+        step(lambda phase: None)
+    return torch.cuda.max_memory_allocated()
+
+
+def _dropped(workload: Workload) -> DeviceTracer:
+    """Follow a forward of which autograd keeps nothing: a block lives as long as the model's own code holds it."""
+    tracer = DeviceTracer(workload.module, drops=True)
+    with tracer.follow():
+        tracer.mark("forward")
+        loss = loss_of(workload)
+    del loss  # a step holds it, too
+    return tracer
+
+
+@contextmanager
+def _remembering_lines() -> Iterator[None]:
+    """Make the allocator remember, for each block that is in use, which line of Python asked for it."""
+    torch.cuda.memory._record_memory_history(max_entries=1, context="alloc", stacks="python")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
+    """Return the storages that live between two steps, by address."""
+    held: Held = {}
+
+    def keep(tree: Any, category: str, module: str) -> None:
+        for address in addresses(tree):
+            held.setdefault(address, (category, module))
+
+    state = state_by_parameter(optimizer)
+    for name, parameter in workload.module.named_parameters():
+        owner = name.rpartition(".")[0]
+        keep(parameter.detach(), "parameters", owner)
+        keep(parameter.grad, "gradients", owner)
+        keep(state.get(parameter, []), "optimizer", owner)
+    keep(list(own_tensors(optimizer)), "optimizer", "")
+    for name, buffer in workload.module.named_buffers():
+        keep(buffer, "buffers", name.rpartition(".")[0])
+    keep(workload.batch, "inputs", "")
+    return held
+
+
+def _workspaces() -> frozenset[int]:
+    """Free the workspaces that cuBLAS keeps; return the addresses of the blocks that this has freed."""
+    kept = _addresses_in_use()
+    torch._C._cuda_clearCublasWorkspaces()
+    return kept - _addresses_in_use()
+
+
+def _addresses_in_use() -> frozenset[int]:
+    return frozenset(block.address for block in blocks_in_use(snapshot()["segments"]))
+
+
+class _Step:
+    """Makes a Trace of what a tracer has noted."""
+
+    def __init__(self, tracer: DeviceTracer, before: Held, after: Held, workspaces: frozenset[int]) -> None:
+        self._tracer, self._before, self._after, self._workspaces = tracer, before, after, workspaces
+        self._blocks = BlockLives(tracer)
+        self._lives = [life for life in self._blocks.lives if not life.is_within]
+        self._places = {id(life): place for place, life in enumerate(self._lives)}
+        self._operators = [ran.operator for ran in tracer.ran]
+        self._last = len(self._operators)
+        self._ends = recompute_ends(self._operators)
+        spans = pairwise(tracer.marks)
+        self._forwards = [(before, last) for (phase, before), (_, last) in spans if phase == "forward"]
+        arrived = ((self._blocks.at(address, at), owner) for address, at, owner in tracer.arrived)
+        self._gradients = {id(life): owner for life, owner in arrived if life is not None}
+
+    def trace(self, dropped: DeviceTracer | None) -> Trace:
+        """Return the step as data. `dropped` is its forward, of which autograd kept nothing."""
+        let_go = self._let_go(dropped) if dropped else {}
+        allocations = tuple(self._allocation(life, let_go.get(id(life)), dropped is not None) for life in self._lives)
+        return Trace(
+            allocations=allocations,
+            operators=tuple(self._with_hidden(allocations)),
+            marks=tuple(self._tracer.marks),
+            device="cuda",
+            saves=tuple(self._saves()),
+            calls=tuple(
+                Call(one.module, one.before, one.last, one.saves, self._found(one.inputs, one.before), outputs)
+                for one in self._tracer.calls
+                for outputs in (self._found(one.outputs, one.last),)
+            ),
+        )
+
+    def _allocation(self, life: BlockLife, let_go: int | None, has_let_go: bool) -> Allocation:
+        died = self._last if life.died is None else life.died
+        made = self._operators[life.born - 1] if life.born else Operator("", "", "before")
+        category, owner = self._category(life, made)
+        return Allocation(
+            life.nbytes + life.unsplit,
+            life.born,
+            died,
+            made.name,
+            owner or made.module,
+            made.phase,
+            category,
+            (died if let_go is None else let_go) if has_let_go else None,
+            unsplit=life.unsplit,
+            line=life.line or self._line_of_forward(life),
+        )
+
+    def _category(self, life: BlockLife, made: Operator) -> tuple[str, str]:
+        """Return the category and the owning module; "" if that is the module that allocated it."""
+        if not life.born:
+            unknown = WORKSPACES if life.address in self._workspaces else "inputs"
+            return self._before.get(life.address, (unknown, ""))
+        if id(life) in self._gradients:
+            return "gradients", self._gradients[id(life)]
+        if life.died is None and life.address in self._after:
+            return self._after[life.address]
+        until = self._last + 1 if life.died is None else life.died
+        if made.phase == "forward":
+            end = next(end for before, end in self._forwards if before < life.born <= end)
+            return "saved" if until > end else "temporaries", ""
+        is_kept = made.phase == "recompute" and until > self._ends[life.born]
+        return "recomputed" if is_kept else "temporaries", ""
+
+    def _line_of_forward(self, life: BlockLife) -> str:
+        """Return the line of the operator whose backward asked for the block."""
+        made_by = self._tracer.ran[life.born - 1].made_by if life.born else 0
+        return next((made.line for made in self._blocks.made[made_by] if made.line), "")
+
+    def _with_hidden(self, allocations: Sequence[Allocation]) -> Iterator[Operator]:
+        """Yield the operators with what they took besides, by the allocator's own peak in each."""
+        held = summed(((one.nbytes, one.born, one.died) for one in allocations), self._last)
+        asked = summed(((one.nbytes - one.unsplit, one.born, one.died) for one in allocations), self._last)
+        for number, ran in enumerate(self._tracer.ran, start=1):
+            hidden = ran.peak_bytes - held[number]
+            name = ran.operator.name.rpartition("aten.")[2].partition(".")[0]
+            grows = name not in WORKING and "convolution" not in name  # how a library's workspace grows is not known
+            yield msgspec.structs.replace(
+                ran.operator,
+                hidden_bytes=hidden,
+                unsplit=hidden - (self._blocks.asked_peaks[number] - asked[number]),
+                batch_bytes=hidden // 2 // GRANULE * GRANULE if grows else 0,
+            )
+
+    def _saves(self) -> Iterator[Save]:
+        for saved in self._tracer.saved:
+            released = self._last if saved.released is None else saved.released
+            place = next(iter(self._found(saved.addresses, saved.packed)), None)
+            yield Save(place, saved.packed, saved.unpacked, released, released)
+
+    def _found(self, at: Sequence[int], number: int) -> tuple[int, ...]:
+        """Return the places of the blocks that were in use at these addresses after an operator."""
+        lives = (self._blocks.at(address, number) for address in at)
+        return tuple(self._places[id(life)] for life in lives if life is not None and id(life) in self._places)
+
+    def _let_go(self, dropped: DeviceTracer) -> dict[int, int]:
+        """Return the last operator before only autograd holds a block of a forward, from a forward that dropped all."""
+        blocks, names = BlockLives(dropped), [ran.operator.name for ran in dropped.ran]
+        let_go = {}
+        for before, end in self._forwards:
+            if [operator.name for operator in self._operators[before:end]] != names:
+                raise Unsupported("the model's next forward runs other operators: what each block holds is not known")
+            for number in range(1, len(names) + 1):
+                for own, other in zip(self._blocks.made[before + number], blocks.made[number], strict=False):
+                    if other.died is not None:
+                        let_go[id(own)] = before + other.died
+        return let_go
