@@ -35,7 +35,9 @@ ROOMS = {
     "predicting": _room("core planning analysis training measuring", "torch"),
     "scripts": _room("core training rehearsal predicting", "torch"),
     "runs": _room("core analysis"),
-    "engines": _room("core analysis training request rehearsal measuring predicting runs", "torch ray submitit"),
+    "engines": _room(
+        "core analysis training request rehearsal measuring predicting scripts runs", "torch ray submitit"
+    ),
     "views": _room("core planning analysis training runs scripts", "pandas matplotlib jinja2 pyarrow rich"),
     "integrations": _room("core analysis runs", "tensorboard wandb mlflow"),
     "workflows": _room("core planning analysis training request runs engines views", "pandas"),

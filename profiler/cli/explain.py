@@ -47,7 +47,7 @@ def explain(
 ) -> None:
     """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
-    The step is traced, or rehearsed with --device rehearse:h100. With --snapshot, a recording of PyTorch's CUDA
+    The step is rehearsed where PyTorch's own CUDA code can run, else estimated. With --snapshot, a recording of PyTorch's CUDA
     allocator is explained: its peak, what stayed, and what is reserved.
 
     Example: gcprof explain transformer --strategies all --optimizer adamw
@@ -120,11 +120,12 @@ def traced_heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
     """Return a heading for a traced or rehearsed step, in one line."""
     from profiler.core.record import evidence
     from profiler.views.tables.columns import batch, optimizer
+    from profiler.views.tables.evidence import device_word
 
     case = step.case
     strategy = [str(case.strategy)] if with_strategy else []
     at_work = optimizer(case, is_own=step.followed.has_own_optimizer)
-    setting = ", ".join([*strategy, batch(case), at_work, case.precision, case.device])
+    setting = ", ".join([*strategy, batch(case), at_work, case.precision, device_word(case.device)])
     return f"{case.model}, {setting}: {evidence(case, None)}"
 
 

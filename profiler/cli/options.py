@@ -114,9 +114,7 @@ FoundBlocks = Annotated[
 
 # where
 
-TracedDevice = Annotated[
-    str | None, typer.Option(help="cuda, cpu, or a GPU: t4, h100, ...; rehearse:h100 rehearses. [default: cuda]")
-]
+TracedDevice = Annotated[str | None, typer.Option(help="A GPU: t4, h100, ...; cuda, an H100; or cpu. [default: cuda]")]
 PlannedDevice = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda; or a GPU to predict for: t4, h100, ... [default: auto]")
 ]

@@ -14,8 +14,6 @@ from profiler.core.errors import UserError
 from profiler.core.units import parse_bytes, parse_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from profiler.analysis.memory_fit import Holder
 
 
@@ -34,10 +32,7 @@ def predict(
     blocks: options.FoundBlocks = None,
     routing: options.Routing = None,
     switches: Switches | None = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="GPUs: t4, a100-80, rtx-4090, ...; or cuda and cpu, which are estimated. [default: h100]"),
-    ] = None,
+    device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, rtx-4090, ...; cuda, an H100; or cpu")] = "cuda",
     calibrate: Annotated[
         bool | None,
         typer.Option("--calibrate", help="Measure `none` here first, and use the workspaces of its operators."),
@@ -56,46 +51,33 @@ def predict(
     """Predict what `gcprof run` would measure, without the device.
 
     The bytes on a GPU are rehearsed, by PyTorch's own CUDA code, where torch can do that: on Linux, with its CUDA
-    build. Elsewhere they are estimated, as they are for `cuda` and `cpu`, and with --fit, --routing and --calibrate.
+    build. Elsewhere they are estimated, as they are for cpu and fake:t4, and with --fit, --routing and --calibrate.
 
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
-    from profiler.request.device_choice import to_predict, to_rehearse
+    from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import Request
+    from profiler.workflows.instrument import for_gpus
     from profiler.workflows.run import RunRequest, run
 
     terminal = Terminal(is_quiet=quiet)
-    if fit and (json or device is not None):
-        flag = "--json" if json else "--device"
-        raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
-    device = device or ("cuda" if fit or calibrate else "h100")
     holders = _holders(device, memory, fit=fit)
     if memory is not None and json:
         raise UserError("--json has no effect with --memory", hint="leave one of them out")
+    if fit and (json or device != "cuda"):
+        flag = "--json" if json else "--device"
+        raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
     if rehearse and (fit or calibrate or device in ("cuda", "cpu")):
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
-    is_rehearsed = rehearse or (routing is None and not calibrate and _is_rehearsed(device, terminal.say))
+    is_estimated = fit or bool(calibrate) or routing is not None
     words = Request(
         model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
         precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks, routing=routing,
         calibrate=calibrate, predict=rehearse or None, **switches or {},
-        device=to_rehearse(device) if is_rehearsed else to_predict(device),
+        device=to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated),
     )  # fmt: skip
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, terminal), json=json, holders=holders), json=json)
-
-
-def _is_rehearsed(device: str, say: Callable[[str], None]) -> bool:
-    """Whether a prediction for these devices is rehearsed; where GPUs are named and cannot be, say why."""
-    from profiler.engines.local import why_no_rehearsal
-    from profiler.request.device_choice import are_gpus, to_rehearse
-
-    if not are_gpus(device):
-        return False
-    why = why_no_rehearsal(to_rehearse(device))
-    if why:
-        say(f"note: estimated, not rehearsed: {why}")
-    return why is None
 
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:

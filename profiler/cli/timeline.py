@@ -41,7 +41,7 @@ def timeline(
 ) -> None:
     """Draw what is live over a training step. Each strategy has a panel with its categories, phases and peak.
 
-    The step is traced, or rehearsed with --device rehearse:h100.
+    The step is rehearsed where PyTorch's own CUDA code can run, else estimated.
 
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """

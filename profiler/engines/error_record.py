@@ -117,7 +117,7 @@ def absent_library(error: Exception) -> str | None:
     if lacking is None or not is_open():
         return None
     place = raised_at(error)
-    return f"a rehearsal has {lacking}" + (f" ({place})" if place else "") + "; gcprof predict needs none"
+    return f"a rehearsal has {lacking}" + (f" ({place})" if place else "") + "; --device fake:h100 estimates it"
 
 
 def error_detail(error: Exception) -> str:

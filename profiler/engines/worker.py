@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from profiler.core.case import Trial, decode, encode
-from profiler.core.record import Record
+from profiler.core.record import Note, Record
 from profiler.core.rehearsed_gpu import of_device
 from profiler.core.trace_data import Followed
 from profiler.core.units import bytes_text
@@ -28,6 +28,7 @@ from profiler.predicting import device_trace, late_compiler
 from profiler.predicting.prediction import with_estimates
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
+from profiler.scripts.inject import gcprof_linalg, gcprof_recurrent
 
 LONGEST_DETAIL = 1000  # characters of a rank's last message
 
@@ -79,8 +80,9 @@ def _follow(request: str, channel: int, *, with_choices: bool) -> None:
     trial: Trial = decode(request, Trial)
 
     def followed() -> Followed:
-        rehearsed_device.choose(trial.case.device)
-        return device_trace.follow_case(trial, with_choices=with_choices)
+        told = _open(trial.case.device)
+        step = device_trace.follow_case(trial, with_choices=with_choices)
+        return msgspec.structs.replace(step, remarks=(*step.remarks, *told))
 
     late_compiler.install()
     answer(channel, "followed", followed)
@@ -97,9 +99,18 @@ def stage(request: str, channel: int) -> None:
     answer(channel, "chain", lambda: stages(trial, on_step=on_step))
 
 
+def _open(device: str) -> list[str]:
+    """Make this process see the hollow GPU; return what is told as the step runs, each once."""
+    rehearsed_device.choose(device)
+    told: list[str] = []
+    for beside in (gcprof_recurrent, gcprof_linalg):  # what its libraries lack
+        beside.begin(lambda text: None if text in told else told.append(text))
+    return told
+
+
 def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first."""
-    rehearsed_device.choose(trial.case.device)
+    told = _open(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
     try:
         record = with_estimates(measure(trial, on_pass=on_pass, group=group), trial)
@@ -109,6 +120,8 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
         with suppress(Exception):  # it may fail in another way; then what it needs stays unknown
             error.add_note(needed(measure(trial, on_pass=lambda stage: None, group=group)))
         raise
+    if told:
+        record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP018", text="; ".join(told))))
     given = of_device(trial.case.device).cudnn_workspace_bytes
     if not given or rehearsed_device.has_convolved():
         return record

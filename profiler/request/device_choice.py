@@ -38,8 +38,13 @@ def _is_gpu(word: str) -> bool:
 
 
 def are_gpus(text: str) -> bool:
-    """Whether all words of `--device` are GPUs by their name."""
-    return all(map(_is_gpu, text.split(",")))
+    """Whether all words of `--device` are GPUs by their name, or it is `cuda`, any GPU."""
+    return text == SEVERAL or all(map(_is_gpu, text.split(",")))
+
+
+def is_rehearsal(text: str) -> bool:
+    """Whether a word of `--device` asks for a rehearsal."""
+    return text.startswith(REHEARSE)
 
 
 def _refuse_bare(word: str) -> None:

@@ -15,9 +15,8 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import plain_pickle
-from profiler.core.case import FAKE, Case, Choice, Trial, encode
+from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.core.strategy_label import strategy_label
 from profiler.core.trace_data import Followed
@@ -28,13 +27,14 @@ from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.command_text import refuse_cases
+from profiler.workflows.instrument import for_gpus
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which steps to follow: of the model `target`, or of the cases of the run with that name."""
 
     target: str
-    words: Request  # a prediction, as `prediction` makes one
+    words: Request  # as `prediction` makes one
     typed: tuple[str, ...] = ()  # the words of the command line
 
 
@@ -54,10 +54,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prediction(*, strategies: str, device: str | None, **others: Any) -> Request:
-    """Return the words of a command as a request for a prediction, or for a rehearsal if the device says so."""
-    word = "cuda" if device is None else device
-    is_rehearsed = word.startswith(REHEARSE)
-    return Request(strategies=strategies, device=word if is_rehearsed else device_choice.to_predict(word), **others)
+    """Return the words of a command as a request, with the device as it was typed; `cuda` if it was not."""
+    return Request(strategies=strategies, device=device or device_choice.SEVERAL, **others)
 
 
 def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
@@ -100,7 +98,7 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
     if a step cannot be followed.
     """
     records = _records(request)
-    trials = _trials_of_model(request) if records is None else _trials_of_run(records, request)
+    trials = _trials_of_model(request, screen) if records is None else _trials_of_run(records, request)
     settings = {trial.case.baseline for trial in trials}
     if len(settings) > 1:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
@@ -120,13 +118,15 @@ def _records(request: StepRequest) -> list[Record] | None:
     places = (Path(target), RESULTS / target)
     if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
         return None
-    if words != Request(device=f"{FAKE}cuda", strategies=words.strategies, segments=words.segments):
+    if words != Request(device=device_choice.SEVERAL, strategies=words.strategies, segments=words.segments):
         raise UserError("a run has its own model and settings", hint="choose among its rows with --strategies")
     return list(store.load(run_folder(target)).records)
 
 
-def _trials_of_model(request: StepRequest) -> list[Trial]:
-    words = msgspec.structs.replace(request.words, model=request.target)
+def _trials_of_model(request: StepRequest, screen: Screen) -> list[Trial]:
+    asked = request.words
+    device = for_gpus(asked.device or device_choice.SEVERAL, say=screen.say, is_estimated=asked.routing is not None)
+    words = msgspec.structs.replace(asked, model=request.target, device=device)
     return list(spec.check(words, device_choice.any_device).trials)
 
 

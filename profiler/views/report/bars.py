@@ -156,7 +156,9 @@ class DotRows(msgspec.Struct, frozen=True, kw_only=True):
 
 def dot_rows(rows: Sequence[Row], *, most: int) -> DotRows | None:
     """Return every sample of the step, up to `most` dots a strategy; None if no time was sampled."""
-    shown = [row for row in rows if row.outcome == "ok" and not row.case.has_estimated_times and samples_of(row, "step")]
+    shown = [
+        row for row in rows if row.outcome == "ok" and not row.case.has_estimated_times and samples_of(row, "step")
+    ]
     if not shown:
         return None
     second, unit = second_unit(seconds for row in shown for seconds in samples_of(row, "step"))

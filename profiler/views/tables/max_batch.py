@@ -9,7 +9,7 @@ from rich.text import Text
 
 from profiler.analysis.memory_fit import Fit
 from profiler.core.case import encode_indented
-from profiler.core.record import Evidence
+from profiler.core.record import Evidence, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.tables.columns import batch, telling
 from profiler.views.tables.grid import Column, numbers, words
@@ -116,7 +116,8 @@ def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
     for case in cases:
         lines = [fit for fit in all_fits if fit.case == case]
         ranks = f", one of {case.ranks} ranks, {case.parallel}" if case.ranks else ""
-        head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}: predicted, not measured"
+        settings = f"{batch(case)}, {case.optimizer}, {case.precision}{ranks}"
+        head = f"{case.model}, {settings}: {evidence(case, None)}, not measured"
         parts += [paragraph(head, paper, style="bold")]
         parts += [fitted(_fit_columns(lines), paper), Text()]
     return Text("\n").join([Text(), *parts, paragraph(NOTE, paper)])
