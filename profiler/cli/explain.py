@@ -47,8 +47,8 @@ def explain(
 ) -> None:
     """Explain the peak of a training step. It says where the peak is, what holds it, how low it could be, and why.
 
-    The step is rehearsed where PyTorch's own CUDA code can run, else estimated. With --snapshot, a recording of PyTorch's CUDA
-    allocator is explained: its peak, what stayed, and what is reserved.
+    The step is rehearsed where PyTorch's own CUDA code can run, else estimated. With --snapshot, a recording of
+    PyTorch's CUDA allocator is explained: its peak, what stayed, and what is reserved.
 
     Example: gcprof explain transformer --strategies all --optimizer adamw
     """
