@@ -87,6 +87,7 @@ def stage(request: str, channel: int) -> None:
 
 def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first."""
+    late_compiler.install()
     rehearsed_device.choose(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
     record = measure(trial, on_pass=on_pass, group=group)
