@@ -15,6 +15,7 @@ from typing import IO, NamedTuple
 _WORKER, _TRACING, _DEVICES = (f"profiler.engines.{name}" for name in ("worker", "tracing", "device_survey"))
 # All that a trial imports, and what torch imports late, which would cost each child 1.8 s at its first profiler use.
 PRELOAD = ("torch", "torch.profiler", "torch._dynamo", "torch.utils.checkpoint", _WORKER, _DEVICES)
+PRELOAD_TO_REHEARSE = ("torch", "torch.utils.checkpoint", _WORKER, _DEVICES)  # the compiler comes late, if at all
 PRELOAD_TO_TRACE = (
     "torch",
     "torch.distributed.tensor",  # PyTorch's C++ code looks up a class of it at the first fake tensor
@@ -26,6 +27,7 @@ PRELOAD_TO_TRACE = (
 EARLY = {  # what a command will most likely need, and what takes more than a second to import
     **dict.fromkeys(("predict", "explain", "timeline", "blocks"), PRELOAD_TO_TRACE),
     **dict.fromkeys(("run", "plan", "stages"), PRELOAD),
+    "rehearse": PRELOAD_TO_REHEARSE,
 }
 NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no local server
 ASKED = "GCPROF_HOLLOW"  # asks for a hollow device, which must be built first
@@ -57,13 +59,19 @@ _early: list[ServerProcess] = []
 def start_early(words: Sequence[str]) -> None:
     """Start the server that a command will most likely need, before its arguments are parsed."""
     preload = EARLY.get(words[0]) if words else None
-    is_other = any(word.partition("=")[0] in NOT_EARLY or "rehearse" in word for word in words)
+    is_other = any(word.partition("=")[0] in NOT_EARLY or _is_script(word) for word in words)
     if preload is None or is_other or ASKED in os.environ:
         return
+    rehearses = any("rehearse" in word for word in words)
     with suppress(OSError):
         for number in range(3):
             os.fstat(number)  # raises if one is closed: the next file to be opened would get its number
-        _early.append(start(preload))
+        _early.append(start(PRELOAD_TO_REHEARSE, rehearses=True) if rehearses else start(preload))
+
+
+def _is_script(word: str) -> bool:
+    """Whether a command of the user's begins here, which has processes of its own."""
+    return word == "--" or word.endswith(".py")
 
 
 def take(preload: Sequence[str]) -> ServerProcess | None:

@@ -15,7 +15,7 @@ from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.rehearsed_gpu import of_device, resolve
-from profiler.core.server_process import PRELOAD, PRELOAD_TO_TRACE
+from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import DEVICES, TRACING, WORKER, task_pool
@@ -281,8 +281,10 @@ class Local:
         return Child(server.control, entry, text, needs=needs, log=self._log(log), is_asked=is_asked)
 
     def _server(self, *, rehearses: bool) -> Server:
-        preload = PRELOAD if self._measures or rehearses else PRELOAD_TO_TRACE
-        return Server(self._visible, rehearses=rehearses, preload=preload)
+        if rehearses:
+            return Server(self._visible, rehearses=True, preload=PRELOAD_TO_REHEARSE)
+        preload = PRELOAD if self._measures else PRELOAD_TO_TRACE
+        return Server(self._visible, preload=preload)
 
     def _log(self, name: str) -> Path | None:
         return self.logs / f"{name}.log" if self.logs else None
@@ -295,8 +297,7 @@ class Local:
 
 def _needs(trial: Trial, entry: str) -> list[str]:
     """Return the modules of the entry and of a model of the table, which may import transformers; no user's code."""
-    targets = entry, models.TABLE.get(trial.case.model.name.partition(":")[0], "")
-    return [target.partition(":")[0] for target in targets if target]
+    return [entry.partition(":")[0], *models.imports(trial.case.model.name)]
 
 
 def _log_name(trial: Trial) -> str:

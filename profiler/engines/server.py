@@ -22,7 +22,7 @@ class Server:
             proven_libraries()
         else:
             prepare_if_asked()
-        early = server_process.take(() if rehearses or visible else preload)
+        early = server_process.take(() if visible else preload)
         try:
             started = early or server_process.start(preload, visible=visible, rehearses=rehearses)
         except OSError as error:

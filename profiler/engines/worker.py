@@ -110,6 +110,7 @@ def _open(device: str) -> list[str]:
 
 def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first."""
+    late_compiler.install()
     told = _open(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
     try:

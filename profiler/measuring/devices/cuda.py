@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from profiler.core import gpu_kinds
 from profiler.core.errors import Unsupported
@@ -179,10 +180,12 @@ def _let_go_of_graphs(device: torch.device) -> None:
     """Make autograd's thread of this device drop the graph of the last backward, by running an empty backward.
 
     The thread reports a backward as done before it drops the last node, which under FSDP2 holds the sharded module, and
-    may drop it only as the next backward begins (torch/csrc/autograd/engine.cpp). The empty one allocates nothing.
+    may drop it only as the next backward begins (torch/csrc/autograd/engine.cpp). The empty one allocates nothing, and
+    torch.autograd.backward would import sympy to compare the shape of the gradient that it is given.
     """
     nothing = torch.zeros(0, device=device, requires_grad=True)
-    torch.autograd.backward(nothing.view(-1), torch.empty_like(nothing))
+    root, gradient = nothing.view(-1), torch.empty_like(nothing)
+    _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _driver() -> str | None:

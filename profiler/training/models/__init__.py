@@ -20,3 +20,11 @@ TABLE = {
 DATA_FILES = (("", "train-images-idx3-ubyte"), ("MNIST/raw", "train-images-idx3-ubyte"))  # one of them in --data
 CHAINS = ("mlp", "mnist-cnn", "cifar-resnet", "dense-chain")  # sequences of modules, any run of which can be a segment
 WITHOUT_GPU = {"mnist-cnn": {"channels": 32}}  # smaller defaults of the same architecture
+
+
+def imports(name: str) -> list[str]:
+    """Return the modules that building a model of the table imports, which cost seconds; none of a user's code."""
+    kind, _, family = name.partition(":")
+    module = TABLE.get(kind, "").partition(":")[0]
+    own = f"transformers.models.{family.replace('-', '_')}.modeling_{family.replace('-', '_')}" if kind == "hf" else ""
+    return [word for word in (module, own) if word]
