@@ -11,9 +11,7 @@ import msgspec
 
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Record
-from profiler.core.rehearsed_gpu import of_device
 from profiler.core.trace_data import Followed
-from profiler.core.units import bytes_text
 from profiler.engines import tracing
 from profiler.engines.device_survey import survey as survey
 from profiler.engines.error_record import error_record, without_readings
@@ -90,12 +88,12 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     rehearsed_device.choose(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
     record = measure(trial, on_pass=on_pass, group=group)
-    given = of_device(trial.case.device).cudnn_workspace_bytes
-    if not given or rehearsed_device.has_convolved():
+    said = rehearsed_device.convolutions()
+    if not said:
         return record
-    text = f"; cuDNN ran no convolution, so that its workspace of {bytes_text(given)} has no effect"
     notes = (
-        msgspec.structs.replace(note, text=note.text + text) if note.code == "GCP039" else note for note in record.notes
+        msgspec.structs.replace(note, text=f"{note.text}; {said}") if note.code == "GCP039" else note
+        for note in record.notes
     )
     return msgspec.structs.replace(record, notes=tuple(notes))
 
