@@ -44,6 +44,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     is_convolutional: bool = False
     corrected: str | None = None  # what was wrong in the first rebuilding; None: it was met, or missed, blind
     cause: str | None = None  # of an error beyond the bounds; shown only there
+    workspace_cause: str | None = None  # of a convolutional one that is among the largest misses; shown only there
 
 
 SOURCES = {

@@ -14,9 +14,7 @@ import torch
 
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Note, Record
-from profiler.core.rehearsed_gpu import of_device
 from profiler.core.trace_data import Followed
-from profiler.core.units import bytes_text
 from profiler.engines import tracing
 from profiler.engines.device_survey import survey as survey
 from profiler.engines.error_record import error_record, needed, without_readings
@@ -123,12 +121,12 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
         raise
     if told:
         record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP018", text="; ".join(told))))
-    given = of_device(trial.case.device).cudnn_workspace_bytes
-    if not given or rehearsed_device.has_convolved():
+    said = rehearsed_device.convolutions()
+    if not said:
         return record
-    text = f"; cuDNN ran no convolution, so that its workspace of {bytes_text(given)} has no effect"
     notes = (
-        msgspec.structs.replace(note, text=note.text + text) if note.code == "GCP039" else note for note in record.notes
+        msgspec.structs.replace(note, text=f"{note.text}; {said}") if note.code == "GCP039" else note
+        for note in record.notes
     )
     return msgspec.structs.replace(record, notes=tuple(notes))
 

@@ -15,10 +15,16 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.gpu_specs import Rates
 from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu, of_device
+from profiler.core.units import bytes_text
 from profiler.rehearsal.smoke import proven_libraries
 
 ASKED = "GCPROF_HOLLOW"  # the environment variable that asks for it: `h100`, or `t4,count=2,bytes=4294967296`
-PLANS = "GCPROF_CUDNN"  # the environment variable: `nvidia` asks NVIDIA's cuDNN for the workspaces of convolutions
+PLANS = (
+    "GCPROF_CUDNN"  # the environment variable: `hollow` gives convolutions no workspaces but those that are asked for
+)
+# the least and the greatest error of convolutional peaks, as fractions: 16 published figures (docs/published-memory.md)
+# and 35 steps of an H100 (docs/h100.md), with the workspaces that NVIDIA's cuDNN plans and without any
+PLANNED_OFF, UNPLANNED_OFF = (-0.097, 0.006), (-0.415, 0.006)
 ORDER = (  # of loading: each after those that it depends on
     "libcudart",
     "libcublasLt",
@@ -94,12 +100,9 @@ def load(folder: Path | None = None) -> None:
 
 
 def own_cudnn() -> str:
-    """Return the path of NVIDIA's cuDNN beside the installed torch if it is to plan convolutions; else nothing.
-
-    Predictions have no workspaces either, so that it is asked only where that is wanted; for scripts it always is.
-    """
+    """Return the path of NVIDIA's cuDNN beside the installed torch, which plans convolutions; empty for none."""
     spec = importlib.util.find_spec("torch")
-    if os.environ.get(PLANS) != "nvidia" or spec is None or spec.origin is None:
+    if os.environ.get(PLANS) == "hollow" or spec is None or spec.origin is None:
         return ""
     path = Path(spec.origin).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
     return str(path) if path.exists() else ""
@@ -116,9 +119,23 @@ def is_open() -> bool:
     return hasattr(ctypes.CDLL(None), "hollow_device")
 
 
-def has_convolved() -> bool:
-    """Whether cuDNN was asked for the workspace of a convolution in this process."""
-    return bool(ctypes.CDLL(None).hollow_num_workspaces())
+def convolutions() -> str:
+    """Return in words whose workspaces the convolutions of this process had, and how far such peaks may be off.
+
+    Empty where cuDNN was asked for none.
+    """
+    libraries, given = ctypes.CDLL(None), int(os.environ["HOLLOW_CUDNN_WORKSPACE"])
+    if not libraries.hollow_num_workspaces():
+        return f"cuDNN ran no convolution, so that its workspace of {bytes_text(given)} has no effect" if given else ""
+    if given:
+        return ""
+    if libraries.hollow_asks_cudnn():
+        version = libraries.cudnnGetVersion()  # 92600 of 9.26.0
+        planned, off = f"as cuDNN {version // 10000}.{version // 100 % 100} plans them", PLANNED_OFF
+    else:
+        planned, off = "0", UNPLANNED_OFF
+    below, above = (f"{error:+.1%}".replace("%", " %") for error in off)
+    return f"workspaces of convolutions are {planned}: peaks of real GPUs were missed by {below} to {above}"
 
 
 def enlarge() -> None:

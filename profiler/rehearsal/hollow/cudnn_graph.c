@@ -60,7 +60,7 @@ static int64_t workspace(void) {
 static void *library; /* NVIDIA's; null where it is not asked */
 static void open_library(void) {
     const char *path = getenv("HOLLOW_CUDNN");
-    if (!path || !*path || workspace()) return;
+    if (!path || !*path) return;
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library && getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: cuDNN: %s\n", dlerror());
 }
@@ -94,6 +94,7 @@ static void open_real(void) {
 
 static int is_real(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (workspace()) return 0; /* a process chooses it after it was forked of one that has opened the library */
     pthread_once(&once, open_real);
     return real.create != 0;
 }
@@ -112,7 +113,7 @@ static cudnnStatus_t create_real(cudnnBackendDescriptorType_t type, cudnnBackend
 }
 
 static int num_workspaces;
-API int hollow_num_workspaces(void) { return num_workspaces; } /* that were asked for: `device.has_convolved` */
+API int hollow_num_workspaces(void) { return num_workspaces; } /* that were asked for: `device.convolutions` */
 
 API cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *out) {
     if (is_real()) return create_real(type, out);

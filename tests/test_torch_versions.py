@@ -1,0 +1,97 @@
+"""What every supported torch must show, under the one that is installed: `just torch-version` runs it for each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from profiler.core.errors import UserError
+from profiler.rehearsal import build, cuda_libraries, smoke
+from tests.program import gcprof
+
+MODELS = {  # the built-in model: its module, and the batch
+    "mlp:width=512,depth=8": ("mlp.build(4096, width=512, depth=8)", 4096),
+    "cifar-resnet": ("cifar_resnet.build(64)", 64),
+    "mnist-cnn:channels=16,layers=8": ("mnist_cnn.build(32, channels=16, layers=8)", 32),
+    "transformer:layers=2,width=128": ("transformer.build(16, layers=2, width=128)", 16),
+}
+LOOP = """
+import os, torch
+from torch.utils.checkpoint import checkpoint
+from profiler.training.models import cifar_resnet, mlp, mnist_cnn, transformer
+
+def checkpointed(block):
+    forward = block.forward
+    block.forward = lambda *given: checkpoint(forward, *given, use_reentrant=False)
+
+def peak(under_all):
+    with torch.device("cuda"):
+        work = {BUILD}
+    work.module.train()
+    if under_all:
+        for name in work.blocks:
+            checkpointed(work.module.get_submodule(name))
+    optimizer = torch.optim.SGD(work.module.parameters(), lr=0.01)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled={AMP}):
+            loss = work.loss(work.module, work.batch)
+        loss.backward()
+        del loss
+        optimizer.step()
+    return torch.cuda.max_memory_allocated()
+
+found = peak({ALL})
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_rehearsed_peaks_are_those_of_a_bare_loop(hollow, tmp_path, model, precision):
+    written, batch_size = MODELS[model]
+    code = LOOP.replace("{BUILD}", written).replace("{AMP}", str(precision != "fp32"))
+    words = ("--batch-size", str(batch_size), "--precision", precision, "--strategies", "none,all", "--json")
+
+    bare = {name: hollow.python(code.replace("{ALL}", str(name == "all"))) for name in ("none", "all")}
+    done = gcprof("rehearse", model, *words, "--device", "h100", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)["records"]
+    assert {record["case"]["strategy"]["name"]: record["readings"]["peak_bytes"] for record in records} == bare
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", ["cifar-resnet", "transformer:layers=4,width=64"])
+def test_a_plan_holds_its_budget_where_it_is_rehearsed(hollow, tmp_path, model):
+    words = (model, "--budget", "80%", "--device", "h100")
+
+    planned = gcprof("plan", *words, "-o", "plan.json", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    strategies = ("--strategies", "none,plan:file=plan.json")
+    done = gcprof("rehearse", model, *strategies, "--device", "h100", "--json", cwd=tmp_path)
+
+    whole, under = (record["readings"]["peak_bytes"] for record in json.loads(done.stdout)["records"])
+    assert under <= 0.8 * whole
+
+
+@pytest.mark.nightly
+def test_a_device_that_lacks_what_torch_calls_is_refused_by_the_name_of_the_function(hollow, tmp_path, monkeypatch):
+    lacking = [
+        library._replace(known=library.known.replace("[Gg]emm", "nothing")) for library in cuda_libraries.LIBRARIES
+    ]
+    monkeypatch.setattr(build, "LIBRARIES", lacking)
+    torch = build.installed()
+    out, work = tmp_path / "lib", tmp_path / "work"
+    for folder in (out, work):
+        folder.mkdir()
+    build._Build(torch.site, build.compiler(), work, out).run()
+
+    with pytest.raises(UserError) as refused:
+        smoke.run(out)
+
+    assert refused.value.exit_code == 3
+    assert "not supported: cublas" in refused.value.message
+    assert "\n" not in refused.value.message
