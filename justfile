@@ -131,13 +131,17 @@ bench-rules *words:
 bench-sampling:
     {{python}} -m benchmarks.sampling
 
-# predicted against measured bytes, every strategy: writes docs/accuracy.md
-bench-accuracy:
-    {{python}} -m benchmarks.accuracy -o docs/accuracy.md
+# rehearsed bytes and estimates against bare loops of PyTorch on the hollow device: writes docs/accuracy.md; an hour
+bench-instrument *words:
+    {{python}} -m benchmarks.instrument -o docs/accuracy.md {{words}}
 
-# predicted against PyTorch's own CUDA allocator, on a device that has memory and does no arithmetic
-bench-hollow *words:
-    {{python}} -m benchmarks.hollow {{words}}
+# 204 operators on inputs and gradients that are not contiguous, against bare loops: writes its part of docs/accuracy.md
+bench-layouts *words:
+    {{python}} -m benchmarks.layouts -o docs/accuracy.md {{words}}
+
+# plans at 70 % of the peak of 20 models, run: writes its part of docs/accuracy.md
+bench-plans *words:
+    {{python}} -m benchmarks.plans -o docs/accuracy.md {{words}}
 
 # models at full size on GPUs that are not there: seconds and the host's memory, with bounds; writes docs/rehearsed.md
 bench-rehearse *words:

@@ -2,7 +2,7 @@
 
 Each row is a trial in a process of its own, whose allocator counts for itself, so that neighbors change no figure. The
 records go to FILE, one a line, as they come: a run that is cut off loses what was at work. First the selection, which
-meets every rule of prediction, then the rows of `benchmarks.hollow`. `--against` needs no GPU: under the torch that
+meets every rule of prediction, then the rows of `benchmarks.instrument`. `--against` needs no GPU: under the torch that
 measured the file's rows it rehearses and predicts the same steps for the GPU that the records name, and prints how far
 each is from what was measured.
 """
@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from benchmarks.hollow_rows import BASE_DEVICE, MODELS, Row, rows
+from benchmarks.instrument_rows import DEVICES, MODELS, Row, rows
 from profiler.core import catalogue, gpu_specs
 from profiler.core.case import FAKE, OPERATORS, Case, Choice, Trial, decode, encode
 from profiler.core.gpu_kinds import REHEARSE
@@ -27,7 +27,21 @@ from profiler.engines.local import Local
 from profiler.training import models, optimizers, strategies
 
 STAGE_SECONDS = 60.0
-BATCHES = {model: batch_size for kind in MODELS.values() for model, batch_size in kind.items()}
+SELECTED_MODELS = {  # with their batches, besides those of `benchmarks.instrument`
+    "transformer:layers=2,width=384,heads=6,sequence=200,dropout=0": 24,
+    "transformer:layers=2,width=512,vocabulary=8192": 16,
+    "mnist-cnn:channels=64": 64,
+    "hf:bert:sequence=128": 16,
+    "hf:gpt2:sequence=256": 4,
+    "hf:llama:sequence=256,hidden_size=1024,intermediate_size=2816,num_hidden_layers=12,num_attention_heads=16,"
+    "num_key_value_heads=16": 4,
+    "hf:qwen2:sequence=256,hidden_size=896,intermediate_size=4864,num_hidden_layers=6,num_attention_heads=14,"
+    "num_key_value_heads=2": 4,
+    "hf:t5:sequence=128": 8,
+    "hf:vit": 8,
+    "hf:whisper": 4,
+}
+BATCHES = SELECTED_MODELS | {model: batch_size for kind in MODELS.values() for model, batch_size in kind.items()}
 FOREACH, FUSED, SINGLE = (f"torch:AdamW:{word}" for word in ("foreach=true", "fused=true", "foreach=false"))
 MLP, TRANSFORMER, RESNET = "mlp:width=1024,depth=8", "transformer:layers=4,width=256", "torchvision:resnet50"
 BERT, GPT2 = "hf:bert:sequence=128", "hf:gpt2:sequence=256"
@@ -126,13 +140,13 @@ def main() -> int:
 
 
 def cases() -> list[Case]:
-    """The selection, then every other row that `benchmarks.hollow` has for its first device, each once."""
+    """The selection, then every other row that `benchmarks.instrument` has for its first device, each once."""
     selected = [
-        Row(kind="selected", model=m, batch_size=BATCHES[m], device=BASE_DEVICE, precision=p, optimizer=o, strategy=s)
+        Row(kind="selected", model=m, batch_size=BATCHES[m], device=DEVICES[0], precision=p, optimizer=o, strategy=s)
         for m, p, o, s in SELECTED
     ]
     found: dict[tuple[str, ...], Row] = {}
-    for row in (*selected, *(row for row in rows() if row.device == BASE_DEVICE)):
+    for row in (*selected, *(row for row in rows() if row.device == DEVICES[0])):
         found.setdefault((row.model, row.precision, row.optimizer, row.strategy), row)
     return [
         Case(

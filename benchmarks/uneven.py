@@ -1,4 +1,4 @@
-"""A convolutional net of 13 uneven stages, written as users write theirs: for `benchmarks.plans`."""
+"""A convolutional net of 13 uneven stages, written as users write theirs: for `benchmarks.worth`."""
 
 from __future__ import annotations
 

@@ -29,9 +29,8 @@ from statistics import mean, median, quantiles
 
 import msgspec
 
-from benchmarks.plans import case_of
-from profiler.core import plan_file
-from profiler.core.case import Case, Trial
+from profiler.core import catalogue, plan_file
+from profiler.core.case import Case, Choice, Trial
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
 from profiler.planning import candidates
@@ -40,6 +39,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
+from profiler.training import models
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import calibrate, stages
 
@@ -67,6 +67,19 @@ def _benches(name: str, models: dict[str, int]) -> Iterator[_Bench]:
         print(f"{name}: {model}, batch {batch_size}", flush=True)
         with Local(stage_seconds=600) as engine, tempfile.TemporaryDirectory() as folder:
             yield _Bench(engine, case_of(model, batch_size), Path(folder))
+
+
+def case_of(model: str, batch_size: int) -> Case:
+    """The model on the CPU, trained with momentum."""
+    return Case(
+        model=catalogue.resolve(Choice(model), models.TABLE),
+        strategy=Choice("none"),
+        optimizer=Choice("momentum"),
+        batch_size=batch_size,
+        device="cpu",
+        warmup=0,
+        samples=1,
+    )
 
 
 class _Bench:

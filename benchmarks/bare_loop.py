@@ -1,0 +1,410 @@
+"""Training steps in plain PyTorch on the hollow device: the truth that `benchmarks.instrument` holds gcprof to.
+
+Reads a request a line and answers each with a line of JSON. The process imports torch and the models' libraries, and a
+fork of it runs each request, so that every row has a fresh allocator. Of gcprof it uses what opens the device, and the
+modules of the built-in models; batches, losses, blocks, checkpoints, precision, optimizer and step are written here, as
+docs/strategies.md and docs/how-it-works.md say them.
+
+The protocol: model and batch are made on the device, batch and model are cast, one step settles gradients and optimizer
+state, and the next one is read. No values are computed there, so that `all()` is taken as true, as for whole sequences.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+from profiler.rehearsal import device as hollow
+
+if __name__ == "__main__":  # before torch is imported
+    hollow.load()
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.nn import functional as F
+from torch.utils import checkpoint as checkpoints
+
+warnings.simplefilter("ignore")
+GOOGLENET = "conv1 maxpool1 conv2 conv3 maxpool2 inception3a inception3b maxpool3 inception4a inception4b"
+BLOCKS = {  # by model: modules, and containers (with a slash) whose children are the blocks, plain Sequentials opened
+    "mlp": "/",
+    "dense-chain": "/",
+    "transformer": "blocks/",
+    "mnist-cnn": "trunk/",
+    "cifar-resnet": "stages/",
+    "llama": "model.layers/",
+    "unusual_modules": "blocks/",
+    "layouts": "convolution",
+    "alexnet": "features/",
+    "convnext_tiny": "features/",
+    "densenet121": "features/",
+    "torchvision:efficientnet_b0": "features/",
+    "efficientnet_v2_s": "features/",
+    "googlenet": f"{GOOGLENET} inception4c inception4d inception4e maxpool4 inception5a inception5b",
+    "inception_v3": "Conv2d_1a_3x3 Conv2d_2a_3x3 Conv2d_2b_3x3 maxpool1 Conv2d_3b_1x1 Conv2d_4a_3x3 maxpool2 Mixed_5b"
+    " Mixed_5c Mixed_5d Mixed_6a Mixed_6b Mixed_6c Mixed_6d Mixed_6e Mixed_7a Mixed_7b Mixed_7c",
+    "maxvit_t": "blocks/",
+    "mnasnet0_5": "layers/",
+    "mobilenet_v": "features/",
+    "resne": "layer1/ layer2/ layer3/ layer4/",
+    "shufflenet": "stage2/ stage3/ stage4/",
+    "squeezenet": "features/",
+    "torchvision:swin_t": "features/",
+    "vgg11": "features/",
+    "vit_b_16": "encoder.layers/",
+    "convnext_nano": "stages/",
+    "timm:efficientnet_b0": "blocks/",
+    "mobilenetv3_small": "blocks/",
+    "vit_tiny": "blocks/",
+    "swin_tiny": "layers/",
+    "deit_tiny": "blocks/",
+    "mixer": "blocks/",
+    "regnety_002": "stem s1 s2 s3 s4",
+    "ghostnet": "blocks/",
+    "hf:bert": "bert.encoder.layer/",
+    "hf:distilbert": "distilbert.transformer.layer/",
+    "hf:roberta": "roberta.encoder.layer/",
+    "hf:gpt2": "transformer.h/",
+    "hf:opt": "model.decoder.layers/",
+    "hf:llama": "model.layers/",
+    "hf:mistral": "model.layers/",
+    "hf:qwen2": "model.layers/",
+    "hf:t5": "encoder.block/ decoder.block/",
+    "hf:bart": "model.encoder.layers/ model.decoder.layers/",
+    "hf:vit": "vit.layers/",
+    "hf:whisper": "model.encoder.layers/ model.decoder.layers/",
+}
+AUXILIARY = {"googlenet": 0.3, "inception_v3": 0.4}  # of each auxiliary loss, as they were trained
+HEADS = {
+    **dict.fromkeys(("bert", "distilbert", "roberta"), "AutoModelForMaskedLM"),
+    **dict.fromkeys(("t5", "bart"), "AutoModelForSeq2SeqLM"),
+    "vit": "AutoModelForImageClassification",
+    "whisper": "AutoModelForSpeechSeq2Seq",
+}  # all others are causal
+KEPT = {  # operators whose results a selective checkpoint keeps
+    "matmul": ("mm", "addmm", "bmm", "baddbmm"),
+    "conv": ("convolution",),
+    "attention": ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+}
+
+
+def main() -> None:
+    importlib.import_module("torch._dynamo")  # which optimizers and checkpoints import: once here, not in each fork
+    for line in sys.stdin:
+        row = json.loads(line)
+        for name in _libraries(row["model"]):
+            importlib.import_module(name)
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            _answer(row)
+        os.waitpid(child, 0)
+
+
+def _answer(row: dict[str, Any]) -> None:
+    try:
+        hollow.choose(f"rehearse:{row['device']}")
+        text = json.dumps(run(row))
+    except Exception as error:  # noqa: BLE001  a model may raise anything
+        text = json.dumps({"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+    os.write(1, text.encode() + b"\n")
+    os._exit(0)  # autograd's threads are not waited for
+
+
+def run(row: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most."""
+    torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
+    if masks := sys.modules.get("transformers.masking_utils"):
+        masks.fast_all = _passing(masks.fast_all)  # type: ignore[attr-defined]  # the same test, as a sum
+    with torch.device("cuda"):
+        module, batch, loss = built(row["model"], row["batch_size"])
+    if row["precision"] == "bf16":
+        as_made, batch = batch, [_cast(tensor) for tensor in batch]
+        module = module.to(torch.bfloat16)
+        del as_made  # as long as the model is cast
+    module.train()
+    blocks = _blocks(module, row["model"])
+    around = _applied(module, blocks, row["strategy"], row["sizes"], row.get("segments"))
+    optimizer = {
+        "sgd": partial(torch.optim.SGD, lr=0.01),
+        "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        "adamw": partial(torch.optim.AdamW, lr=0.001),
+    }[row["optimizer"]](module.parameters())
+    cast = torch.autocast("cuda", torch.bfloat16) if row["precision"] == "amp-bf16" else nullcontext()
+
+    def forward() -> torch.Tensor:
+        with cast:
+            value: torch.Tensor = loss(lambda *given, **named: _called(module, around, given, named), batch)
+        return value
+
+    saved = [0]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        before = torch.cuda.memory_allocated()
+        value = forward()
+        saved[0] = torch.cuda.memory_allocated() - before
+        value.backward()
+        optimizer.step()
+
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "saved_bytes": saved[0],
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "num_blocks": len(blocks),
+    }
+
+
+def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a `Tensor.all` that is true of a CUDA tensor, and takes what it takes."""
+
+    def passed(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        out = every(tensor, *arguments, **named)
+        return out if arguments or named or not tensor.is_cuda else torch.ones((), dtype=torch.bool, device="cpu")
+
+    return passed
+
+
+def _cast(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def _called(module: nn.Module, around: AbstractContextManager[Any], given: Any, named: Any) -> Any:
+    with around:
+        return module(*given, **named)
+
+
+def built(model: str, batch_size: int) -> tuple[nn.Module, list[torch.Tensor], Callable[..., torch.Tensor]]:
+    """Return the module, its batch, and its loss, a function of the module's call and the batch."""
+    name, options = _parsed(model)
+    library, _, rest = name.partition(":")
+    if library == "torchvision":
+        from torchvision import models
+
+        more = {"init_weights": False} if rest in AUXILIARY else {}
+        module = models.get_model(rest, weights=None, num_classes=1000, **more)
+        return _images(module, batch_size, 299 if rest == "inception_v3" else 224, AUXILIARY.get(rest, 0.0))
+    if library == "timm":
+        import timm
+
+        return _images(timm.create_model(rest, pretrained=False, num_classes=1000), batch_size, 224, 0.0)
+    if library in ("hf", "llama"):
+        return _transformers(rest or library, options, batch_size, is_built_in=library == "llama")
+    if ".py" in name:
+        module, batch, *given = importlib.import_module(_file(name)).make(**options, batch_size=batch_size)
+        if not given:
+            return module, list(batch), lambda call, batch: call(*batch)
+        return module, list(batch), lambda call, batch: given[0](call(batch[0]), batch[1])
+    return _built_in(name, options, batch_size)
+
+
+def _parsed(model: str) -> tuple[str, dict[str, str]]:
+    *words, last = model.split(":")
+    if "=" not in last:
+        return model, {}
+    return ":".join(words), dict(word.split("=") for word in last.split(","))  # type: ignore[misc]
+
+
+def _images(module: nn.Module, batch_size: int, pixels: int, auxiliary: float) -> Any:
+    images, labels = torch.randn(batch_size, 3, pixels, pixels), torch.randint(1000, (batch_size,))
+
+    def loss(call: Any, batch: list[torch.Tensor]) -> torch.Tensor:
+        output = call(batch[0])
+        main, *others = (output,) if isinstance(output, torch.Tensor) else output
+        value = F.cross_entropy(main, batch[1])
+        for logits in others:
+            value = value + auxiliary * F.cross_entropy(logits, batch[1])
+        return value
+
+    return module, [images, labels], loss
+
+
+def _transformers(family: str, options: dict[str, str], batch_size: int, *, is_built_in: bool) -> Any:
+    import transformers
+
+    if is_built_in:  # `llama`: docs/models of gcprof, size=tiny
+        config: Any = transformers.LlamaConfig(
+            vocab_size=256, hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False,
+        )  # fmt: skip
+    else:
+        config = transformers.CONFIG_MAPPING[family](**{key: int(value) for key, value in options.items()})
+    config.use_cache = False
+    for name in ("pad", "bos", "eos", "decoder_start"):  # within a vocabulary that was made smaller
+        token = getattr(config, f"{name}_token_id", None)
+        if isinstance(token, int) and token >= getattr(config, "vocab_size", token + 1):
+            setattr(config, f"{name}_token_id", config.vocab_size - 1)
+    if family == "t5":
+        config.decoder_start_token_id = config.pad_token_id
+    head = getattr(transformers, HEADS.get(family, "AutoModelForCausalLM"))
+    module = head.from_config(config)
+    if family == "vit":
+        named = {"pixel_values": torch.randn(batch_size, 3, 224, 224), "labels": torch.randint(2, (batch_size,))}
+    elif family == "whisper":
+        features = torch.randn(batch_size, config.num_mel_bins, 2 * config.max_source_positions)
+        named = {"input_features": features, "labels": torch.randint(5, 900, (batch_size, 64))}
+    else:
+        plain = torch.tensor(range(5, config.vocab_size - 1))  # tokens that are not special
+        tokens = plain[torch.randint(len(plain), (batch_size, 256 if is_built_in else 64))]
+        named = {"input_ids": tokens, "labels": tokens.clone()}
+    names = list(named)
+    return module, list(named.values()), lambda call, batch: call(**dict(zip(names, batch, strict=True))).loss
+
+
+def _built_in(name: str, options: dict[str, str], batch_size: int) -> Any:
+    from profiler.training.models import cifar_resnet, dense_chain, mnist_cnn, transformer
+
+    number = {key: int(value) for key, value in options.items() if value.isdigit()}
+    if name == "mlp":
+        sizes = [10, *[number["width"]] * (number["depth"] - 1), 5]
+        layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        module: nn.Module = nn.Sequential(*layers[:-1])
+        batch = [torch.randn(batch_size, 10), torch.randint(5, (batch_size,))]
+    elif name == "dense-chain":
+        sizes = [8, *map(int, options["widths"].split("+"))]
+        module = nn.Sequential(*(dense_chain.Dense(*pair) for pair in pairwise(sizes)))
+        return module, [torch.randn(batch_size, 8)], lambda call, batch: call(batch[0]).sum()
+    elif name == "transformer":
+        module = transformer.Transformer(number["layers"], number["width"], 4, 128, 512, 0.1)
+        tokens = torch.randint(512, (batch_size, 129))
+        batch = [tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()]
+        return module, batch, lambda call, batch: F.cross_entropy(call(batch[0]).flatten(0, 1), batch[1].flatten())
+    elif name == "mnist-cnn":
+        batch = [torch.rand(batch_size, 1, 28, 28), torch.randint(10, (batch_size,))]
+        module = mnist_cnn.MnistCnn(number["channels"], number["layers"])
+    else:
+        module = cifar_resnet.CifarResNet(3, 10)
+        batch = [torch.randn(batch_size, 3, 32, 32), torch.randint(10, (batch_size,))]
+    return module, batch, lambda call, batch: F.cross_entropy(call(batch[0]), batch[1])
+
+
+def _blocks(module: nn.Module, model: str) -> list[nn.Module]:
+    words = next(words for name, words in BLOCKS.items() if name in model)
+    found: list[nn.Module] = []
+    for word in words.split():
+        part = module.get_submodule(word.removesuffix("/"))
+        found += _opened(part) if word.endswith("/") else [part]
+    return found
+
+
+def _opened(container: nn.Module) -> Iterator[nn.Module]:
+    for child in container.children():
+        if type(child) is nn.Sequential:
+            yield from _opened(child)
+        else:
+            yield child
+
+
+def _applied(
+    module: Any,
+    blocks: list[nn.Module],
+    strategy: str,
+    sizes: Sequence[int] | None,
+    given: Sequence[list[int]] | None,
+) -> AbstractContextManager[Any]:
+    """Apply the strategy, or checkpoint the given segments; return what is to be around every call of the module."""
+    name, options = _parsed(strategy)
+    number, every = len(blocks), range(len(blocks))
+    if name == "offload":
+        return save_on_cpu(pin_memory=True)
+    if name != "own" and hasattr(module, "is_checkpointed"):
+        module.is_checkpointed = False
+    if name == "hf":
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+    under = partial(checkpoints.checkpoint, use_reentrant=False)
+    if name == "selective":
+        operators = [getattr(torch.ops.aten, word).default for word in KEPT[options["save"]]]
+        under = partial(under, context_fn=partial(checkpoints.create_selective_checkpoint_contexts, operators))
+    segments: dict[str, Callable[[], list[Any]]] = {
+        "all": lambda: [[index] for index in every],
+        "selective": lambda: [[index] for index in every],
+        "every": lambda: [[index] for index in every[int(options["k"]) - 1 :: int(options["k"])]],
+        "first": lambda: [[index] for index in every[: int(options["n"])]],
+        "segments": lambda: _consecutive(sizes or _equal(number, int(options["k"]))),
+        "sqrt": lambda: _consecutive(_equal(number, max(1, round(sqrt(number))))),
+        "recursive": lambda: [item for item in _halves(list(every)) if isinstance(item, list)],
+        "from-start": lambda: [_nested(number - 1)] if number > 1 else [],
+    }
+    for segment in given or segments.get(name, list)():
+        _checkpoint(blocks, segment, under)
+    return nullcontext()
+
+
+def _equal(number: int, count: int) -> list[int]:
+    """The sizes of the segments that are checkpointed: all but the last, which takes the remainder."""
+    return [number // count] * (count - 1)
+
+
+def _consecutive(sizes: Sequence[int]) -> list[list[int]]:
+    return [list(range(sum(sizes[:place]), sum(sizes[: place + 1]))) for place in range(len(sizes))]
+
+
+def _halves(indices: list[int]) -> list[Any]:
+    """The first half as a segment of its own halves, and then the second half's."""
+    middle = len(indices) // 2
+    return [_halves(indices[:middle]), *_halves(indices[middle:])] if middle else indices
+
+
+def _nested(number: int) -> list[Any]:
+    """Each block after all blocks before it, which are a segment."""
+    return [_nested(number - 1), number - 1] if number > 1 else [0]
+
+
+def _checkpoint(blocks: list[nn.Module], segment: list[Any], under: Callable[..., Any]) -> None:
+    """Compute the segment where its first block is called; its other blocks return what they are given."""
+    forwards = [block.forward for block in blocks]
+
+    def compute(items: list[Any], value: Any, *more: Any, **named: Any) -> Any:
+        for item in items:
+            run = partial(under, partial(compute, item)) if isinstance(item, list) else forwards[item]
+            value = run(value, *more, **named)
+        return value
+
+    first, *others = _flat(segment)
+    for index in _begins(segment):  # a recompute needs what an in-place ReLU at its start was given
+        if getattr(blocks[index], "inplace", False):
+            blocks[index].inplace = False  # type: ignore[assignment]
+    blocks[first].forward = partial(under, partial(compute, segment))  # type: ignore[method-assign]
+    for index in others:
+        blocks[index].forward = lambda value, *more, **named: value  # type: ignore[method-assign]
+
+
+def _flat(segment: list[Any]) -> list[int]:
+    return [index for item in segment for index in (_flat(item) if isinstance(item, list) else [item])]
+
+
+def _begins(segment: list[Any]) -> set[int]:
+    """The blocks that begin a checkpoint."""
+    inner = [_begins(item) for item in segment if isinstance(item, list)]
+    return {_flat(segment)[0]}.union(*inner)
+
+
+def _libraries(model: str) -> list[str]:
+    library, _, name = model.partition(":")
+    if library in ("torchvision", "timm"):
+        return [library]
+    if library in ("hf", "llama"):
+        family = name.partition(":")[0] or library
+        return [f"transformers.models.{family}.modeling_{family}"]
+    return [_file(model) if ".py" in model else "profiler.training.models.cifar_resnet"]
+
+
+def _file(model: str) -> str:
+    return model.partition(".py")[0].replace("/", ".")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""What gcprof says of a step's bytes, held to plain PyTorch on the hollow device: `just bench-instrument`.
+
+Each row is a step that gcprof rehearses, and the same step in a bare loop (`benchmarks.bare_loop`), whose checkpoints
+are written by hand with torch.utils.checkpoint, in a process of its own. Peak, saved and reserved bytes are equal to
+the byte, or the row's difference has a named cause; the run fails where one has none. Beside it stands how far the
+estimate (fake tensors, as where there is no hollow device) is off. Writes its part of docs/accuracy.md with -o.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from benchmarks.instrument_rows import LEFT_OUT, MODELS, STRATEGIES, Row, not_covered, rows
+from profiler import __version__
+from profiler.core import catalogue
+from profiler.core.case import FAKE, Case, Choice, Trial
+from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.record import Record
+from profiler.engines.local import Local
+from profiler.training import models, optimizers, strategies
+
+READINGS = ("peak_bytes", "saved_bytes", "reserved_bytes")
+MOST_ROWS, MOST_MINUTES = 700, 60.0
+CAUSES: dict[str, str] = {}  # by what stands in a row's words: why it differs
+HEAD = """# Accuracy
+
+What gcprof says of a step's memory, held to PyTorch itself. Where the hollow device can be opened (Linux on x86-64, a
+CUDA build of torch), a GPU that is asked for by name is rehearsed: PyTorch's own CUDA code and allocator run there, on
+memory without arithmetic. Elsewhere the bytes are an estimate, from fake tensors.
+"""
+SECTION = "## Rehearsed steps, against bare loops\n"
+TEXT = """
+{count} rows: every pair of values of these factors meets in one of them: {num_models} models, fp32, bf16 and amp-bf16,
+{num_strategies} strategies, h100, a100-40, t4 and rtx-4090. A bare loop in a process of its own makes the same model
+and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads the allocator's statistics
+of its second step. `exact` counts rows in which peak, saved and reserved bytes are all equal to the byte; `refused`
+those whose strategy does not fit the model, which gcprof says with the reason; the worst differences are beside it. The
+last columns have the error of the estimate's peak, its median and its worst. cuDNN's workspaces are 0 in all of them.
+Made by `python -m benchmarks.instrument` with gcprof {version} and torch {torch}, in {minutes:.0f} minutes.
+
+"""
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A row with what gcprof, the bare loop and the estimate say: bytes by reading, or why there are none."""
+
+    row: Row
+    rehearsed: dict[str, int] = {}
+    truth: dict[str, int] = {}
+    estimate: dict[str, int] = {}
+    refused: str | None = None  # by gcprof
+    failed: str | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all readings are equal to the byte."""
+        return bool(self.truth) and all(self.rehearsed[name] == self.truth[name] for name in READINGS)
+
+    @property
+    def cause(self) -> str | None:
+        """Why a differing row is known to differ."""
+        return next((cause for words, cause in CAUSES.items() if all(w in str(self.row) for w in words.split())), None)
+
+    def error(self, name: str, *, of: str = "rehearsed") -> float:
+        """The difference from the truth as a fraction of it; of saved bytes, as a fraction of the peak if larger."""
+        said, truth = getattr(self, of)[name], self.truth[name]
+        return (said - truth) / max(truth, self.truth["peak_bytes"] // 1000)
+
+
+class BareLoop:
+    """The process that runs bare loops, a fork for each row."""
+
+    def __enter__(self) -> BareLoop:
+        command = [sys.executable, "-m", "benchmarks.bare_loop"]
+        quiet = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | quiet
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+    def run(
+        self, row: Row, sizes: Sequence[int] | None, *, segments: Sequence[Sequence[int]] | None = None
+    ) -> dict[str, Any]:
+        """Return the bytes of the row's step; or the error that it raised, as `error`.
+
+        `sizes` are those of the row's segments, if they are not of equal numbers; `segments` replace its strategy.
+        """
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(
+            msgspec.json.encode({**msgspec.to_builtins(row), "sizes": sizes, "segments": segments}) + b"\n"
+        )
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or b'{"error": "the process died"}')
+        return answer
+
+
+def main() -> int:
+    asked = _words()
+    everything = rows()
+    assert len(everything) <= MOST_ROWS, len(everything)
+    assert not not_covered(everything), not_covered(everything)[:3]
+    chosen = [row for row in everything if _is_chosen(row, asked.only)]
+    random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
+    chosen = chosen[: asked.rows]
+    began, judged = time.monotonic(), _read(asked.records, chosen)
+    with BareLoop() as bare, engine(rehearses=True) as rehearsing, engine(rehearses=False) as estimating:
+        for row in [row for row in chosen if row not in {one.row for one in judged}]:
+            if time.monotonic() > began + 60 * asked.within:
+                break
+            judged.append(judge(row, bare, rehearsing, None if asked.no_estimate else estimating))
+            print(line(judged[-1]), flush=True)
+            if asked.records:
+                with asked.records.open("ab") as file:
+                    file.write(msgspec.json.encode(judged[-1]) + b"\n")
+    minutes = (time.monotonic() - began) / 60
+    judged.sort(key=lambda one: everything.index(one.row))
+    text = _summary(judged) + _by("model", judged, lambda row: row.model) + _by("strategy", judged, _family)
+    text += _differing(judged)
+    print(f"\n{len(judged)} of {len(chosen)} rows in {minutes:.1f} minutes\n{text}")
+    if asked.output:
+        version = subprocess.run(
+            [sys.executable, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
+        )
+        told = TEXT.format(
+            count=len(judged), num_models=sum(map(len, MODELS.values())), num_strategies=len(STRATEGIES),
+            version=__version__, torch=version.stdout.strip(), minutes=minutes,
+        )  # fmt: skip
+        write_section(asked.output, SECTION, told + text)
+    return int(any(one.failed or not (one.refused or one.is_exact or one.cause) for one in judged))
+
+
+def _read(records: Path | None, chosen: Sequence[Row]) -> list[Judged]:
+    """What an earlier run has judged of these rows."""
+    lines = records.read_bytes().splitlines() if records and records.exists() else []
+    return [one for one in map(msgspec.json.Decoder(Judged).decode, lines) if one.row in chosen]
+
+
+def engine(*, rehearses: bool) -> Local:
+    """An engine that rehearses steps, or one that estimates them."""
+    return Local(stage_seconds=600.0, rehearses=rehearses, measures=rehearses)
+
+
+def judge(row: Row, bare: BareLoop, rehearsing: Local, estimating: Local | None) -> Judged:
+    """Rehearse the row, run its bare loop where it is not refused, and estimate it meanwhile."""
+    with ThreadPoolExecutor() as pool:
+        guess = pool.submit(record, estimating, row, FAKE) if estimating else None
+        rehearsed = record(rehearsing, row, REHEARSE)
+        truth = bare.run(row, _sizes(rehearsed)) if rehearsed.outcome != "skipped" else {}
+        estimated = guess.result() if guess else None
+    if rehearsed.outcome == "skipped":
+        return Judged(row=row, refused=rehearsed.detail)
+    error = truth.get("error")
+    if rehearsed.outcome != "ok" and error and error.partition(": ")[2][:40] in (rehearsed.detail or ""):
+        return Judged(row=row, refused=f"plain PyTorch fails too: {rehearsed.detail}")
+    failed = rehearsed.detail if rehearsed.outcome != "ok" else error
+    if failed is None and rehearsed.built and rehearsed.built.num_blocks != truth.pop("num_blocks"):
+        failed = f"the bare loop has other blocks than gcprof's {rehearsed.built.num_blocks}"
+    if failed is not None:
+        return Judged(row=row, failed=f"{rehearsed.outcome}: {failed}")
+    is_estimated = estimated is not None and estimated.outcome == "ok"
+    return Judged(row=row, rehearsed=_bytes(rehearsed), truth=truth, estimate=_bytes(estimated) if is_estimated else {})
+
+
+def record(engine: Local, row: Row, evidence: str) -> Record:
+    """What gcprof says of the row's step."""
+    case = Case(
+        model=catalogue.resolve(Choice(row.model), models.TABLE),
+        strategy=catalogue.resolve(Choice(row.strategy), strategies.TABLE),
+        optimizer=catalogue.resolve(Choice(row.optimizer), optimizers.TABLE),
+        batch_size=row.batch_size,
+        precision=row.precision,
+        device=evidence + row.device,
+        verify="off",
+    )
+    (found,) = engine.run([Trial(case=case)])
+    return found
+
+
+def _bytes(found: Record | None) -> dict[str, int]:
+    assert found is not None
+    return {name: getattr(found.readings, name) or 0 for name in READINGS}
+
+
+def _sizes(found: Record) -> list[int] | None:
+    """The sizes of checkpointed segments where gcprof cuts by bytes, so that the loop cuts alike; else None."""
+    if "balanced" not in str(found.case.strategy) or not found.built or not found.built.split:
+        return None
+    words = [word.partition("x") for word in found.built.split.split("+")[:-1]]
+    return [size for count, x, last in words for size in ([int(last)] * int(count) if x else [int(count)])]
+
+
+def write_section(document: Path, section: str, text: str) -> None:
+    """Write the section that begins with this heading anew, or at the document's end; others stay."""
+    before, _, rest = (document.read_text(encoding="utf-8") if document.exists() else HEAD).partition(section)
+    _, mark, after = rest.partition("\n## ")
+    document.write_text(f"{before.rstrip()}\n\n{section}{text.rstrip()}\n{mark}{after}", encoding="utf-8")
+
+
+def _words() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4")
+    parser.add_argument("--rows", type=int, help="so many, spread over all")
+    parser.add_argument("--records", type=Path, help="a file of what is judged, to go on from")
+    parser.add_argument("--within", type=float, default=MOST_MINUTES, help="minutes: no row is begun later")
+    parser.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
+    parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
+    return parser.parse_args()
+
+
+def _is_chosen(row: Row, words: Iterable[str]) -> bool:
+    pairs = (word.partition("=") for word in words)
+    return all(value in str(getattr(row, name)) for name, _, value in pairs)
+
+
+def _family(row: Row) -> str:
+    return row.family
+
+
+def line(one: Judged) -> str:
+    """A judged row in words."""
+    if one.failed or one.refused:
+        return f"{'!' if one.failed else ' '} {one.failed or f'refused: {one.refused}'}  {one.row}"
+    told = "exact" if one.is_exact else " ".join(f"{name[:5]} {one.error(name):+.3%}" for name in READINGS)
+    guess = f"{one.error('peak_bytes', of='estimate'):+8.2%}" if one.estimate else "       -"
+    return f"{' ' if one.is_exact else '*'} {told}  estimate {guess}  {one.row}"
+
+
+def _summary(judged: Sequence[Judged]) -> str:
+    held = [one for one in judged if one.truth]
+    guesses = [abs(one.error("peak_bytes", of="estimate")) for one in held if one.estimate]
+    text = (
+        f"Of {len(judged)} rows {sum(one.is_exact for one in held)} are exact, "
+        f"{sum(not one.is_exact for one in held)} differ, {sum(bool(one.refused) for one in judged)} are refused and "
+        f"{sum(bool(one.failed) for one in judged)} failed."
+    )
+    if guesses:
+        text += (
+            f" The estimate's peak is off by {median(guesses):.2%} in the median and by {max(guesses):.1%} at worst"
+            f" ({len(guesses)} rows)."
+        )
+    left_out = "".join(f"\n- `{name}` is left out: {why}." for name, why in LEFT_OUT.items())
+    return f"{text}\n{left_out}\n\n"
+
+
+def _by(factor: str, judged: Sequence[Judged], key: Callable[[Row], str]) -> str:
+    text = f"| {factor} | rows | refused | exact | peak, worst | saved | reserved | estimate, median | worst |\n"
+    text += "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+    for value in dict.fromkeys(key(one.row) for one in judged):
+        own = [one for one in judged if key(one.row) == value]
+        held = [one for one in own if one.truth]
+        worst = [max((one.error(name) for one in held), key=abs, default=0.0) for name in READINGS]
+        guesses = [one.error("peak_bytes", of="estimate") for one in held if one.estimate]
+        cells = [f"{error:+.3%}" if error else "0" for error in worst]
+        cells += [f"{median(map(abs, guesses)):.2%}", f"{max(guesses, key=abs):+.2%}"] if guesses else ["-", "-"]
+        counts = f"{len(own)} | {sum(bool(one.refused) for one in own)} | {sum(one.is_exact for one in held)}"
+        name = value if len(value) < 60 else ":".join(value.split(":")[:2])
+        text += f"| `{name}` | {counts} | {' | '.join(cells)} |\n"
+    return text + "\n"
+
+
+def _differing(judged: Sequence[Judged]) -> str:
+    """The rows that differ, the farthest first, with their cause; and those that failed."""
+    far = [one for one in judged if one.truth and not one.is_exact]
+    far.sort(key=lambda one: -max(abs(one.error(name)) for name in READINGS))
+    text = "| differing row | peak | saved | reserved | cause |\n|---|--:|--:|--:|---|\n" if far else ""
+    for one in far:
+        row = one.row
+        name = row.model if len(row.model) < 60 else ":".join(row.model.split(":")[:2])
+        cells = " | ".join(f"{one.error(reading):+.3%}" for reading in READINGS)
+        words = f"`{name}`, {row.device}, {row.precision}, {row.optimizer}, `{row.strategy}`"
+        text += f"| {words} | {cells} | {one.cause or 'not found'} |\n"
+    return text + "".join(f"\n- `{one.row}`: {one.failed}" for one in judged if one.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
