@@ -318,10 +318,10 @@ def _applied(
     """Apply the strategy, or checkpoint the given segments; return what is to be around every call of the module."""
     name, options = _parsed(strategy)
     number, every = len(blocks), range(len(blocks))
-    if name == "offload":
-        return save_on_cpu(pin_memory=True)
     if name != "own" and hasattr(module, "is_checkpointed"):
         module.is_checkpointed = False
+    if name == "offload":
+        return save_on_cpu(pin_memory=True)
     if name == "hf":
         module.gradient_checkpointing_enable({"use_reentrant": False})
     under = partial(checkpoints.checkpoint, use_reentrant=False)
