@@ -123,7 +123,7 @@ def _answer(row: dict[str, Any]) -> None:
 
 def run(row: dict[str, Any]) -> dict[str, int]:
     """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most."""
-    torch.Tensor.all = _passing(torch.Tensor.all)  # type: ignore[method-assign]
+    torch.Tensor.all = _passing(torch.Tensor.all)
     if masks := sys.modules.get("transformers.masking_utils"):
         masks.fast_all = _passing(masks.fast_all)  # type: ignore[attr-defined]  # the same test, as a sum
     with torch.device("cuda"):
@@ -215,7 +215,7 @@ def _parsed(model: str) -> tuple[str, dict[str, str]]:
     *words, last = model.split(":")
     if "=" not in last:
         return model, {}
-    return ":".join(words), dict(word.split("=") for word in last.split(","))  # type: ignore[misc]
+    return ":".join(words), dict(word.split("=") for word in last.split(","))
 
 
 def _images(module: nn.Module, batch_size: int, pixels: int, auxiliary: float) -> Any:
@@ -318,10 +318,10 @@ def _applied(
     """Apply the strategy, or checkpoint the given segments; return what is to be around every call of the module."""
     name, options = _parsed(strategy)
     number, every = len(blocks), range(len(blocks))
-    if name == "offload":
-        return save_on_cpu(pin_memory=True)
     if name != "own" and hasattr(module, "is_checkpointed"):
         module.is_checkpointed = False
+    if name == "offload":
+        return save_on_cpu(pin_memory=True)
     if name == "hf":
         module.gradient_checkpointing_enable({"use_reentrant": False})
     under = partial(checkpoints.checkpoint, use_reentrant=False)
@@ -376,10 +376,10 @@ def _checkpoint(blocks: list[nn.Module], segment: list[Any], under: Callable[...
     first, *others = _flat(segment)
     for index in _begins(segment):  # a recompute needs what an in-place ReLU at its start was given
         if getattr(blocks[index], "inplace", False):
-            blocks[index].inplace = False  # type: ignore[assignment]
-    blocks[first].forward = partial(under, partial(compute, segment))  # type: ignore[method-assign]
+            blocks[index].inplace = False
+    blocks[first].forward = partial(under, partial(compute, segment))
     for index in others:
-        blocks[index].forward = lambda value, *more, **named: value  # type: ignore[method-assign]
+        blocks[index].forward = lambda value, *more, **named: value
 
 
 def _flat(segment: list[Any]) -> list[int]:

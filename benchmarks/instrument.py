@@ -43,13 +43,14 @@ memory without arithmetic. Elsewhere the bytes are an estimate, from fake tensor
 """
 SECTION = "## Rehearsed steps, against bare loops\n"
 TEXT = """
-{count} rows: every pair of values of these factors meets in one of them: {num_models} models, fp32, bf16 and amp-bf16,
-{num_strategies} strategies, h100, a100-40, t4 and rtx-4090. A bare loop in a process of its own makes the same model
-and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads the allocator's statistics
-of its second step. `exact` counts rows in which peak, saved and reserved bytes are all equal to the byte; `refused`
-those whose strategy does not fit the model, which gcprof says with the reason; the worst differences are beside it. The
-last columns have the error of the estimate's peak, its median and its worst. cuDNN's workspaces are 0 in all of them.
-Made by `python -m benchmarks.instrument` with gcprof {version} and torch {torch}, in {minutes:.0f} minutes.
+{count} of the {whole} rows in which every pair of values of these factors meets: {num_models} models; fp32, bf16 and
+amp-bf16; {num_strategies} strategies; h100, a100-40, t4 and rtx-4090. A bare loop in a process of its own makes the
+same model and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads the
+allocator's statistics of its second step. `exact` counts rows in which peak, saved and reserved bytes are all equal to
+the byte; `refused` those whose strategy does not fit the model, which gcprof says with the reason; the worst
+differences are beside it. The last columns have the error of the estimate's peak, its median and its worst. cuDNN's
+workspaces are 0 in all of them.
+Made by `python -m benchmarks.instrument` with gcprof {version} and torch {torch}.
 
 """
 
@@ -131,18 +132,18 @@ def main() -> int:
             if asked.records:
                 with asked.records.open("ab") as file:
                     file.write(msgspec.json.encode(judged[-1]) + b"\n")
-    minutes = (time.monotonic() - began) / 60
     judged.sort(key=lambda one: everything.index(one.row))
     text = _summary(judged) + _by("model", judged, lambda row: row.model) + _by("strategy", judged, _family)
     text += _differing(judged)
-    print(f"\n{len(judged)} of {len(chosen)} rows in {minutes:.1f} minutes\n{text}")
+    print(f"\n{len(judged)} of {len(chosen)} rows in {(time.monotonic() - began) / 60:.1f} minutes\n{text}")
     if asked.output:
         version = subprocess.run(
             [sys.executable, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
         )
         told = TEXT.format(
-            count=len(judged), num_models=sum(map(len, MODELS.values())), num_strategies=len(STRATEGIES),
-            version=__version__, torch=version.stdout.strip(), minutes=minutes,
+            count=len(judged), whole=len(everything), num_models=sum(map(len, MODELS.values())),
+            num_strategies=len(STRATEGIES),
+            version=__version__, torch=version.stdout.strip(),
         )  # fmt: skip
         write_section(asked.output, SECTION, told + text)
     return int(any(one.failed or not (one.refused or one.is_exact or one.cause) for one in judged))

@@ -157,7 +157,8 @@ def _told(judged: list[tuple[str, str, Any]]) -> tuple[str, int]:
         f"{len(held) - len(wrong)} are within {NEAR:.1%} in peak and saved bytes ({sum(one.is_exact for one in held)} "
         f"of them exact), {refused} refused, {len(wrong)} beyond it, {len(failed)} failed. The estimate's peak is off "
         f"by {median(map(abs, guesses)):.2%} in the median and by {max(guesses, key=abs):+.1%} at worst; by more than "
-        f"{NEAR:.1%} in {sum(abs(guess) > NEAR for guess in guesses)}:\nMade by `python -m benchmarks.layouts`.\n\n"
+        f"{NEAR:.1%} in {sum(abs(guess) > NEAR for guess in guesses)}, which are listed.\n"
+        "Made by `python -m benchmarks.layouts`.\n\n"
         "| operator | layout | rehearsed, peak | saved | estimate, peak | saved |\n|---|---|--:|--:|--:|--:|\n"
     )
     for op, layout, one in judged:

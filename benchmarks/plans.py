@@ -192,7 +192,7 @@ def _told(proved: list[Proved]) -> str:
     brute = [one for one in held if one.slower is not None]
     num_models = len({one.row.model for one in proved})
     text = (
-        f"\n`gcprof plan MODEL --budget 70% --device h100` for {num_models} models, each in fp32 and amp-bf16: "
+        f"\n`gcprof plan MODEL --budget 70% --device h100` for {num_models} models in fp32 and amp-bf16: "
         f"{sum(one.is_within for one in held)} of {len(held)} plans have a rehearsed peak within the budget; for "
         f"{len(proved) - len(held)} no plan fits. On small models all plans of whole blocks, one level deep, were run "
         f"in a bare loop: {sum((one.slower or 0) <= SLOWER for one in brute)} of {len(brute)} plans are "
