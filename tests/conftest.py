@@ -120,8 +120,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every `gcprof run` of this process goes to the one fork server of all tests."""
-    monkeypatch.setattr(local, "Server", lambda visible, rehearses=False, **others: Lent(engine._servers[rehearses]))
+    """Every command of this process goes to the one fork server of all tests, or to the one of those that rehearse."""
+
+    own = local.Server
+
+    def lent(visible: str | None, rehearses: bool = False, **others: Any) -> Lent:
+        if rehearses not in engine._servers:
+            engine._servers[rehearses] = own(visible, rehearses=rehearses, **others)
+        return Lent(engine._servers[rehearses])
+
+    monkeypatch.setattr(local, "Server", lent)
 
 
 @pytest.fixture

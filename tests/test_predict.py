@@ -56,11 +56,11 @@ def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
 
     none, every = json.loads(capsys.readouterr().out)["records"]
     assert code == 0
-    assert none["case"]["device"] == "fake:v100-16"
-    assert none["environment"]["device_name"] == gpu_specs.find("v100").name
+    assert none["case"]["device"] == "rehearse:v100-16"
+    assert none["environment"]["device_name"] == f"Hollow {gpu_specs.find('v100').name}"
     assert every["readings"]["step_seconds"][0] > none["readings"]["step_seconds"][0] > 0
     assert every["readings"]["reserved_bytes"] >= every["readings"]["peak_bytes"]
-    assert {"GCP015", "GCP016"} <= {note["code"] for note in none["notes"]}
+    assert {"GCP016", "GCP039"} <= {note["code"] for note in none["notes"]}
 
 
 @pytest.mark.slow

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, evidence
-from profiler.core.units import GIB, MIB
+from profiler.core.units import GIB, MIB, bytes_text
 from profiler.request.device_choice import choose_device, environment, to_rehearse
 from profiler.runs import store
 from profiler.workflows.command_text import refuse_cases
@@ -101,13 +102,15 @@ def test_the_rehearsal_and_the_prediction_stand_beside_each_other_to_the_byte(bo
         assert rehearsed.readings.static_bytes == predicted.readings.static_bytes
 
 
-def test_a_rehearsal_has_neither_times_nor_gradients(both):
+def test_a_rehearsal_has_no_gradients_and_the_times_that_a_trace_estimates(both):
     done, stored, _ = both
     head = next(line for line in done.stdout.splitlines() if line.startswith("strategy"))
 
-    assert stored["rehearse:h100", "none"].readings.step_seconds is None
-    assert stored["rehearse:h100", "none"].equality is None
-    assert "step" not in head
+    for strategy in ("none", "all"):
+        rehearsed, traced = stored["rehearse:h100", strategy], stored["fake:h100", strategy]
+        assert rehearsed.equality is None
+        assert rehearsed.readings.step_seconds == pytest.approx(traced.readings.step_seconds, rel=1e-3)
+        assert "times are estimated" in next(note.text for note in rehearsed.notes if note.code == "GCP016")
     assert "gradients" not in head
     assert "rehearsed, not measured" in done.stdout
 
@@ -119,7 +122,8 @@ def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hol
     assert done.returncode == 0, done.stderr
 
     for (_, strategy), record in records(here / "seen").items():
-        assert record.readings == stored["rehearse:h100", strategy].readings
+        estimated = {f"{phase}_seconds": None for phase in ("forward", "backward", "optimizer", "step")}
+        assert record.readings == msgspec.structs.replace(stored["rehearse:h100", strategy].readings, **estimated)
 
 
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
@@ -131,6 +135,11 @@ def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, t
     assert record.outcome == "out_of_memory"
     assert record.detail.startswith("CUDA out of memory. Tried to allocate")
     assert "total capacity of 128.00 MiB" in record.detail
+    whole = gcprof("rehearse", "mlp:width=4096", "--device", "t4", "--strategies", "none", "-o", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    readings = store.load(tmp_path / "whole").records[0].readings
+    needed = f"its peak would be {bytes_text(readings.peak_bytes)}, and {bytes_text(readings.reserved_bytes)} reserved"
+    assert record.detail.endswith(needed)
     assert record.environment.device_bytes == 128 * MIB
     assert "out of memory (rehearsed)" in done.stdout
 

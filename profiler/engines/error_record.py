@@ -16,7 +16,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import Exited, Invalid, Unsupported, UserError
 from profiler.core.record import IN_BUILD, Environment, Note, Outcome, Record, Shortage
 from profiler.core.secret_filter import hide
-from profiler.core.units import GIB, KIB, MIB, bytes_text
+from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
@@ -53,7 +53,6 @@ KEPT_RESULT = (
 )
 MACHINERY = re.compile(r"/torch/(_|utils/(flop_counter|_))")  # its dispatch, below an operator that the user calls
 UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-NEEDED = "with memory enough: "  # what a note on an error begins with
 SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
 
 
@@ -76,12 +75,6 @@ def error_record(trial: Trial, error: Exception) -> Record:
     return msgspec.structs.replace(without_readings(trial, "failed", error_detail(error)), notes=read)
 
 
-def needed(record: Record) -> str:
-    """Return what a step that ran out of memory takes where there is enough, for a note of its error."""
-    peak, reserved = record.readings.peak_bytes or 0, record.readings.reserved_bytes or 0
-    return f"{NEEDED}its peak would be {bytes_text(peak)}, and {bytes_text(reserved)} reserved"
-
-
 def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
     """Return a record of the trial with an outcome and no readings."""
     software = versions()
@@ -92,8 +85,7 @@ def without_readings(trial: Trial, outcome: Outcome, detail: str) -> Record:
 def _out_of_memory(trial: Trial, error: Exception, missing: Shortage) -> Record:
     detail = _first_line(error).partition(" Including non-PyTorch")[0]  # what comes then fills half a screen
     where = f"{IN_BUILD}: " if IN_BUILD in _added(error) else ""
-    need = next((f"; {text.removeprefix(NEEDED)}" for text in _added(error) if text.startswith(NEEDED)), "")
-    record = without_readings(trial, "out_of_memory", where + detail + need)
+    record = without_readings(trial, "out_of_memory", where + detail)
     own = tuple(Note(code="GCP047", text=hide(text)) for text in _added(error) if text.startswith(HAS_OWN))
     described = _with_device(trial, record.environment)
     return msgspec.structs.replace(record, shortage=missing, environment=described, notes=own)

@@ -6,18 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from traceback import clear_frames
 
 import msgspec
-import torch
 
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Note, Record
 from profiler.core.trace_data import Followed
 from profiler.engines import tracing
 from profiler.engines.device_survey import survey as survey
-from profiler.engines.error_record import error_record, needed, without_readings
+from profiler.engines.error_record import error_record, without_readings
 from profiler.engines.replies import answer, attempt, tell, tell_record
 from profiler.measuring.interleaved_timing import measure_together
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
@@ -111,14 +108,7 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     late_compiler.install()
     told = _open(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
-    try:
-        record = with_estimates(measure(trial, on_pass=on_pass, group=group), trial)
-    except torch.OutOfMemoryError as error:
-        clear_frames(error.__traceback__)  # which hold tensors
-        rehearsed_device.enlarge()
-        with suppress(Exception):  # it may fail in another way; then what it needs stays unknown
-            error.add_note(needed(measure(trial, on_pass=lambda stage: None, group=group)))
-        raise
+    record = with_estimates(measure(trial, on_pass=on_pass, group=group), trial)
     if told:
         record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP018", text="; ".join(told))))
     said = rehearsed_device.convolutions()

@@ -14,7 +14,7 @@ from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.gpu_specs import Rates
-from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu, of_device
+from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
 from profiler.core.units import bytes_text
 from profiler.rehearsal.smoke import proven_libraries
 
@@ -136,11 +136,6 @@ def convolutions() -> str:
         planned, off = "0", UNPLANNED_OFF
     below, above = (f"{error:+.1%}".replace("%", " %") for error in off)
     return f"workspaces of convolutions are {planned}: peaks of real GPUs were missed by {below} to {above}"
-
-
-def enlarge() -> None:
-    """Give the devices of this process more memory than any step takes."""
-    ctypes.CDLL(None).hollow_resize(ctypes.c_size_t(MOST_BYTES))
 
 
 def choose_devices(devices: RehearsedGpu) -> None:

@@ -56,8 +56,6 @@ API size_t hollow_used_bytes(int device) { /* of one of all devices, visible or 
     return 0;
 }
 
-API void hollow_resize(size_t bytes) { capacity = bytes; } /* the memory of each device, from now on */
-
 static void in_child(void) { forked = count >= 0; }
 
 static size_t bytes_set(const char *variable, size_t otherwise) {
