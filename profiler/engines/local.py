@@ -18,7 +18,7 @@ from profiler.core.rehearsed_gpu import of_device, resolve
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
-from profiler.engines import DEVICES, TRACING, WORKER, task_pool
+from profiler.engines import DEVICES, REHEARSED, TRACING, WORKER, task_pool
 from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import grouped, in_waves
@@ -141,10 +141,11 @@ class Local:
 
         Raises UserError (exit code 3), which begins with `failing`, if the process ends without an answer.
         """
-        with self._child(entry, text, entry.rpartition(":")[2], rehearses=self._rehearses) as child:
+        rehearses = self._rehearses or entry in REHEARSED
+        with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
             child.on_stage = self.at_work
             ended = child.wait(self._stage_seconds)
-        self._drop_dead_server(ended, rehearses=self._rehearses)
+        self._drop_dead_server(ended, rehearses=rehearses)
         answer = next((message for message in child.messages if "stage" not in message), None)
         if answer is None:
             why = ended.describe().replace("start took", "it took")

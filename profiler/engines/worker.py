@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from profiler.core.case import Trial, decode, encode
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.record import Note, Record
 from profiler.core.trace_data import Followed
 from profiler.engines import tracing
@@ -92,6 +92,20 @@ def stage(request: str, channel: int) -> None:
         tell(channel, {"stage": f"timing {step.partition(',')[0]}", "step": step})
 
     answer(channel, "chain", lambda: stages(trial, on_step=on_step))
+
+
+def stage_rehearsed(request: str, channel: int) -> None:
+    """Do as `stage` for a rehearsed case, on the hollow device of its GPU."""
+    _open(decode(request, Trial).case.device)
+    stage(request, channel)
+
+
+def choices_rehearsed(request: str, channel: int) -> None:
+    """Send the bytes with the blocks of the rehearsed case in `request`, and with other blocks."""
+    case: Case = decode(request, Case)
+    _open(case.device)
+    late_compiler.install()
+    answer(channel, "choices", lambda: device_trace.choices(case))
 
 
 def _open(device: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.trace_data import (
     WORKSPACES,
     Allocation,
+    BlockChoices,
     Call,
     Followed,
     Operator,
@@ -34,6 +35,7 @@ from profiler.predicting.device_tracer import DeviceTracer, addresses, snapshot
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter
+from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload, drop_gradients, loss_of, uncollected
 
 WORKING = {  # operators, without their namespace, that use a workspace of a library's choice; so do convolutions
@@ -43,12 +45,17 @@ WORKING = {  # operators, without their namespace, that use a workspace of a lib
 Held = dict[int, tuple[str, str]]  # by the address of a storage: its category, and the module that it belongs to
 
 
+class ReadsValues(Unsupported):
+    """Raised if a step fails after its forward has read values."""
+
+
 class DeviceStep(NamedTuple):
     """A model after a traced step, the trace, and the most bytes that the allocator had reserved in it."""
 
     built: Assembled
     trace: Trace
     reserved_bytes: int
+    value_reads: str = ""  # which values a forward reads, in words: a hollow device has none
 
 
 def trace_case(
@@ -62,17 +69,18 @@ def trace_case(
 ) -> DeviceStep:
     """Return the case's model on its device, and the trace of its second step, whose peak is that of a plain step.
 
-    `with_saves` records what autograd saves and what modules take and return, from which stages are cut and other
-    traces composed; the case must then be one without checkpointing. `with_lines` finds the line of Python that asked
-    for each block. `in_calls` and `build` are those of `assemble`. Raises Unsupported for several ranks, and, with
-    saves, if the model packs them by hooks of its own; and whatever the model raises.
+    `with_saves` records what autograd saves, from which stages are cut and other traces composed; the case must then be
+    one without checkpointing. `with_lines` finds the line of Python that asked for each block. `in_calls` and `build`
+    are those of `assemble`. Raises Unsupported for several ranks, and with saves if the model packs them by hooks of
+    its own; ReadsValues if the first step reads values and fails; and whatever the model raises.
     """
     if case.ranks:
         raise Unsupported("what ranks hold for each other has no category yet in a rehearsed step: leave the ranks out")
     seen: Seen = {}
+    reads = ValueReads()
     make = partial(assemble, case, data_directory=data_directory, build=build, in_calls=in_calls)
     with _remembering_lines() if with_lines else nullcontext():
-        built, optimizer, step = _settled(make, seen)
+        built, optimizer, step = _settled(make, seen, reads)
         workload = built.workload
         tracer = DeviceTracer(
             workload.module,
@@ -89,10 +97,10 @@ def trace_case(
     if max(live(trace)) != peak_bytes:  # a third step may find the allocator's free blocks elsewhere than a second
         del built, workload, optimizer, step
         open_device(case.device).release()
-        built, _, step = _settled(make, seen)
+        built, _, step = _settled(make, seen, ValueReads())
         peak_bytes = _plain_peak(step)
     assert max(live(trace)) == peak_bytes, f"the traced peak {max(live(trace))} is the plain step's, {peak_bytes}"
-    return DeviceStep(built, trace, tracer.reserved_bytes)
+    return DeviceStep(built, trace, tracer.reserved_bytes, str(reads))
 
 
 def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
@@ -124,17 +132,39 @@ def _followed(step: DeviceStep, bench: Bench, *, with_choices: bool) -> Followed
         split=built.applied.split,
         has_own_optimizer=workload.optimizer is not None,
         remarks=tuple(note.text for note in (*built.applied.notes, *bench.all_notes())),
-        choices=block_choices(step.trace, workload.module, workload.blocks) if with_choices else None,
+        choices=_choices(step) if with_choices else None,
     )
 
 
-def _settled(make: Callable[[], Assembled], seen: Seen) -> tuple[Assembled, torch.optim.Optimizer, Step]:
-    """Return a fresh model after the steps that allocate what stays: gradients and optimizer state."""
+def choices(case: Case) -> BlockChoices:
+    """Return floors and peaks of a case's blocks and of the model's other choices. Raises as `trace_case` does."""
+    return _choices(trace_case(case.baseline, with_saves=True))
+
+
+def _choices(step: DeviceStep) -> BlockChoices:
+    return block_choices(step.trace, step.built.workload.module, step.built.workload.blocks)
+
+
+def _settled(
+    make: Callable[[], Assembled], seen: Seen, reads: ValueReads
+) -> tuple[Assembled, torch.optim.Optimizer, Step]:
+    """Return a fresh model after the steps that allocate what stays: gradients and optimizer state.
+
+    Raises ReadsValues if the first step fails after its forward has read values.
+    """
     with remembering(seen):
         built = make()
     drop_gradients(built.workload)  # of leaves that the factory does not make anew
     optimizer, step = built.trainer()
-    for _ in range(built.workload.settling):
+    with ExitStack() as watching:
+        forwards = {"forward": lambda: watching.enter_context(reads), "backward": watching.close}
+        try:
+            step(lambda phase: forwards.get(phase, lambda: None)())
+        except RuntimeError as error:
+            if not reads.places:
+                raise
+            raise ReadsValues(f"{ZEROS}: {reads}") from error
+    for _ in range(built.workload.settling - 1):
         step(lambda phase: None)
     return built, optimizer, step
 

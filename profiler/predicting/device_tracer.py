@@ -214,7 +214,7 @@ class DeviceTracer(TorchDispatchMode):
             name = self._name_of(module)
             self._stack.append(name or self._stack[-1])
             self._blocks += [module] if isinstance(module, CalledBlock) else []
-            is_noted = self._with_saves and self._phase == "forward" and name is not None
+            is_noted = self._phase == "forward" and name is not None
             given = addresses((args, kwargs)) if is_noted else []
             before, first = len(self.ran), len(self.saved)
             try:

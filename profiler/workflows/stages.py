@@ -153,7 +153,11 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
     """Return words for better blocks, whose lower bound is below so many bytes; None if there are none, or no trace."""
     failing = f"the blocks of '{case.model}' ended without a result"
     try:
-        answer = engine.ask(f"{TRACING}:choices", encode(case.baseline.foreseen).decode(), failing=failing)
+        case = case.baseline
+        entry, case = (
+            (f"{WORKER}:choices_rehearsed", case) if case.is_rehearsed else (f"{TRACING}:choices", case.foreseen)
+        )
+        answer = engine.ask(entry, encode(case).decode(), failing=failing)
         choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
     except UserError:
         return None
@@ -188,15 +192,14 @@ def stages(
 ) -> Chain:
     """Return the chain of the case's model; without the pass `time`, its bytes alone. Raises UserError if it has none.
 
-    Nothing is timed either if the bytes show that no plan fits the budget. The chain of a rehearsed case is predicted,
-    since a rehearsal has no times.
+    Nothing is timed either if the bytes show that no plan fits the budget. Seconds of a rehearsed case are estimated.
     """
-    case = case.foreseen if case.is_rehearsed else case
     trial = Trial(
         case=case, calibration=calibration, passes=passes, budget=UNSET if budget is None else budget,
         limit_seconds=STAGE_SECONDS.get(),
     )  # fmt: skip
     failing = f"the stages of '{case.model}' ended without a result"
-    answer = engine.ask(f"{WORKER}:stage", encode(trial).decode(), failing=failing)
+    entry = f"{WORKER}:stage_rehearsed" if case.is_rehearsed else f"{WORKER}:stage"
+    answer = engine.ask(entry, encode(trial).decode(), failing=failing)
     chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
     return chain

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -20,6 +21,7 @@ from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
+from profiler.predicting import device_trace
 from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
@@ -30,6 +32,7 @@ from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.compiled_code import compiled_modules, is_left_alone
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
@@ -42,7 +45,8 @@ UNSAVABLE = "has been mutated", UNKNOWN
 def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
     """Return what each stage of the trial's model costs. The device must be present, or its rates known.
 
-    Bytes are those of a traced step, with operators' hidden bytes as measured if the trial has a calibration. A pinned
+    Bytes are those of a traced step: of a rehearsed case on its hollow device, unless its forward reads values or it is
+    compiled; else under fake tensors, with operators' hidden bytes as measured if the trial has a calibration. A pinned
     stage separates blocks that do not feed each other alone, so that no plan computes them together. Without the pass
     `time`, seconds are 0 and there are no save options; seconds are also 0 if no plan can fit the trial's budget.
     `build` replaces the catalogue's model, for predicted trials only. `on_step` is called with a text before each
@@ -51,28 +55,67 @@ def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str],
     """
     assert build is None or trial.case.is_predicted, "seconds are measured only for the catalogue's models"
     try:
-        return _stages(trial, build, on_step, in_calls=False)
-    except NotOnce:
-        return _stages(trial, build, on_step, in_calls=True)
+        try:
+            return _stages(trial, build, on_step, in_calls=False)
+        except NotOnce:
+            return _stages(trial, build, on_step, in_calls=True)
+    except _NotRehearsed:
+        return stages(msgspec.structs.replace(trial, case=trial.case.foreseen), on_step=on_step)
+
+
+class _NotRehearsed(Exception):
+    """Raised if a hollow device does not tell what the step takes, or what its operators compute."""
+
+
+class _Traced(NamedTuple):
+    """A step whose allocations are the allocator's blocks: what it gives is up to 1 MiB more than what is asked for."""
+
+    built: Assembled
+    trace: Trace
+    is_unfused: bool = False
+
+
+def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, in_calls: bool) -> _Traced:
+    if case.is_rehearsed:
+        open_device(case.device).release()
+        return _rehearsed(case, trial.data_directory, with_saves=with_saves, in_calls=in_calls)
+    built, trace, assumed = trace_case(
+        case.foreseen,
+        calibration=trial.calibration,
+        with_saves=with_saves,
+        with_calls=True,
+        build=build,
+        in_calls=in_calls,
+    )
+    return _Traced(built, allocated(trace)[0], assumed.is_unfused)
+
+
+def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_calls: bool) -> _Traced:
+    try:
+        step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=data_directory)
+    except device_trace.ReadsValues as error:
+        raise _NotRehearsed from error
+    if step.value_reads or compiled_modules(step.built.workload.module):
+        raise _NotRehearsed
+    return _Traced(step.built, step.trace)
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
-    case = trial.case.baseline
-    fake = case.foreseen
-    rates = _rates(trial)
-    built, trace, assumed = trace_case(
-        fake, calibration=trial.calibration, with_saves=True, build=build, in_calls=in_calls
-    )
-    refuse_none(built.workload.blocks)
-    _refuse_compiled_around(built.workload)
+    case, rates = trial.case.baseline, _rates(trial)
+    built, trace, is_unfused = _trace(trial, case, build, with_saves=True, in_calls=in_calls)
+    workload = built.workload
+    refuse_none(workload.blocks)
+    _refuse_compiled_around(workload)
     refuse_backward_in_forward(trace)
-    trace, _ = allocated(trace)  # blocks: what the allocator gives is up to 1 MiB more than what is asked for
-    linked = observe_case(fake, build, in_calls=in_calls).linked
-    stage_spans = spans(trace, built.workload.blocks, linked=linked)
-    offers = [] if assumed.is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
-    found = {save: _selective(trial, fake, save, build, in_calls=in_calls) for save in offers}
+    observed = observe(workload) if case.is_rehearsed else observe_case(case.foreseen, build, in_calls=in_calls)
+    stage_spans = spans(trace, workload.blocks, linked=observed.linked)
+    prints = fingerprint(workload.module, workload.blocks, workload.calls)
+    is_timed = rates is None and "time" in trial.passes
+    works = [_work(trace, span, workload) for span in stage_spans] if is_timed else []
+    del built, workload, observed  # a hollow device has one model at a time
+    offers = [] if is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
+    found = {save: _selective(trial, case, save, build, in_calls=in_calls) for save in offers}
     selective = {save: of for save, of in found.items() if of is not None}
-    prints = fingerprint(built.workload.module, built.workload.blocks, built.workload.calls)
     traced_peak_bytes = max(live(trace))
     blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
 
@@ -92,7 +135,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             static_bytes=static_bytes(trace, stage_spans),
             floor_bytes=floor_bytes(trace),
             traced_peak_bytes=traced_peak_bytes,
-            workspace_bytes=taken_workspace(trace, workspace_bytes(fake, trial.calibration)),
+            workspace_bytes=taken_workspace(trace, workspace_bytes(case.foreseen, trial.calibration)),
             stages=tuple(_apart(made, stage_spans)),
             doubts={
                 {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
@@ -105,7 +148,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
         budget_bytes = parse_budget(trial.budget, whole_bytes=candidates.whole_bytes(without_times))
         if candidates.largest_stage(without_times)[1] > budget_bytes:
             return without_times
-    return chain(_seconds(trial, built, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
+    return chain(_seconds(trial, works, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
 
 
 def _refuse_compiled_around(workload: Workload) -> None:
@@ -141,7 +184,7 @@ def _saves(trial: Trial, trace: Trace, stage_spans: Sequence[StageSpan]) -> list
 
 def _seconds(
     trial: Trial,
-    built: Assembled,
+    works: Sequence[StageWork],
     trace: Trace,
     stage_spans: Sequence[StageSpan],
     selective: dict[str, _Selective],
@@ -156,7 +199,6 @@ def _seconds(
         return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
         return [NOTHING for _ in stage_spans]
-    works = [_work(trace, span, built.workload) for span in stage_spans]
     plain_peak = max(live(trace))
     kept = dict.fromkeys((WHOLE, PLAIN, TOGETHER), plain_peak)
     peaks = {**kept, **{save: max(live(of)) for save, (of, _, _) in selective.items()}}
@@ -206,18 +248,15 @@ def _amount(operators: Sequence[Operator]) -> int:
 _Selective = tuple[Trace, dict[str, StageSpan], dict[str, StageBytes]]  # the last two by the name of the stage
 
 
-def _selective(trial: Trial, fake: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective | None:
+def _selective(trial: Trial, case: Case, save: str, build: Build | None, *, in_calls: bool) -> _Selective | None:
     """Trace a step with every block under a save option; None if PyTorch cannot save its results."""
-    case = msgspec.structs.replace(fake, strategy=Choice.of("selective", {"save": save}))
+    case = msgspec.structs.replace(case, strategy=Choice.of("selective", {"save": save}))
     try:
-        built, trace, _ = trace_case(
-            case, calibration=trial.calibration, with_calls=True, build=build, in_calls=in_calls
-        )
+        built, trace, _ = _trace(trial, case, build, with_saves=False, in_calls=in_calls)
     except RuntimeError as error:
         if any(words in str(error) for words in UNSAVABLE):
             return None
         raise
-    trace, _ = allocated(trace)
     stage_spans = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
     return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of
