@@ -162,7 +162,7 @@ def test_every_row_of_a_command_is_the_same_row_alone_and_one_that_dies_takes_no
     assert len(alone) == 6
     for record in rows:
         if "dies" in str(record.case.model):
-            assert record.outcome == "crashed"
+            assert record.outcome in ("crashed", "skipped")
         else:
             assert record.readings == alone.pop(record.case).readings
     assert not alone
