@@ -9,15 +9,15 @@ import pytest
 from profiler.__main__ import main as start_command
 from profiler.cli import INTERRUPTED
 from profiler.core import server_process
-from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_TRACE, start_early, take
+from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
 
 
 class Started:
     """Stands for a process that was started."""
 
-    def __init__(self, preload) -> None:
-        self.preload, self.is_dropped = preload, False
+    def __init__(self, preload, *, rehearses: bool = False) -> None:
+        self.preload, self.rehearses, self.is_dropped = preload, rehearses, False
 
     def drop(self) -> None:
         self.is_dropped = True
@@ -27,7 +27,7 @@ class Started:
 def started(monkeypatch) -> list[Started]:
     made: list[Started] = []
     monkeypatch.setattr(server_process, "_early", [])
-    monkeypatch.setattr(server_process, "start", lambda preload: made.append(Started(preload)) or made[-1])
+    monkeypatch.setattr(server_process, "start", lambda *given, **how: made.append(Started(*given, **how)) or made[-1])
     monkeypatch.delenv("GCPROF_HOLLOW", raising=False)
     return made
 
@@ -41,6 +41,15 @@ def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read
     assert take(PRELOAD_TO_TRACE) is early
     assert take(PRELOAD_TO_TRACE) is None  # it was taken
     assert not early.is_dropped
+
+
+@pytest.mark.parametrize("words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "--rehearse"]])
+def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, words):
+    start_early(words)
+
+    (early,) = started
+    assert early.rehearses
+    assert take(PRELOAD_TO_REHEARSE) is early
 
 
 def test_a_server_of_another_kind_is_dropped(started):
@@ -60,7 +69,8 @@ def test_a_server_of_another_kind_is_dropped(started):
         ["predict", "--help"],
         ["run", "--dry-run"],
         ["run", "--engine=slurm"],
-        ["run", "--device", "rehearse:t4"],
+        ["rehearse", "--device", "t4", "--", "python", "train.py"],
+        ["rehearse", "train.py", "--batch-size", "64"],
         ["plan", "--stages", "stages.json"],
     ],
 )

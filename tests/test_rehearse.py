@@ -46,6 +46,28 @@ def tried(batch_size: int = 8):
     return module, batch, loss
 """
 
+DIES = """
+import os
+import torch
+from torch import nn
+
+def make(batch_size: int = 8):
+    return nn.Linear(8, 8), torch.zeros(batch_size, 8), lambda output: os.abort()
+"""
+
+LEAN = """
+import sys
+import torch
+from torch import nn
+
+def loss(output):
+    assert not {"sympy", "torch._dynamo.convert_frame"} & sys.modules.keys()
+    return output.sum()
+
+def make(batch_size: int = 8):
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.zeros(batch_size, 8), loss
+"""
+
 ASKS = """
 import torch
 import torchvision
@@ -124,6 +146,38 @@ def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hol
     for (_, strategy), record in records(here / "seen").items():
         estimated = {f"{phase}_seconds": None for phase in ("forward", "backward", "optimizer", "step")}
         assert record.readings == msgspec.structs.replace(stored["rehearse:h100", strategy].readings, **estimated)
+
+
+@pytest.mark.nightly
+def test_every_row_of_a_command_is_the_same_row_alone_and_one_that_dies_takes_no_other_with_it(hollow, tmp_path):
+    (tmp_path / "dies.py").write_text(DIES)
+    words = ("rehearse", f"dies.py:make,{MODEL}", "--device", "t4,h100", "--strategies", "sqrt,all")
+    done = gcprof(*words, "-o", "mixed", cwd=tmp_path)
+    assert "crashed" in done.stdout, done.stderr
+    for gpu in ("t4", "h100"):
+        for strategy in ("sqrt", "all"):
+            words = ("rehearse", MODEL, "--device", gpu, "--strategies", strategy)
+            gcprof(*words, "-o", f"alone-{gpu}-{strategy}", cwd=tmp_path)
+
+    rows = store.load(tmp_path / "mixed").records
+    alone = {
+        record.case: record for folder in tmp_path.glob("alone-*") for record in store.load(folder).records
+    }  # a baseline is also there before the others, each time the same
+    assert len(alone) == 6
+    for record in rows:
+        if "dies" in str(record.case.model):
+            assert record.outcome in ("crashed", "skipped")
+        else:
+            assert record.readings == alone.pop(record.case).readings
+    assert not alone
+
+
+def test_a_row_imports_neither_the_compiler_nor_sympy(hollow, tmp_path):
+    (tmp_path / "lean.py").write_text(LEAN)
+
+    done = gcprof("rehearse", "lean.py:make", "--strategies", "none,all", "-o", "run", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):

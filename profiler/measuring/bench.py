@@ -60,6 +60,7 @@ class Bench:
         self.leftovers = Leftovers(self.device)
         self.misread_bytes = 0  # left by earlier passes and included in the measured peak
         self.num_steps = 0
+        self.unused: tuple[Assembled, list[int]] | None = None  # a model that was only built, and its counts of calls
         self.value_reads = ""  # which values a rehearsed step reads that it does not have, in words
         self.step_digests: StepDigests | None = None  # of the memory pass's steps; None if not watched
         self._build = build
@@ -82,10 +83,14 @@ class Bench:
         return tuple(name for name in self.trial.passes if name not in NEED_ARITHMETIC)
 
     def begin(self, name: str) -> None:
-        """Release what the last pass left, forget its compiled code, and begin the next pass."""
-        self.device.release()
-        forget()
-        self.leftovers.start()
+        """Release what the last pass left, forget its compiled code, and begin the next pass.
+
+        A pass that goes on with the model of the build has nothing to release yet.
+        """
+        if self.unused is None:
+            self.device.release()
+            forget()
+            self.leftovers.start()
         self._on_pass(name)
         self._begun.append((name, time.monotonic()))
 

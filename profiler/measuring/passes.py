@@ -52,8 +52,8 @@ def _flops(bench: Bench) -> dict[str, Any]:
 
 def _counted(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
-    calls: list[int] = []
-    built = bench.build(calls=calls)
+    built, calls = bench.unused or _built(bench)
+    bench.unused = None
     reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
     by_blocks = SavedByBlocks(built.workload) if _has_found_blocks(built) else None
     unknown_masks.clear()
@@ -75,6 +75,11 @@ def _counted(bench: Bench) -> dict[str, Any]:
     _tell_recomputes(bench, recomputes, built.workload)
     _tell_kept(bench, kept, recomputes.functions)
     return readings
+
+
+def _built(bench: Bench) -> tuple[Assembled, list[int]]:
+    calls: list[int] = []
+    return bench.build(calls=calls), calls
 
 
 def _has_found_blocks(built: Assembled) -> bool:

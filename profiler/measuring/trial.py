@@ -38,8 +38,11 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     passes = bench.passes()
     before = switches()
     bench.begin("build")
-    assembled = bench.build()
+    calls: list[int] = []
+    assembled = bench.build(calls=calls)
     built, notes = assembled.describe(), assembled.applied.notes
+    if passes[:1] == ("flops",):
+        bench.unused = assembled, calls
     del assembled
     compares = "equality" in passes
     first = [name for name in passes if compares and name == "memory"]  # the equality pass can use digests of its steps

@@ -115,10 +115,8 @@ def _generators(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def is_generator(value: Any) -> bool:
     """Whether it is a generator with a state, of Python, torch or numpy."""
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
-    if "numpy" in sys.modules:
-        from numpy.random import Generator, RandomState  # noqa: PLC0415  only where the model has imported numpy
-
-        kinds = (*kinds, Generator, RandomState)
+    if numpy := sys.modules.get("numpy.random"):  # only where the model has imported it
+        kinds = (*kinds, numpy.Generator, numpy.RandomState)
     return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
 
 
