@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ from profiler.core.case import FAKE, Case, Choice, Trial, encode
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
+from profiler.rehearsal.device import PLANS
 from profiler.training import models, optimizers, strategies
 
 PEAK, SAVED, RESERVED = "peak_bytes", "saved_bytes", "reserved_bytes"
@@ -73,6 +75,7 @@ def main() -> int:
     until = time.monotonic() + asked.within * 60
     found: list[Compared] = []
     torch = None
+    os.environ[PLANS] = "hollow"  # predictions have no workspaces
     with Local(stage_seconds=600.0, rehearses=True) as real, Local(stage_seconds=600.0) as plain:
         for row in sorted(chosen, key=lambda one: DEVICES.index(one.device)):
             if time.monotonic() > until:
