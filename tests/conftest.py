@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         machines.choose(name)
     if asked := config.getoption("--hollow"):
         os.environ[hollow_device.ASKED] = asked
+        os.environ[hollow_device.PLANS] = "hollow"  # traces have no workspaces
     hollow_device.open_if_asked()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What every supported torch must show, under the one that is installed: `just torch-version` runs it for each."""
+"""What every supported torch must show, under the one that is installed: `just smoke` runs it, nightly for each."""
 
 from __future__ import annotations
 
@@ -60,18 +60,17 @@ def test_rehearsed_peaks_are_those_of_a_bare_loop(hollow, tmp_path, model, preci
 
     assert done.returncode == 0, done.stderr
     records = json.loads(done.stdout)["records"]
-    assert {record["case"]["strategy"]["name"]: record["readings"]["peak_bytes"] for record in records} == bare
+    assert {record["case"]["strategy"]: record["readings"]["peak_bytes"] for record in records} == bare
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("model", ["cifar-resnet", "transformer:layers=4,width=64"])
-def test_a_plan_holds_its_budget_where_it_is_rehearsed(hollow, tmp_path, model):
-    words = (model, "--budget", "80%", "--device", "h100")
+def test_a_plan_holds_its_budget_where_it_is_rehearsed(hollow, tmp_path):
+    words = ("transformer:layers=4,width=256",)
 
-    planned = gcprof("plan", *words, "-o", "plan.json", cwd=tmp_path)
+    planned = gcprof("plan", *words, "--budget", "80%", "--device", "h100", "-o", "plan.json", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     strategies = ("--strategies", "none,plan:file=plan.json")
-    done = gcprof("rehearse", model, *strategies, "--device", "h100", "--json", cwd=tmp_path)
+    done = gcprof("rehearse", *words, *strategies, "--device", "h100", "--json", cwd=tmp_path)
 
     whole, under = (record["readings"]["peak_bytes"] for record in json.loads(done.stdout)["records"])
     assert under <= 0.8 * whole
