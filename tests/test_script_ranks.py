@@ -44,9 +44,7 @@ def test_programs_of_ranks_run_to_their_end_to_the_byte(script, hollow, tmp_path
     here, kept = copied(tmp_path_factory.mktemp(script.name)), tmp_path_factory.mktemp("kept")
 
     watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
-    alone = control(
-        script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, messages=True, decided=script.decided
-    )
+    alone = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, messages=True, decided=script.decided)
 
     for run in (watched, alone):
         assert run.exit_code == 0, run.said
