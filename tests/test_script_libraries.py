@@ -84,4 +84,5 @@ def test_an_error_of_the_scripts_own_is_told_without_what_was_refused_before(hol
     done = rehearsed(("python", "loads.py", "fails"), cwd=tmp_path)
 
     (process,) = done.document["variants"][0]["processes"]
-    assert process["detail"] == "KeyError: 'lost'"
+    line = text[: text.index("KeyError")].count("\n") + 1
+    assert process["detail"] == f"KeyError: 'lost' (loads.py:{line})"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.killed import TAG, survivors
 from tests.program import PATIENCE_SECONDS
-from tests.scripts.runs import Script, control, environment, rehearsed
+from tests.scripts.runs import UNPACKED, Script, control, environment, rehearsed
 from tests.scripts.traps.traps import copied
 
 PROGRAMS = (
@@ -23,7 +23,8 @@ PROGRAMS = (
                                           "tensor_parallel.py"), num_gpus=4),
     Script(name="lightning_fsdp", words=("python", "lightning_fsdp.py"), num_gpus=2, needs=("lightning",)),
     Script(name="trainer_fsdp1", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29763",
-                                        "trainer_fsdp.py", "1"), num_gpus=2, needs=("transformers", "accelerate")),
+                                        "trainer_fsdp.py", "1"), num_gpus=2, needs=("transformers", "accelerate"),
+           decided=UNPACKED),
     Script(name="gathered", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29764", "gathered.py"),
            num_gpus=2, needs=("accelerate",)),
 )  # fmt: skip
@@ -43,7 +44,7 @@ def test_programs_of_ranks_run_to_their_end_to_the_byte(script, hollow, tmp_path
     here, kept = copied(tmp_path_factory.mktemp(script.name)), tmp_path_factory.mktemp("kept")
 
     watched = rehearsed(script.words, cwd=here, num_gpus=script.num_gpus)
-    alone = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, messages=True)
+    alone = control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, messages=True, decided=script.decided)
 
     for run in (watched, alone):
         assert run.exit_code == 0, run.said

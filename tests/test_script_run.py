@@ -266,6 +266,21 @@ def measured(strategy, *, seconds, equality):
     )  # fmt: skip
 
 
+def test_a_rank_that_missed_another_is_not_the_first_that_died():
+    """The other one's death may have been seen later."""
+    plain = measured("none", seconds=(), equality=None)
+    missed, killed = (
+        msgspec.structs.replace(plain.processes[0], rank=rank, outcome=outcome, detail=detail, died=died)
+        for rank, outcome, detail, died in (
+            (0, "failed", "RuntimeError: NCCL AllGather failed: another rank is missing (train.py:3)", 1.0),
+            (1, "crashed", "it ended without a word", 2.0),
+        )
+    )
+
+    assert msgspec.structs.replace(plain, processes=(missed, killed)).first_dead is killed
+    assert msgspec.structs.replace(plain, processes=(missed,)).first_dead is missed
+
+
 def test_a_sentence_says_the_peak_the_time_against_none_and_how_the_gradients_differ(capsys):
     none = measured("none", seconds=[[0.1] * 8] * 3, equality=Gradients(verdict="equal", num_gradients=4))
     differs = Gradients(

@@ -42,7 +42,7 @@ def test_a_strategy_takes_to_the_byte_what_checkpoints_written_by_hand_take(name
     done = rehearsed(script.words, "--strategies", strategy, cwd=folder, num_gpus=script.num_gpus)
     path.write_text(checkpointed.checkpointed(name, strategy, path.read_text()))
 
-    by_hand = control(script.words, cwd=folder, kept=kept, num_gpus=script.num_gpus)
+    by_hand = control(script.words, cwd=folder, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
 
     assert by_hand.exit_code == done.exit_code == 0, by_hand.said + done.said
     assert done.figures == by_hand.figures
@@ -86,7 +86,7 @@ def script(*, model=CHAIN, more="", wraps="", loss="model(x).sum()"):
 def test_a_model_that_is_called_twice_before_its_first_backward(folder, kept):
     loss = "(model(x) - model(y)).pow(2).sum()"
     (folder / "twice.py").write_text(script(loss=loss))
-    model = CHAIN.replace("nn.Sequential(*", "Each(*").replace("nn.Sequential(nn", "Each(nn")
+    model = CHAIN.replace("nn.Sequential(nn", "Each(nn")
     (folder / "hand.py").write_text(script(loss=loss, more=BY_HAND, model=model))
 
     done = rehearsed(("python", "twice.py"), "--strategies", "all", cwd=folder)

@@ -26,7 +26,7 @@ from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard, stacks
-from profiler.scripts.report import Process, read_process
+from profiler.scripts.report import MISSING, Process, read_process
 
 INJECT = Path(__file__).parent / "inject"
 POLL_SECONDS = 0.1
@@ -118,7 +118,11 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
 
 def _first_lost(lines: dict[Path, list[dict[str, Any]]], deaths: dict[Path, float]) -> str | None:
     """Return the rank that died first, if that was before it used a GPU, and nothing was raised in it."""
-    dead = [path for path, rows in lines.items() if path in deaths and not any(row["kind"] == "end" for row in rows)]
+    dead = [
+        path
+        for path, rows in lines.items()
+        if path in deaths and not any(row["kind"] == "end" or MISSING in row.get("text", "") for row in rows)
+    ]
     first = min(dead, key=lambda path: deaths[path], default=None)
     if first is None or any(row["kind"] in ("phase", "raised") for row in lines[first]):
         return None

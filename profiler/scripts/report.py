@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from profiler.scripts.launch import Ended
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
+MISSING = "another rank is missing"  # as rehearsal/hollow/nccl.c says it, in a rank that waited for one
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
 OURS = ("assumed size", "no progress")  # why the watch itself ended a script
@@ -93,8 +94,9 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
 
     @property
     def first_dead(self) -> Process | None:
-        """The process that died before any other."""
-        return min((process for process in self.processes if process.died), key=lambda one: one.died or 0, default=None)
+        """The process that died before any other; one that missed another has died after it, whenever that was seen."""
+        dead = [process for process in self.processes if process.died]
+        return min(dead, key=lambda one: (MISSING in (one.detail or ""), one.died or 0), default=None)
 
     @property
     def gpu(self) -> str | None:

@@ -53,7 +53,7 @@ LINEARS = [
         ("fc1", "x"), ("fc21", "h1"), ("fc22", "h1"), ("fc3", "z"), ("fc4", "F.relu(_checkpoint(self.fc3, z, use_reentrant=False))"),
     )
 ]  # fmt: skip
-RESNET = "criterion = nn.CrossEntropyLoss().cuda()"
+RESNET = "criterion = nn.CrossEntropyLoss().to(device)"
 
 
 def _loop(num: int) -> list[tuple[str, str]]:

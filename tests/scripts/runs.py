@@ -79,7 +79,7 @@ TABLE = {
         _script("spawn", num_gpus=2),
         Script(name="two_trainings", words=("sh", "two_trainings.sh"), num_processes=2),
         _script("compiled"),
-        _script("trainer", needs=("transformers", "accelerate")),
+        _script("trainer", needs=("transformers", "accelerate"), decided=UNPACKED),
         _script("trainer_lora", needs=("transformers", "accelerate", "peft"), decided=UNPACKED),
         _script("accelerate_loop", needs=("accelerate",)),
         _script("timm_like", needs=("timm",)),
