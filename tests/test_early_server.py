@@ -34,7 +34,7 @@ def started(monkeypatch) -> list[Started]:
 
 @pytest.mark.slow
 def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read(started):
-    start_early(["predict", "mlp"])
+    start_early(["predict", "mlp", "--device", "cpu"])
 
     (early,) = started
     assert early.preload == PRELOAD_TO_TRACE
@@ -43,7 +43,7 @@ def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read
     assert not early.is_dropped
 
 
-@pytest.mark.parametrize("words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "--rehearse"]])
+@pytest.mark.parametrize("words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "mlp"]])
 def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, words):
     start_early(words)
 

@@ -25,10 +25,11 @@ PRELOAD_TO_TRACE = (
     _DEVICES,
 )
 EARLY = {  # what a command will most likely need, and what takes more than a second to import
-    **dict.fromkeys(("predict", "explain", "timeline", "blocks"), PRELOAD_TO_TRACE),
+    **dict.fromkeys(("rehearse", "predict", "explain", "timeline"), PRELOAD_TO_REHEARSE),
+    "blocks": PRELOAD_TO_TRACE,
     **dict.fromkeys(("run", "plan", "stages"), PRELOAD),
-    "rehearse": PRELOAD_TO_REHEARSE,
 }
+ESTIMATED = ("fake:", "cpu", "--routing", "--fit", "--calibrate")  # words with which nothing is rehearsed begin so
 NOT_EARLY = ("-h", "--help", "--dry-run", "--engine", "--shard", "--stages", "--from")  # may need no local server
 ASKED = "GCPROF_HOLLOW"  # asks for a hollow device, which must be built first
 BOOT = (
@@ -62,7 +63,10 @@ def start_early(words: Sequence[str]) -> None:
     is_other = any(word.partition("=")[0] in NOT_EARLY or _is_script(word) for word in words)
     if preload is None or is_other or ASKED in os.environ:
         return
-    rehearses = any("rehearse" in word for word in words)
+    is_estimated = any(word.removeprefix("--device=").startswith(ESTIMATED) for word in words)
+    rehearses = any("rehearse" in word for word in words) or (preload is PRELOAD_TO_REHEARSE and not is_estimated)
+    if is_estimated and preload is PRELOAD_TO_REHEARSE and not rehearses:
+        preload = PRELOAD_TO_TRACE
     with suppress(OSError):
         for number in range(3):
             os.fstat(number)  # raises if one is closed: the next file to be opened would get its number

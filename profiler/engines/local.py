@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from profiler.analysis import progress
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.core.rehearsed_gpu import of_device, resolve
+from profiler.core.rehearsed_gpu import MOST_BYTES, limited, of_device, resolve
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
@@ -190,6 +191,19 @@ class Local:
                 yield record
 
     def _alone(self, trial: Trial) -> Record:
+        """Run a trial in its own child; a rehearsed one that runs out of memory says what it takes where there is more."""
+        record = self._in_own_child(trial)
+        if not trial.case.is_rehearsed or record.outcome != "out_of_memory":
+            return record
+        context = of_device(trial.case.device).context_bytes
+        roomy = limited(trial.case.device, memory=MOST_BYTES, context=context)
+        whole = self._in_own_child(replace(trial, case=replace(trial.case, device=roomy))).readings
+        if whole.peak_bytes is None or whole.reserved_bytes is None:
+            return record
+        need = f"its peak would be {bytes_text(whole.peak_bytes)}, and {bytes_text(whole.reserved_bytes)} reserved"
+        return replace(record, detail=f"{(record.detail or '').rstrip('.')}; {need}")
+
+    def _in_own_child(self, trial: Trial) -> Record:
         self._await_memory()
         requested_at = time.monotonic()
         rehearses = trial.case.is_rehearsed
