@@ -25,6 +25,7 @@ from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.views.tables import max_batch
 from profiler.views.tables.progress import trial_line
+from profiler.workflows import instrument
 from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -61,6 +62,32 @@ def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
     assert every["readings"]["step_seconds"][0] > none["readings"]["step_seconds"][0] > 0
     assert every["readings"]["reserved_bytes"] >= every["readings"]["peak_bytes"]
     assert {"GCP016", "GCP039"} <= {note["code"] for note in none["notes"]}
+
+
+def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(instrument, "why_no_rehearsal", lambda device: None)
+    assert instrument.for_gpus("t4,h100", say=said.append) == "rehearse:t4,rehearse:h100"
+    assert instrument.for_gpus("cuda", say=said.append) == "rehearse:h100"
+    assert instrument.for_gpus("rehearse:t4:memory=8GiB", say=said.append) == "rehearse:t4:memory=8GiB"
+    for estimated in ("cpu", "fake:t4", "fake:cuda"):
+        assert instrument.for_gpus(estimated, say=said.append) == f"fake:{estimated.removeprefix('fake:')}"
+    assert instrument.for_gpus("t4", say=said.append, is_estimated=True) == "fake:t4"
+    assert said == []
+
+    monkeypatch.setattr(instrument, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
+    assert instrument.for_gpus("t4", say=said.append) == "fake:t4"
+    assert said == ["note: estimated, not rehearsed: the device lacks cudaNoSuchFunction"]
+
+
+@pytest.mark.slow
+def test_what_goes_to_the_host_has_no_estimated_time(here, capsys):
+    assert answer(["predict", SMALL, "--strategies", "offload", "--device", "t4", "--json", "-o", "run"]) == 0
+
+    none, offload = json.loads(capsys.readouterr().out)["records"]
+    assert none["readings"]["step_seconds"][0] > 0
+    assert offload["readings"]["step_seconds"] is None
+    assert offload["readings"]["peak_bytes"] < none["readings"]["peak_bytes"]
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ class Local:
                 yield record
 
     def _alone(self, trial: Trial) -> Record:
-        """Run a trial in its own child; a rehearsed one that runs out of memory says what it takes where there is more."""
+        """Run a trial in its own child; a rehearsed one that runs out of memory says what it takes with more of it."""
         record = self._in_own_child(trial)
         if not trial.case.is_rehearsed or record.outcome != "out_of_memory":
             return record

@@ -42,6 +42,7 @@ WORKING = {  # operators, without their namespace, that use a workspace of a lib
     *("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"),
     *("_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm"),
 }
+LOGGED = 4096  # bytes to the host that a step's own logs and metrics may take
 Held = dict[int, tuple[str, str]]  # by the address of a storage: its category, and the module that it belongs to
 
 
@@ -254,6 +255,7 @@ class _Step:
             operators=tuple(self._with_hidden(allocations)),
             marks=tuple(self._tracer.marks),
             device="cuda",
+            uses_host=self._tracer.num_to_host > LOGGED,
             saves=tuple(self._saves()),
             calls=tuple(
                 Call(one.module, one.before, one.last, one.saves, self._found(one.inputs, one.before), outputs)

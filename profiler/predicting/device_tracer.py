@@ -98,6 +98,7 @@ class DeviceTracer(TorchDispatchMode):
         self.before: tuple[Block, ...] = ()  # blocks in use when the step began
         self.events: list[dict[str, Any]] = []  # the allocator's history of the step
         self.reserved_bytes = 0
+        self.num_to_host = 0  # bytes that were copied to the host
         self.label = f"{next(_SERIAL)}."
         self._phase = "before"
         self._with_saves, self._drops = with_saves or drops, drops
@@ -129,6 +130,7 @@ class DeviceTracer(TorchDispatchMode):
         torch._C._cuda_setMemoryMetadata(f"{self.label}{number}")
         torch._C._cuda_resetPeakMemoryStats(self._device)
         out = _written(func, args, kwargs) if is_in_place(func, args) else func(*args, **kwargs)
+        self.num_to_host += _num_to_host(args, out)
         current, peak = self._count()
         torch._C._cuda_setMemoryMetadata(f"{self.label}{number}.")
         torch._C._cuda_resetPeakMemoryStats(self._device)
@@ -303,6 +305,13 @@ def _written(func: Any, args: Any, kwargs: Any) -> Any:
     """Write over the first argument, as autograd does where no dispatch mode is on."""
     in_place = getattr(torch.ops.aten, f"{func._overloadpacket.__name__}_")
     return getattr(in_place, func._overloadname)(*args, **kwargs).detach()
+
+
+def _num_to_host(args: Any, out: Any) -> int:
+    """Return the bytes that an operator copies from the device to the host."""
+    if not isinstance(out, torch.Tensor) or not out.is_cpu:
+        return 0
+    return _nbytes(out) if any(isinstance(one, torch.Tensor) and one.is_cuda for one in args) else 0
 
 
 def _nbytes(tree: Any) -> int:
