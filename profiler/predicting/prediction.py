@@ -82,6 +82,10 @@ def with_estimates(record: Record, trial: Trial) -> Record:
         step = device_trace.trace_case(case, data_directory=trial.data_directory)
     except Unsupported:
         return record
+    except Exception as error:  # noqa: BLE001  the step has run before: that one more fails decides nothing
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = f"not known, as a step that gcprof adds to find out fails: how long a step takes ({why})"
+        return msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP057", text=text)))
     if step.trace.uses_host or step.built.applied.changes_kernels or compiled_modules(step.built.workload.module):
         return record
     seconds = roofline.seconds(step.trace, rates, case.precision)
