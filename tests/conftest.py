@@ -23,6 +23,7 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.local import Local
+from profiler.engines.server import Server
 from profiler.rehearsal import device as hollow_device
 from profiler.training import models
 from tests import killed, machines, make
@@ -123,11 +124,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shared(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of this process goes to the one fork server of all tests, or to the one of those that rehearse."""
 
-    own = local.Server
-
     def lent(visible: str | None, rehearses: bool = False, **others: Any) -> Lent:
         if rehearses not in engine._servers:
-            engine._servers[rehearses] = own(visible, rehearses=rehearses, **others)
+            engine._servers[rehearses] = Server(visible, rehearses=rehearses, **others)
         return Lent(engine._servers[rehearses])
 
     monkeypatch.setattr(local, "Server", lent)
