@@ -18,7 +18,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
-from profiler.predicting import prediction
+from profiler.predicting import device_trace, prediction
 from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace import matmul_workspaces
@@ -88,7 +88,7 @@ def test_one_more_step_that_fails_costs_a_rehearsed_row_its_time_alone(monkeypat
     def failing(case, **words):
         raise RuntimeError("the second half is missing")
 
-    monkeypatch.setattr(prediction.device_trace, "trace_case", failing)
+    monkeypatch.setattr(device_trace, "trace_case", failing)
     estimated = prediction.with_estimates(record, Trial(case=case))
 
     assert (estimated.outcome, estimated.readings) == (record.outcome, record.readings)
