@@ -191,7 +191,7 @@ def test_explain_names_them_with_their_bytes(capsys):
 
 @pytest.mark.slow
 def test_blocks_names_them_in_the_words_of_explain(capsys):
-    assert answer(["explain", str(MODEL)]) == 0
+    assert answer(["explain", str(MODEL), "--device", "fake:cuda"]) == 0
     explained = " ".join(capsys.readouterr().out.split())
     assert answer(["blocks", str(MODEL)]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -77,7 +77,7 @@ def test_a_factory_that_computes_on_its_data_is_rehearsed_on_the_device(factory,
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "results").glob("*/manifest.json")
     (record,) = store.load(run.parent).records
-    assert [note.code for note in record.notes] == ["GCP039"]
+    assert [note.code for note in record.notes] == ["GCP039", "GCP016"]
     assert sizes(record) == sizes(predict(trial(factory, "fake:h100")))
 
 

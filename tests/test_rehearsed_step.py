@@ -88,7 +88,7 @@ def test_the_largest_holders_have_their_operator_and_the_users_line(own):
 def test_it_is_called_rehearsed(own):
     text, found = own
 
-    assert text.stdout.splitlines()[0] == "own.py:make, none, a batch of its own, sgd, fp32, rehearse:h100: rehearsed"
+    assert text.stdout.splitlines()[0] == "own.py:make, none, a batch of its own, sgd, fp32, h100: rehearsed"
     assert "predict" not in text.stdout + text.stderr
     assert found["evidence"] == "rehearsed"
 
@@ -183,7 +183,7 @@ def test_the_timeline_draws_rehearsed_steps(hollow, here):
     assert done.returncode == 0, done.stderr
     text = (here / "a.svg").read_text(encoding="utf-8")
     assert text.index("<!-- none -->") < text.index("<!-- all -->")
-    assert "rehearse:t4: rehearsed" in text
+    assert "t4: rehearsed" in text
     assert "gcprof explain mlp --strategies all --device rehearse:t4" in done.stderr
 
 
@@ -193,6 +193,6 @@ def test_a_rehearsed_run_is_explained_as_it_was_rehearsed(hollow, here):
 
     done = gcprof("explain", "run", cwd=here)
 
-    assert done.stdout.splitlines()[0].endswith("rehearse:h100: rehearsed")
+    assert done.stdout.splitlines()[0].endswith(", h100: rehearsed")
     assert "the rehearsal is +0.00 % off" in done.stderr
     assert "measured" not in done.stdout + done.stderr

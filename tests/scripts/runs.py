@@ -143,7 +143,7 @@ def control(
 ) -> Run:
     """Run a command on hollow GPUs without the watch; `kept` is an empty folder for what its processes took.
 
-    Without a device it runs on the GPU that is here; `messages` are carried between ranks, and `decided` is code that
+    Without a device it runs on the GPU that is here; convolutions have no workspaces; `messages` are carried between ranks, and `decided` is code that
     decides by hand what a library reads of the GPU.
     """
     size = f",bytes={num_bytes}" if num_bytes else ""
@@ -157,6 +157,7 @@ def control(
             kept,
             CONTROL=str(kept),
             GCPROF_HOLLOW=asked,
+            GCPROF_CUDNN="hollow",
             PYTHONPATH=os.pathsep.join(filter(None, places)),
             CONTROL_DECIDED=decided,
             **({"HOLLOW_MESSAGES": str(kept)} if messages else {}),
