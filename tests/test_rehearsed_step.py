@@ -195,4 +195,4 @@ def test_a_rehearsed_run_is_explained_as_it_was_rehearsed(hollow, here):
 
     assert done.stdout.splitlines()[0].endswith(", h100: rehearsed")
     assert "the rehearsal is +0.00 % off" in done.stderr
-    assert "measured" not in done.stdout + done.stderr
+    assert "measured: " not in done.stdout + done.stderr
