@@ -108,7 +108,9 @@ def main() -> None:
         child = os.fork()
         if not child:
             _answer(row)
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        if status:  # it has written no answer
+            os.write(1, json.dumps({"error": f"the process ended with status {status}"}).encode() + b"\n")
 
 
 def _answer(row: dict[str, Any]) -> None:

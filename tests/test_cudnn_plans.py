@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from profiler.runs import store
+from tests.program import gcprof
 from tests.scripts.runs import rehearsed
 
 WORKSPACES = """
@@ -62,3 +64,15 @@ def test_a_script_takes_them(hollow, tmp_path):
     planned = rehearsed(words, cwd=tmp_path, device="h100", cudnn="nvidia")
 
     assert planned.figures[0].peak_bytes - without.figures[0].peak_bytes > MEASURED[0]
+
+
+@pytest.mark.slow
+def test_where_cudnn_faults_without_a_device_it_is_not_asked_again(hollow, tmp_path):
+    """cuDNN 9.26 does for convolutions in 16 bits on compute capability 8.0; another version may plan them."""
+    words = ("rehearse", "cifar-resnet", "--strategies", "none", "--precision", "bf16", "--device", "a100-40")
+    done = gcprof(*words, "-o", "run", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    (record,) = store.load(tmp_path / "run").records
+    assert record.outcome == "ok"
+    assert record.readings.peak_bytes > record.readings.saved_bytes > 0

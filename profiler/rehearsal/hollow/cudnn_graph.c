@@ -8,6 +8,8 @@
  * ahead-of-time compilation" in its documentation): here those of the hollow device. No handle reaches it.
  */
 #include "hollow.h"
+#include <setjmp.h>
+#include <signal.h>
 #include <cudnn.h>
 #include <dlfcn.h>
 
@@ -92,9 +94,10 @@ static void open_real(void) {
     else if (getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: cuDNN does not take %s\n", text);
 }
 
+static volatile int has_faulted;
 static int is_real(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (workspace()) return 0; /* a process chooses it after it was forked of one that has opened the library */
+    if (has_faulted || workspace()) return 0; /* a process chooses it after it was forked of one that has opened the library */
     pthread_once(&once, open_real);
     return real.create != 0;
 }
@@ -120,9 +123,38 @@ API cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type
     return *out = calloc(1, 64), OK;
 }
 API cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t it) {
-    return is_real() ? real.destroy(it) : (free(it), OK);
+    if (is_real()) return real.destroy(it);
+    if (!has_faulted) free(it);
+    return OK;
 }
-API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t it) { return is_real() ? real.finalize(it) : OK; }
+/* Some engines' code (cuDNN 9.26, 16 bits and few channels on compute capability 8.0) reads what only a device has, and
+ * faults. It may hold locks then: NVIDIA's library is not asked again, and what it has made is never freed. */
+static __thread sigjmp_buf *escape;
+static struct sigaction others;
+static void on_fault(int number) {
+    if (escape) siglongjmp(*escape, 1);
+    sigaction(SIGSEGV, &others, 0); /* it faults again, and for others */
+}
+static void catch_faults(void) {
+    struct sigaction ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_handler = on_fault;
+    sigaction(SIGSEGV, &ours, &others);
+}
+static cudnnStatus_t finalize_real(cudnnBackendDescriptor_t it) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    sigjmp_buf here;
+    cudnnStatus_t status = OK;
+    pthread_once(&once, catch_faults);
+    if (!sigsetjmp(here, 1)) {
+        escape = &here;
+        status = real.finalize(it);
+    } else
+        has_faulted = 1;
+    escape = 0;
+    return status;
+}
+API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t it) { return is_real() ? finalize_real(it) : OK; }
 API cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
     return OK;
 }
