@@ -59,18 +59,24 @@ _early: list[ServerProcess] = []
 
 def start_early(words: Sequence[str]) -> None:
     """Start the server that a command will most likely need, before its arguments are parsed."""
-    preload = EARLY.get(words[0]) if words else None
-    is_other = any(word.partition("=")[0] in NOT_EARLY or _is_script(word) for word in words)
-    if preload is None or is_other or ASKED in os.environ:
+    preload = _preload(words)
+    if not preload or ASKED in os.environ:
         return
-    is_estimated = any(word.removeprefix("--device=").startswith(ESTIMATED) for word in words)
-    rehearses = any("rehearse" in word for word in words) or (preload is PRELOAD_TO_REHEARSE and not is_estimated)
-    if is_estimated and preload is PRELOAD_TO_REHEARSE and not rehearses:
-        preload = PRELOAD_TO_TRACE
     with suppress(OSError):
         for number in range(3):
             os.fstat(number)  # raises if one is closed: the next file to be opened would get its number
-        _early.append(start(PRELOAD_TO_REHEARSE, rehearses=True) if rehearses else start(preload))
+        _early.append(start(preload, rehearses=preload is PRELOAD_TO_REHEARSE))
+
+
+def _preload(words: Sequence[str]) -> Sequence[str]:
+    """Return what the command's server imports; nothing if it may need none."""
+    usual = EARLY.get(words[0], ()) if words else ()
+    if not usual or any(word.partition("=")[0] in NOT_EARLY or _is_script(word) for word in words):
+        return ()
+    if any("rehearse" in word for word in words):
+        return PRELOAD_TO_REHEARSE
+    is_estimated = any(word.removeprefix("--device=").startswith(ESTIMATED) for word in words)
+    return PRELOAD_TO_TRACE if usual is PRELOAD_TO_REHEARSE and is_estimated else usual
 
 
 def _is_script(word: str) -> bool:

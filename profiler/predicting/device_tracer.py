@@ -25,7 +25,7 @@ from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.in_place import is_in_place
-from profiler.training.checkpointing.call_routes import CalledBlock
+from profiler.training.checkpointing.call_routes import CalledBlock, running_name
 from profiler.training.workload import dense_parts, tensors, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
@@ -213,7 +213,7 @@ class DeviceTracer(TorchDispatchMode):
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
-            name = self._name_of(module)
+            name = running_name(module, self._names, self._blocks)
             self._stack.append(name or self._stack[-1])
             self._blocks += [module] if isinstance(module, CalledBlock) else []
             is_noted = self._phase == "forward" and name is not None
@@ -230,17 +230,6 @@ class DeviceTracer(TorchDispatchMode):
             return out
 
         return called
-
-    def _name_of(self, module: nn.Module) -> str | None:
-        """Return a module's full name, below the innermost running CalledBlock if any; None outside of the model."""
-        if isinstance(module, CalledBlock):
-            return module.name
-        name = self._names.get(id(module))
-        if name is None or not self._blocks:
-            return name
-        block = self._blocks[-1]
-        inside = name.removeprefix(block.path) if f"{name}.".startswith(f"{block.path}.") else f".{name}"
-        return block.name + inside
 
     def _arrive(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

@@ -24,7 +24,7 @@ from profiler.predicting.trace.batch_growth import Grown, tensors_of
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.predicting.trace.unfused import uncompiled
-from profiler.training.checkpointing.call_routes import CalledBlock
+from profiler.training.checkpointing.call_routes import CalledBlock, running_name
 from profiler.training.workload import rounded
 
 if TYPE_CHECKING:
@@ -157,14 +157,7 @@ class Tracer(TorchDispatchMode):
 
     def name_of(self, module: nn.Module) -> str | None:
         """Return a module's full name, below the innermost running CalledBlock if any; None outside of the model."""
-        if isinstance(module, CalledBlock):
-            return module.name
-        name = self._names.get(id(module))
-        if name is None or not self._called:
-            return name
-        block = self._called[-1]
-        inside = name.removeprefix(block.path) if f"{name}.".startswith(f"{block.path}.") else f".{name}"
-        return block.name + inside
+        return running_name(module, self._names, self._called)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

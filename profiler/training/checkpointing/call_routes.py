@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,21 @@ class CalledBlock(nn.Module):
             )
             raise Unsupported(f"'{self.name}' {reason}")
         self.__dict__["called"] = function
+
+
+def running_name(module: nn.Module, names: Mapping[int, str], running: Sequence[CalledBlock]) -> str | None:
+    """Return a module's full name, below the innermost of the running blocks if any; None outside of the model.
+
+    `names` are those in the model, by the module's id.
+    """
+    if isinstance(module, CalledBlock):
+        return module.name
+    name = names.get(id(module))
+    if name is None or not running:
+        return name
+    block = running[-1]
+    inside = name.removeprefix(block.path) if f"{name}.".startswith(f"{block.path}.") else f".{name}"
+    return block.name + inside
 
 
 class Calls:
