@@ -85,8 +85,8 @@ def by_costs(plan: Plan) -> int:
 def fitted(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True, device: str = "cpu"):
     told: list[str] = []
     found = plan_fitting.fit_plan(
-        engine, make.case(device=device), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json", calibration=None,
-        measure=measure, say=told.append,
+        engine, make.case(device=device), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json",
+        calibration=None, measure=measure, say=told.append,
     )  # fmt: skip
     return found, told
 
@@ -265,6 +265,17 @@ def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(tmp
     assert {predicted for predicted, _ in engine.asked} == {False}
     (record,) = found.records
     assert record.readings.peak_bytes == found.needed_bytes
+
+
+def test_where_one_rehearsed_step_needs_more_the_next_smaller_plan_keeps_nothing_in_reserve(tmp_path):
+    first = best(FRONTIER, BUDGET)
+    after = best(FRONTIER, first.peak_bytes - 1)
+    engine = Scripted(by_costs, lambda plan: by_costs(plan) + (200 * MIB if plan == first.plan else 0))
+
+    found, _ = fitted(engine, tmp_path, device="rehearse:t4")
+
+    assert found.point == after
+    assert found.reserve_bytes == 0
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "failed", "skipped"])

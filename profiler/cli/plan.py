@@ -33,7 +33,9 @@ def plan(
         typer.Option(min=1, max=DEEPEST, help="Depth of checkpoints within checkpoints. [default: 1, more if needed]"),
     ] = None,
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals, or rehearse them.")] = True,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals, or rehearse them.")
+    ] = True,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="A plan.json to print the code of, without measuring.")

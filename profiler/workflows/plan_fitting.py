@@ -21,6 +21,7 @@ from profiler.planning.solver import Frontier, Point, best
 COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; the comparison reports wrong gradients
 TRIES = 5  # plans that are tried until one fits
 REHEARSED_TRIES = 10  # as a rehearsed step takes a moment
+NEXT_TRIES = 3  # of them: the next smaller plans, which may not need as much besides; then what is needed is kept
 BOLDER = 3  # faster plans that are tried, where the costs are too high
 MEMORY = ("memory",)
 
@@ -62,8 +63,9 @@ def fit_plan(  # noqa: PLR0913
     """
     steps = _Steps(engine, case, chain, budget_bytes, calibration, passes, need, measure=measure)
     most, reserve, smallest = candidates.cost_limit(chain, budget_bytes), 0, frontier.peak_bytes[0]
-    for tries_left in reversed(range(REHEARSED_TRIES if case.is_rehearsed else TRIES)):
-        point = best(frontier, most - reserve) if tries_left else None
+    below, tries = most, REHEARSED_TRIES if case.is_rehearsed else TRIES
+    for tries_left in reversed(range(tries)):
+        point = best(frontier, min(below, most - reserve)) if tries_left else None
         point = point or frontier.point(0)  # also if its costs, which may be too high, do not fit
         step = steps.run(point, path)
         if steps.fits(step):
@@ -75,7 +77,9 @@ def fit_plan(  # noqa: PLR0913
             return None
         if step.told:
             say(f"{step.told}: planning again")
-        if step.has_room:
+        if step.has_room and case.is_rehearsed and tries_left >= tries - NEXT_TRIES:
+            below = point.peak_bytes - 1
+        elif step.has_room:
             reserve = max(reserve, (step.needed_bytes or 0) - point.peak_bytes, most - point.peak_bytes + 1)
         else:
             most = (point.peak_bytes + smallest) // 2  # running out of memory does not say how much there is
