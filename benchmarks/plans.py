@@ -28,7 +28,7 @@ from profiler.engines.local import Local
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
-from profiler.request.device_choice import planned as device_word
+from profiler.request.device_choice import to_rehearse
 from profiler.request.spec import Request
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
@@ -117,7 +117,7 @@ def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
     """Plan for the row's model, run the step under the plan, and, of a small model, under all others of its blocks."""
     words = Request(
         model=row.model, strategies="none", optimizer=row.optimizer, batch_size=str(row.batch_size),
-        precision=row.precision, device=device_word(row.device),
+        precision=row.precision, device=to_rehearse(row.device),
     )  # fmt: skip
     began = time.monotonic()
     try:

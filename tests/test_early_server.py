@@ -12,6 +12,8 @@ from profiler.core import server_process
 from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
 
+PLANNED = ["plan", "mlp", "--budget", "60%", "--device", "t4"]
+
 
 class Started:
     """Stands for a process that was started."""
@@ -43,7 +45,9 @@ def test_a_command_that_will_need_torch_has_its_server_before_its_words_are_read
     assert not early.is_dropped
 
 
-@pytest.mark.parametrize("words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "mlp"]])
+@pytest.mark.parametrize(
+    "words", [["rehearse", "mlp"], ["run", "--device", "rehearse:t4"], ["predict", "mlp"], PLANNED]
+)
 def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, words):
     start_early(words)
 

@@ -9,6 +9,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.request.device_choice import any_device, choose_device, planned, to_predict, to_rehearse
+from profiler.workflows import instrument
 
 COSTS = Path(__file__).parent / "planning" / "hetero12.stages.json"
 
@@ -46,13 +47,25 @@ def test_a_run_on_a_gpus_name_is_refused(here: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["stages", "plan --budget max --no-measure"])
-def test_what_plans_take_a_gpus_name(command: str, here: Path, shared, capsys: pytest.CaptureFixture[str]):
+def test_what_plans_rehearses_a_gpu_by_its_name(command: str, hollow, here: Path, shared, capsys):
     words = command.split()
     assert answer([*words, "mlp", "--device", "t4"]) == 0
     by_name = capsys.readouterr().out
 
-    assert answer([*words, "mlp", "--device", "fake:t4"]) == 0
+    assert answer([*words, "mlp", "--device", "rehearse:t4"]) == 0
     assert capsys.readouterr().out == by_name
+
+
+@pytest.mark.slow
+def test_where_a_gpu_cannot_be_rehearsed_its_plan_is_estimated_and_why_is_said(here, shared, capsys, monkeypatch):
+    monkeypatch.setattr(instrument, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
+    words = ["plan", "mlp", "--budget", "max", "--no-measure", "--device"]
+    assert answer([*words, "t4"]) == 0
+    by_name = capsys.readouterr()
+
+    assert "note: estimated, not rehearsed: the device lacks cudaNoSuchFunction" in by_name.err
+    assert answer([*words, "fake:t4"]) == 0
+    assert capsys.readouterr().out == by_name.out
 
 
 @pytest.mark.slow

@@ -82,11 +82,11 @@ def by_costs(plan: Plan) -> int:
     return simulate(CHAIN, plan).peak_bytes
 
 
-def fitted(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True):
+def fitted(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True, device: str = "cpu"):
     told: list[str] = []
     found = plan_fitting.fit_plan(
-        engine, make.case(), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json", calibration=None,
-        measure=measure, say=told.append,
+        engine, make.case(device=device), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json",
+        calibration=None, measure=measure, say=told.append,
     )  # fmt: skip
     return found, told
 
@@ -254,6 +254,43 @@ def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say(tmp_pa
     assert found.point == best(FRONTIER, BUDGET)
 
 
+@pytest.mark.parametrize("measure", [True, False])
+def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(tmp_path, measure):
+    more = 40 * MIB
+    engine = Scripted(by_costs, lambda plan: by_costs(plan) + more)
+
+    found, _ = fitted(engine, tmp_path, measure=measure, device="rehearse:t4")
+
+    assert found.needed_bytes == found.point.peak_bytes + more <= BUDGET
+    assert {predicted for predicted, _ in engine.asked} == {False}
+    (record,) = found.records
+    assert record.readings.peak_bytes == found.needed_bytes
+
+
+def test_where_one_rehearsed_step_needs_more_the_next_smaller_plan_keeps_nothing_in_reserve(tmp_path):
+    first = best(FRONTIER, BUDGET)
+    after = best(FRONTIER, first.peak_bytes - 1)
+    engine = Scripted(by_costs, lambda plan: by_costs(plan) + (200 * MIB if plan == first.plan else 0))
+
+    found, _ = fitted(engine, tmp_path, device="rehearse:t4")
+
+    assert found.point == after
+    assert found.reserve_bytes == 0
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "failed", "skipped"])
+def test_a_plan_whose_rehearsed_step_fails_does_not_fit(tmp_path, outcome):
+    first = render(best(FRONTIER, BUDGET).plan)
+    engine = Scripted(by_costs, lambda plan: None if render(plan) == first else by_costs(plan), failing=outcome)
+
+    found, told = fitted(engine, tmp_path, device="rehearse:t4")
+
+    assert found.needed_bytes == found.point.peak_bytes < best(FRONTIER, BUDGET).peak_bytes
+    assert "did not run" in told[0]
+    nowhere = Scripted(by_costs, lambda plan: None, failing=outcome)
+    assert fitted(nowhere, tmp_path, device="rehearse:t4")[0] is None
+
+
 def test_where_no_plan_fits_by_its_costs_the_smallest_is_tried(tmp_path):
     smallest = FRONTIER.point(0)
     engine = Scripted(by_costs, lambda plan: by_costs(plan) - 40 * MIB)
@@ -344,6 +381,14 @@ def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
     _, trials, _ = plan_comparison.paired_trials(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
 
     assert [(trial.round, trial.passes) for trial in trials] == [(1, ("memory",))] * 4
+
+
+def test_each_that_is_rehearsed_is_rehearsed_once_and_not_predicted(tmp_path):
+    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
+
+    _, trials, _ = plan_comparison.paired_trials(make.case(device="rehearse:t4"), CHAIN, found, tmp_path, rounds=3)
+
+    assert [(trial.case.device, trial.passes) for trial in trials] == [("rehearse:t4", ("memory",))] * 4
 
 
 def test_none_is_everything_kept():

@@ -45,6 +45,46 @@ def test_a_steps_peak_under_a_plan_is_that_of_its_stages(engine, tmp_path, preci
         assert simulate(chain, plan).peak_bytes == pytest.approx(record.readings.peak_bytes, rel=MOST_OFF)
 
 
+READING = """
+import torch
+from torch import nn
+
+class Reading(nn.Module):
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        if self.reads and x[0, 0].item() > 1e30:
+            raise ValueError
+        return x.square().mean()
+
+def make(batch_size=512, reads=True, compiled=False):
+    net = Reading(reads)
+    for block in net.blocks if compiled else ():
+        block.compile(backend="aot_eager")
+    return net, torch.randn(batch_size, 64)
+"""
+
+
+def test_stages_of_a_step_that_reads_values_or_is_compiled_say_so(engine, tmp_path):
+    (tmp_path / "reading.py").write_text(READING)
+
+    def chain(words: str):
+        model = Choice(f"{tmp_path / 'reading.py'}:make:{words}")
+        return stages.stages(engine, make.case("none", model=model, device="rehearse:h100", batch_size=512), None)
+
+    plain, reading, compiled = map(chain, ("reads=false", "reads=true", "reads=false,compiled=true"))
+
+    assert plain.notes == ()
+    assert "reads values" in reading.notes[0]
+    assert [stage.saved_bytes for stage in reading.stages[:3]] == [stage.saved_bytes for stage in plain.stages[:3]]
+    assert "estimated, not rehearsed" in compiled.notes[0]
+
+
 def test_seconds_are_estimated_and_options_have_bytes(engine):
     of = make.case("none", model=Choice("transformer:layers=2,width=64"), device="rehearse:h100", batch_size=4)
 

@@ -116,7 +116,7 @@ FoundBlocks = Annotated[
 
 TracedDevice = Annotated[str | None, typer.Option(help="A GPU: t4, h100, ...; cuda, an H100; or cpu. [default: cuda]")]
 PlannedDevice = Annotated[
-    str | None, typer.Option(help="auto, cpu, cuda; or a GPU to predict for: t4, h100, ... [default: auto]")
+    str | None, typer.Option(help="auto, cpu, cuda; or a GPU that need not be here: t4, h100, ... [default: auto]")
 ]
 RunFolder = Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; it must not exist yet.")]
 

@@ -33,7 +33,9 @@ def plan(
         typer.Option(min=1, max=DEEPEST, help="Depth of checkpoints within checkpoints. [default: 1, more if needed]"),
     ] = None,
     frontier: Annotated[bool, typer.Option("--frontier", help="Show the fastest plan for every peak.")] = False,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals.")] = True,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Measure the plan and its rivals, or rehearse them.")
+    ] = True,
     emit: Annotated[str | None, typer.Option(help="Print code to paste: python, hf or fsdp.")] = None,
     source: Annotated[
         Path | None, typer.Option("--from", help="A plan.json to print the code of, without measuring.")
@@ -64,15 +66,16 @@ def plan(
     if source is not None:
         _print_code_of(source, emit, ctx, repair_batchnorm=repair_batchnorm is True)
         return
-    from profiler.request.device_choice import planned
     from profiler.request.spec import Request
+    from profiler.workflows.instrument import planned
     from profiler.workflows.planner import PlanRequest
     from profiler.workflows.planner import plan as work
 
+    terminal = Terminal(is_quiet=quiet)
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
         accumulate=accumulate, blocks=blocks, repair_batchnorm=repair_batchnorm, routing=routing,
-        device=planned(device),
+        device=planned(device, say=terminal.say, is_estimated=routing is not None),
     )  # fmt: skip
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
@@ -83,7 +86,7 @@ def plan(
         frontier=frontier, emit=emit, repairs=repair_batchnorm is True, output=output, force=force, json=json
     )
     _refuse(request, asked)
-    end_with(lambda: _print(work(request, Terminal(is_quiet=quiet)), request, asked), json=json)
+    end_with(lambda: _print(work(request, terminal), request, asked), json=json)
 
 
 def _print_code_of(path: Path, emit: str | None, ctx: typer.Context, *, repair_batchnorm: bool) -> None:
@@ -163,8 +166,9 @@ def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
     if measuring and (words.model is None or request.budget is None):
         message = f"{measuring[0]} has no effect where nothing is measured"
         raise UserError(message, hint="a model and --budget are measured")
-    if request.rounds is not None and (not request.measure or (words.device or "").startswith("fake:")):
-        raise UserError("--rounds has no effect on a prediction", hint="leave it out")
+    is_measured = request.measure and not (words.device or "").startswith(("fake:", "rehearse:"))
+    if request.rounds is not None and not is_measured:
+        raise UserError("--rounds has no effect where no time is measured", hint="leave it out")
 
 
 def _print(planned: Planned, request: PlanRequest, asked: _Asked) -> int:

@@ -105,6 +105,9 @@ def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
         f"{len(frontier)} {'plan is' if len(frontier) == 1 else 'plans are'} on the frontier",
     ]
     lines += unused_options(planned)
+    compared = planned.comparison.plans if planned.comparison else ()
+    if planned.evidence == "rehearsed" and not any(plan.measured for plan in compared):
+        lines.append(f"`plan` was rehearsed: its step needs {bytes_text(fitted.needed_bytes)}")
     if fitted.reserve_bytes:
         reserve = bytes_text(fitted.reserve_bytes)
         lines.append(f"{reserve} are kept in reserve: the step needs more than its stages add up to")

@@ -31,20 +31,20 @@ def stages(
     Example: gcprof stages transformer -o costs.json
     """
     from profiler.core.case import encode_indented
-    from profiler.request.device_choice import planned
     from profiler.request.spec import Request
     from profiler.views.export.files import refuse_output, write_whole
     from profiler.views.tables import plans
     from profiler.views.tables.evidence import SAID
+    from profiler.workflows.instrument import planned
     from profiler.workflows.stages import ModelOnDevice
 
     if output is not None:
         refuse_output(output, force=force)
+    screen = Terminal(is_quiet=quiet)
     words = Request(
         model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=planned(device),
+        accumulate=accumulate, blocks=blocks, device=planned(device, say=screen.say),
     )  # fmt: skip
-    screen = Terminal(is_quiet=quiet)
     with ModelOnDevice(words, screen) as asked, screen.doing("measuring each stage"):
         chain = asked.chain()
     if output is not None:

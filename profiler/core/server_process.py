@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import IO, NamedTuple
 
 _WORKER, _TRACING, _DEVICES = (f"profiler.engines.{name}" for name in ("worker", "tracing", "device_survey"))
@@ -76,7 +77,16 @@ def _preload(words: Sequence[str]) -> Sequence[str]:
     if any("rehearse" in word for word in words):
         return PRELOAD_TO_REHEARSE
     is_estimated = any(word.removeprefix("--device=").startswith(ESTIMATED) for word in words)
+    if words[0] in ("plan", "stages") and not is_estimated and _names_a_gpu(words):
+        return PRELOAD_TO_REHEARSE
     return PRELOAD_TO_TRACE if usual is PRELOAD_TO_REHEARSE and is_estimated else usual
+
+
+def _names_a_gpu(words: Sequence[str]) -> bool:
+    """Whether --device is not one of this machine."""
+    after = [after for word, after in pairwise(words) if word == "--device"]
+    named = [*after, *(word.partition("=")[2] for word in words if word.startswith("--device="))]
+    return any(not word.startswith(("auto", "cuda")) for word in named)
 
 
 def _is_script(word: str) -> bool:

@@ -122,7 +122,9 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     late_compiler.install()
     told = _open(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
-    record = with_estimates(measure(trial, on_pass=on_pass, group=group), trial)
+    record = measure(trial, on_pass=on_pass, group=group)
+    if "flops" in trial.passes:  # not a step of which only the bytes are asked
+        record = with_estimates(record, trial)
     if told:
         record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP018", text="; ".join(told))))
     said = rehearsed_device.convolutions()

@@ -119,6 +119,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1)]
     static_bytes: Bytes = 0  # held throughout the step
     made_for: str = ""  # the model with its settings, in words
+    notes: tuple[str, ...] = ()  # what is to be known of these costs, in words
     floor_bytes: Bytes = 0  # a peak that no plan changes: the optimizer's
     traced_peak_bytes: Bytes = 0  # of the step without checkpointing; 0: not traced, so that the costs give it
     workspace_bytes: Bytes = 0  # fixed workspace of a library, such as cuBLAS; also part of the stages' bytes

@@ -30,16 +30,17 @@ def to_predict(text: str) -> str:
 
 def planned(word: str | None) -> str | None:
     """`t4` -> `fake:t4`: for a command that predicts for a GPU by its name, and measures on any other device."""
-    return FAKE + word if word is not None and _is_gpu(word) else word
+    return FAKE + word if word is not None and is_gpu(word) else word
 
 
-def _is_gpu(word: str) -> bool:
+def is_gpu(word: str) -> bool:
+    """Whether a word is a GPU by its name."""
     return word.lower() in (*gpu_specs.names(), *gpu_specs.ALIASES)
 
 
 def are_gpus(text: str) -> bool:
     """Whether all words of `--device` are GPUs by their name, or it is `cuda`, any GPU."""
-    return text == SEVERAL or all(map(_is_gpu, text.split(",")))
+    return text == SEVERAL or all(map(is_gpu, text.split(",")))
 
 
 def is_rehearsal(text: str) -> bool:
@@ -49,7 +50,7 @@ def is_rehearsal(text: str) -> bool:
 
 def _refuse_bare(word: str) -> None:
     """Raise UserError for a GPU by its name if a step is to be measured; the hint names what works."""
-    if _is_gpu(word):
+    if is_gpu(word):
         hint = f"--device {FAKE}{word} predicts for it, --device {REHEARSE}{word} rehearses it; cuda measures here"
         raise UserError(f"--device: '{word}' is not a device here", hint=hint)
 

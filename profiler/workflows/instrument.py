@@ -21,3 +21,10 @@ def for_gpus(word: str, *, say: Callable[[str], None], is_estimated: bool = Fals
         say(f"note: estimated, not rehearsed: {why}")
         return device_choice.to_predict(word)
     return asked
+
+
+def planned(word: str | None, *, say: Callable[[str], None], is_estimated: bool = False) -> str | None:
+    """Do as `for_gpus` for a GPU by its name; other devices are kept: they are measured, or say how they are known."""
+    if word is None or not device_choice.is_gpu(word):
+        return word
+    return for_gpus(word, say=say, is_estimated=is_estimated)

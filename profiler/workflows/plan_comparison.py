@@ -54,9 +54,9 @@ def compare_plans(
     typed: Sequence[str],
     fitted: Sequence[Record] = (),
 ) -> PlanComparison:
-    """Run the ways in paired rounds and choose the best, or trace them if nothing is to be measured.
+    """Run the ways in paired rounds and choose the best; rehearse them once; or trace them if nothing is measured.
 
-    `fitted` are the records of `none` and the first way, if their exact passes were run before.
+    `fitted` are the records of `none` and the first way, or of the way alone, if their exact passes were run before.
     """
     case = model.case if measure else model.case.foreseen
     if not case.is_predicted:
@@ -65,7 +65,7 @@ def compare_plans(
     folder = store.new_folder(RESULTS, [f"plan {case.model.name}"])
     rounds = 1 if device_choice.is_hollow(case.device, model.devices) else rounds or ROUNDS
     cases, trials, files = paired_trials(case, chain, ways, folder, rounds=rounds, calibration=model.calibration())
-    exact = zip(fitted, ("none", ways[0].label), strict=True) if fitted else ()
+    exact = zip(fitted, ("none", ways[0].label)[-len(fitted) :], strict=True) if fitted else ()
     ready = [msgspec.structs.replace(record, case=cases[label]) for record, label in exact]
     code, run = model.run(folder, trials, plans=files, typed=typed, ready=ready)
     plans = tuple(compared_plans(ways, cases, read_rows(run.records)))
@@ -111,7 +111,7 @@ def paired_trials(
     if case.is_predicted:
         return cases, foreseen, files
     if case.is_rehearsed:
-        return cases, schedule.measured(cases.values(), rounds, predict=True), files
+        return cases, tuple(Trial(case=one, passes=("memory",)) for one in cases.values()), files
     first = [Trial(case=one, passes=EXACT_PASSES) for one in cases.values()]
     timed = schedule.in_rounds([one for one in cases.values() if one != case.baseline], rounds + 1)
     return cases, (*first, *foreseen, *(trial for trial in timed if trial.round > 1)), files

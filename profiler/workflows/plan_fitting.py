@@ -1,4 +1,4 @@
-"""Finds the fastest plan whose step, measured or traced, fits a budget."""
+"""Finds the fastest plan whose step, measured, rehearsed or traced, fits a budget."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from profiler.planning.solver import Frontier, Point, best
 
 COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; the comparison reports wrong gradients
 TRIES = 5  # plans that are tried until one fits
+REHEARSED_TRIES = 10  # as a rehearsed step takes a moment
+NEXT_TRIES = 3  # of them: the next smaller plans, which may not need as much besides; then what is needed is kept
 BOLDER = 3  # faster plans that are tried, where the costs are too high
 MEMORY = ("memory",)
 
@@ -32,10 +34,10 @@ class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The fastest plan that fits, and what its step needs."""
 
     point: Point
-    needed_bytes: int | None  # measured or traced; None where neither could be had
+    needed_bytes: int | None  # measured, rehearsed or traced; None where none could be had
     reserve_bytes: int = 0  # part of the budget, for what the stages' costs do not include
     by_rule: bool = False  # a uniform split or similar: the steps of all frontier plans need more than their costs say
-    records: tuple[Record, ...] = ()  # if gradients were compared: of `none`, and of the step
+    records: tuple[Record, ...] = ()  # of the step if it was rehearsed; if gradients were compared, of `none` and it
 
 
 def fit_plan(  # noqa: PLR0913
@@ -54,14 +56,16 @@ def fit_plan(  # noqa: PLR0913
 ) -> FittedPlan | None:
     """Return the fastest plan whose step fits, measured or else traced; its file is left at `path`.
 
-    If a step needs more than the stages' costs say, the difference is held in reserve and another plan is chosen; `say`
-    is called if that was measured. `need` gives what of a step has to fit; `passes` are those that measure it. Returns
-    None if not even the smallest plan fits, which is tried in any case.
+    Steps of a rehearsed case are rehearsed, whatever `measure` says, and one that fails does not fit. If a step needs
+    more than the stages' costs say, the difference is held in reserve and another plan is chosen; `say` is called if
+    that was measured or rehearsed. `need` gives what of a step has to fit; `passes` are those that run it. Returns None
+    if not even the smallest plan fits, which is tried in any case.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), need)
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, passes, need, measure=measure)
     most, reserve, smallest = candidates.cost_limit(chain, budget_bytes), 0, frontier.peak_bytes[0]
-    for tries_left in reversed(range(TRIES)):
-        point = best(frontier, most - reserve) if tries_left else None
+    below, tries = most, REHEARSED_TRIES if case.is_rehearsed else TRIES
+    for tries_left in reversed(range(tries)):
+        point = best(frontier, min(below, most - reserve)) if tries_left else None
         point = point or frontier.point(0)  # also if its costs, which may be too high, do not fit
         step = steps.run(point, path)
         if steps.fits(step):
@@ -73,7 +77,9 @@ def fit_plan(  # noqa: PLR0913
             return None
         if step.told:
             say(f"{step.told}: planning again")
-        if step.has_room:
+        if step.has_room and case.is_rehearsed and tries_left >= tries - NEXT_TRIES:
+            below = point.peak_bytes - 1
+        elif step.has_room:
             reserve = max(reserve, (step.needed_bytes or 0) - point.peak_bytes, most - point.peak_bytes + 1)
         else:
             most = (point.peak_bytes + smallest) // 2  # running out of memory does not say how much there is
@@ -95,7 +101,7 @@ def fit_rule(
 
     These are tried before a budget is refused, since costs may mislead the solver.
     """
-    steps = _Steps(engine, case, chain, budget_bytes, calibration, passes if measure else (), peak_bytes)
+    steps = _Steps(engine, case, chain, budget_bytes, calibration, passes, peak_bytes, measure=measure)
     found = filter(None, (candidates.best_of(chain, kind, budget_bytes) for kind in candidates.KINDS))
     for _, plan, cost in sorted(found, key=lambda candidate: candidate[2].step_seconds):
         point = Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
@@ -127,14 +133,16 @@ class _Steps:
         calibration: Calibration | None,
         passes: tuple[str, ...],
         need: Callable[[Readings], int | None],
+        *,
+        measure: bool,
     ) -> None:
         self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
         self.budget_bytes = budget_bytes
-        self._passes, self._need = passes, need
+        self._passes, self._need = passes if measure or case.is_rehearsed else (), need
         self._before: list[Record] = []  # of the step without checkpointing, once gradients were compared with it
 
     def run(self, point: Point, path: Path) -> _Step:
-        """Run a step under the plan, measured if asked for and possible, else traced; its file is left at `path`."""
+        """Run a step under the plan, if asked for and possible, else trace it; its file is left at `path`."""
         plan_file.write(plan_file_of(self._chain, point.plan), path)
         if self._passes:
             compares = "equality" in self._passes
@@ -146,9 +154,12 @@ class _Steps:
                 return _Step(point=point, has_room=False, told=f"the device has no room for a plan of {peak}")
             if record.outcome in COUNTED and needed is not None:
                 told = f"the plan was {evidence(record.case, record.environment)} at {bytes_text(needed)}"
-                is_settled = compares and all(one.outcome not in progress.LOST for one in self._before)
-                records = (*self._before, record) if is_settled else ()
+                is_settled = all(one.outcome not in progress.LOST for one in self._before)
+                records = (*self._before, record) if is_settled and (compares or self._case.is_rehearsed) else ()
                 return _Step(point=point, needed_bytes=needed, told=f"{told}, by its costs {peak}", records=records)
+            if self._case.is_rehearsed:
+                how = f"{record.outcome.replace('_', ' ')}, {record.detail}"
+                return _Step(point=point, has_room=False, told=f"the step under a plan of {peak} did not run: {how}")
         needed = traced_need(self._engine, self._case, path, self._calibration, self._need)
         return _Step(point=point, needed_bytes=needed)
 

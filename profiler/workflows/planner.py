@@ -106,6 +106,8 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
         if model and chain.made_for != model.title:
             message = f"'{request.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
             raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
+        for note in chain.notes if request.stages else ():
+            screen.say(f"note: {note}")
         return _Planning(chain, model, request, screen).go()
 
 
@@ -202,7 +204,7 @@ class _Planning:
 
     def _comparison(self, ways: tuple[Way, ...], budget: int, fitted: Sequence[Record]) -> PlanComparison:
         request = self.request
-        if self.model is None:
+        if self.model is None or (self.model.case.is_rehearsed and not request.measure):
             return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
         return compare_plans(
             self.model, self.chain, ways, budget_bytes=budget, measure=request.measure,

@@ -47,12 +47,13 @@ class ModelOnDevice:
         self._calibration: Calibration | None = None
         self._is_calibrated = False
         self.remarks: tuple[str, ...] = ()
-        self._checked(device_choice.any_device)  # before torch is imported, which takes seconds
+        case = self._checked(device_choice.any_device)  # before torch is imported, which takes seconds
+        self._rehearsed = (Trial(case=case),) if case.is_rehearsed else ()
 
     def __enter__(self) -> ModelOnDevice:
         with ExitStack() as stack:  # ends the engine if the device is refused
             with self._screen.doing(STARTING):
-                self.engine: Engine = stack.enter_context(engines.connect())
+                self.engine: Engine = stack.enter_context(engines.connect(plan=self._rehearsed))
                 self.devices: dict[str, Environment] = self.engine.survey()
             self.engine.at_work = self._screen.at_work
             self.case = self._checked(lambda word: device_choice.choose_device(word, list(self.devices)))
@@ -92,12 +93,14 @@ class ModelOnDevice:
     def chain(self, budget: str | None = None) -> Chain:
         """Return the stages and their costs, measured or estimated; without times if no plan can fit the budget."""
         chain = stages(self.engine, self.case, self.calibration(), budget=budget)
+        for note in chain.notes:
+            self._screen.say(f"note: {note}")
         return msgspec.structs.replace(chain, made_for=self.title)
 
     def own_form(self, budget_bytes: int, *, measure: bool) -> OwnForm | None:
-        """Return the peak with the model's own checkpoints, measured or traced; None if it has none or does not fit."""
+        """Return the peak with the model's own checkpoints, run or traced; None if it has none or does not fit."""
         own = msgspec.structs.replace(self.case, strategy=Choice(OWN))
-        case = own if measure else own.foreseen
+        case = own if measure or own.is_rehearsed else own.foreseen
         trial = Trial(case=case, passes=("memory",), calibration=self.calibration() if case.is_predicted else None)
         (record,) = self.engine.run([trial])
         peak = record.readings.peak_bytes

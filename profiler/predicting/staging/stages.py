@@ -34,21 +34,23 @@ from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.compiled_code import compiled_modules, is_left_alone
+from profiler.training.rehearsed_build import ZEROS
 from profiler.training.strategies.plan import fingerprint
 from profiler.training.strategies.selective import offered
 from profiler.training.workload import Workload
 
 # Parts of PyTorch's errors: a saved result is overwritten before the backward; a recompute runs other operators.
 UNSAVABLE = "has been mutated", UNKNOWN
+ESTIMATED = "the costs of the stages are estimated, not rehearsed: the model is compiled"
 
 
 def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str], None] = lambda step: None) -> Chain:
     """Return what each stage of the trial's model costs. The device must be present, or its rates known.
 
-    Bytes are those of a traced step: of a rehearsed case on its hollow device, unless its forward reads values or it is
-    compiled; else under fake tensors, with operators' hidden bytes as measured if the trial has a calibration. A pinned
-    stage separates blocks that do not feed each other alone, so that no plan computes them together. Without the pass
-    `time`, seconds are 0 and there are no save options; seconds are also 0 if no plan can fit the trial's budget.
+    Bytes are those of a traced step: of a rehearsed case on its hollow device, unless it is compiled, which a note of
+    the chain says; else under fake tensors, with operators' hidden bytes as measured if the trial has a calibration. A
+    pinned stage separates blocks that do not feed each other alone, so that no plan computes them together. Without the
+    pass `time`, seconds are 0 and there are no save options; seconds are also 0 if no plan can fit the trial's budget.
     `build` replaces the catalogue's model, for predicted trials only. `on_step` is called with a text before each
     timed step. Raises UserError if nothing is known of the device's time, Unsupported if the blocks do not run once
     each, in order, or the forward runs a backward, and whatever the model raises.
@@ -59,12 +61,13 @@ def stages(trial: Trial, *, build: Build | None = None, on_step: Callable[[str],
             return _stages(trial, build, on_step, in_calls=False)
         except NotOnce:
             return _stages(trial, build, on_step, in_calls=True)
-    except _NotRehearsed:
-        return stages(msgspec.structs.replace(trial, case=trial.case.foreseen), on_step=on_step)
+    except _Compiled:
+        chain = stages(msgspec.structs.replace(trial, case=trial.case.foreseen), on_step=on_step)
+        return msgspec.structs.replace(chain, notes=(ESTIMATED,))
 
 
-class _NotRehearsed(Exception):
-    """Raised if a hollow device does not tell what the step takes, or what its operators compute."""
+class _Compiled(Exception):
+    """Raised if the model has compiled code, whose operators a hollow device does not see."""
 
 
 class _Traced(NamedTuple):
@@ -73,6 +76,7 @@ class _Traced(NamedTuple):
     built: Assembled
     trace: Trace
     is_unfused: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, in_calls: bool) -> _Traced:
@@ -91,18 +95,16 @@ def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, i
 
 
 def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_calls: bool) -> _Traced:
-    try:
-        step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=data_directory)
-    except device_trace.ReadsValues as error:
-        raise _NotRehearsed from error
-    if step.value_reads or compiled_modules(step.built.workload.module):
-        raise _NotRehearsed
-    return _Traced(step.built, step.trace)
+    step = device_trace.trace_case(case, with_saves=with_saves, in_calls=in_calls, data_directory=data_directory)
+    if compiled_modules(step.built.workload.module):
+        raise _Compiled
+    reads = f"{ZEROS}: {step.value_reads}; sizes that follow from them are not real"
+    return _Traced(step.built, step.trace, notes=(reads,) if step.value_reads else ())
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
     case, rates = trial.case.baseline, _rates(trial)
-    built, trace, is_unfused = _trace(trial, case, build, with_saves=True, in_calls=in_calls)
+    built, trace, is_unfused, notes = _trace(trial, case, build, with_saves=True, in_calls=in_calls)
     workload = built.workload
     refuse_none(workload.blocks)
     _refuse_compiled_around(workload)
@@ -137,6 +139,7 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
             traced_peak_bytes=traced_peak_bytes,
             workspace_bytes=taken_workspace(trace, workspace_bytes(case.foreseen, trial.calibration)),
             stages=tuple(_apart(made, stage_spans)),
+            notes=notes,
             doubts={
                 {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
                 for way, doubt in next((time.doubts for time in seconds if time.doubts), {}).items()
@@ -252,7 +255,7 @@ def _selective(trial: Trial, case: Case, save: str, build: Build | None, *, in_c
     """Trace a step with every block under a save option; None if PyTorch cannot save its results."""
     case = msgspec.structs.replace(case, strategy=Choice.of("selective", {"save": save}))
     try:
-        built, trace, _ = _trace(trial, case, build, with_saves=False, in_calls=in_calls)
+        built, trace, *_ = _trace(trial, case, build, with_saves=False, in_calls=in_calls)
     except RuntimeError as error:
         if any(words in str(error) for words in UNSAVABLE):
             return None

@@ -19,7 +19,6 @@ from profiler.core.units import (
     change_range_text,
     change_text,
     error_text,
-    exact_error_text,
     seconds_text,
 )
 from profiler.planning.candidates import Way
@@ -159,16 +158,14 @@ def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
 
 
 def _peaks(rows: Sequence[Row | None]) -> list[Column]:
-    """Return the columns of the measured or rehearsed peaks and of the prediction errors."""
+    """Return the columns of the peaks, and of the prediction errors where they were measured."""
     kinds = sorted({row.evidence for row in rows if row})
     if not kinds:
         return []
-    kind, is_rehearsed = ", ".join(kinds), kinds == ["rehearsed"]
-    text = exact_error_text if is_rehearsed else error_text
-    errors = [text(row.prediction_error if row else None) for row in rows]
+    errors = [error_text(row.prediction_error if row else None) for row in rows]
     return [
-        numbers("peak", kind, [_peak(row) for row in rows]),
-        numbers("predicted", "off rehearsed by" if is_rehearsed else "off by", errors),
+        numbers("peak", ", ".join(kinds), [_peak(row) for row in rows]),
+        *([numbers("predicted", "off by", errors)] if kinds != ["rehearsed"] else []),
     ]
 
 
