@@ -103,3 +103,46 @@ assert not isinstance(len, flop_counter._JITFunction)
 @pytest.mark.slow
 def test_kernels_of_triton_are_known_to_the_counter_of_flops_which_came_before_it():
     run(TRITON)
+
+
+MODEL_LIBRARIES = """
+import sys
+import torch
+from profiler.predicting import late_compiler
+from profiler.training.compiled_code import num_compiled
+
+late_compiler.install()
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._dynamo.utils import is_compile_supported
+from scipy.optimize import linear_sum_assignment
+import torchvision.ops
+
+user = sys.modules["torchvision.ops.roi_align"]
+
+assert num_compiled() == 0
+assert "torch._dynamo.eval_frame" not in sys.modules and "scipy.optimize._lsap" not in sys.modules
+{then}
+import scipy.optimize
+import torch._dynamo.utils as real
+from scipy.optimize._lsap import linear_sum_assignment as assignment
+
+assert user.is_compile_supported is is_compile_supported is real.is_compile_supported, "the user's module has the real"
+assert linear_sum_assignment is assignment is scipy.optimize.linear_sum_assignment
+assert scipy.optimize.minimize.__module__ == "scipy.optimize._minimize"
+assert isinstance(TransformGetItemToIndex(), torch.overrides.TorchFunctionMode)
+assert torch.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
+assert num_compiled() == 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "then",
+    [
+        "assert is_compile_supported('cpu')\nassert linear_sum_assignment([[1, 0], [0, 1]])[1].tolist() == [1, 0]",
+        "import torch._dynamo.eval_frame\nimport scipy.optimize._lsap",
+        "import torch._dynamo.utils\ntorch._dynamo.utils.counters\nimport scipy.optimize\nscipy.optimize.minimize",
+    ],
+)
+def test_what_model_libraries_import_is_the_real_thing_once_it_is_used(then):
+    run(MODEL_LIBRARIES.format(then=then))

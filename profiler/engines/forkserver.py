@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from profiler.predicting import late_compiler
 from profiler.rehearsal.device import load, open_if_asked
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2), on Linux
@@ -44,6 +45,7 @@ def main(descriptor: int, client: int, preload: Sequence[str], *, rehearses: boo
     gc.disable()  # else a quarter of the time to import torch goes to garbage collection
     for name in preload:
         importlib.import_module(name)
+    late_compiler.install()  # what models import next imports it seldom for a use
     gc.freeze()  # so that collections in children need not scan it
     gc.enable()
     set_death_signal(0)  # from here on the socket tells, so that the children's descendants are killed too

@@ -15,8 +15,8 @@ from torch import fx, nn
 from profiler.core.own_thread import replaced
 from profiler.core.record import Note
 
-COUNTERS = "torch._dynamo.utils"  # not imported as long as a stand-in replaces Dynamo (predicting/late_compiler.py)
-GRAPHS = "torch._dynamo.output_graph"
+COUNTERS = "torch._dynamo.utils"
+GRAPHS = "torch._dynamo.output_graph"  # not imported as long as stand-ins replace Dynamo (predicting/late_compiler.py)
 CACHES = "torch._functorch.config"
 REMARK = (
     "the compiled code around it: their time is not that of a checkpoint within compiled code; blocks that are "
@@ -27,7 +27,7 @@ TAGGED = "tag_activation_checkpoint"  # the name of a torch.utils.checkpoint cal
 
 def num_compiled() -> int:
     """Return the number of frames (functions, or parts of them) that Dynamo compiled in this process."""
-    module: Any = sys.modules.get(COUNTERS)
+    module: Any = sys.modules.get(COUNTERS) if GRAPHS in sys.modules else None
     return module.counters["frames"]["ok"] if module else 0
 
 
