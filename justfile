@@ -176,11 +176,7 @@ docs:
 cases:
     {{python}} -m tests.cases
 
-# every fault by number: row, result, time; then the kills, the fuzz and the load
-faults *words:
-    {{python}} -m benchmarks.faults {{words}}
-
-# a stranger's folders and files: every field, word and kind of file against every command that opens a folder
+# a stranger's folder: every field and kind of word against every command that opens a folder
 attack *words:
     GCPROF_ATTACK=whole {{python}} -m pytest -m "" tests/attack tests/test_consent.py {{words}}
 

@@ -72,7 +72,7 @@ def killed(nodes: Nodes, folder: Path, number: int) -> tuple[str, list[str]]:
     thread = threading.Thread(target=kill)
     thread.start()
     with engines.connect(nodes.engine, stage_seconds=60.0) as engine:
-        for _ in owed_trials.run_owed(engine, folder):
+        for _ in owed_trials.run_owed(engine, store.load(folder)):
             pass
     thread.join()
     records = store.load(folder).records
@@ -121,7 +121,7 @@ def costs(nodes: Nodes, folder: Path, number: int, pairs: int) -> tuple[str, lis
 def through(engine: Any, folder: Path, plan: tuple[Trial, ...]) -> None:
     """All through engine and runner; every record is synced to disk."""
     store.create(folder, plan=plan, command="gcprof run", environment=examples.ENVIRONMENT, sources={})
-    assert sum(1 for _ in owed_trials.run_owed(engine, folder)) == len(plan)
+    assert sum(1 for _ in owed_trials.run_owed(engine, store.load(folder))) == len(plan)
 
 
 def bare(engine: Any, plan: tuple[Trial, ...]) -> None:

@@ -41,9 +41,9 @@ def test_steps_lead_from_one_schema_to_the_next(monkeypatch):
     monkeypatch.setitem(STEPS, -1, Step(manifest=dict, record=lambda one: {**one, "a": 1}))
     monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=lambda one: {**one, "b": one["a"] + 1}))
 
-    assert lifted({"schema": -1}, "record") == {"schema": 1, "a": 1, "b": 2}
-    assert lifted({"schema": -1}, "manifest") == {"schema": 1}
-    assert lifted({"schema": 1, "c": 3}, "record") == {"schema": 1, "c": 3}
+    assert lifted(b'{"schema":-1}', "record") == b'{"schema":1,"a":1,"b":2}'
+    assert lifted(b'{"schema":-1}', "manifest") == b'{"schema":1}'
+    assert lifted(b'{"schema":1,"c":3}', "record") == b'{"schema":1,"c":3}'
 
 
 def test_an_old_run_is_read_in_the_present_schema(old):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core import catalogue, safe_files
+from profiler.core import catalogue
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines import capped_log
@@ -305,23 +305,3 @@ def test_nor_does_the_signature_of_a_writer(tmp_path):
     writer.close()
     assert mine.read_text() == "mine"
     assert f"process {os.getpid()} " in signed
-
-
-def test_nor_is_a_link_read_to_say_who_writes(tmp_path):
-    mine, link = links(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-
-    assert {safe_files.lock_holder(path) for path in (link, tmp_path / "pipe")} == {"it does not say who it is"}
-    assert safe_files.lock_holder(mine) == "mine"
-
-
-def test_a_writer_that_follows_links_would_be_seen(tmp_path, monkeypatch):
-    mine, link = links(tmp_path)
-    monkeypatch.setattr(safe_files, "anew", lambda path: path.open("wb", buffering=0))
-    monkeypatch.setattr(capped_log.Log, "_remove_earlier", lambda log: None)
-
-    written = capped_log.Log(link)
-    written.write(b"new")
-    written.close()
-
-    assert mine.read_text() == "new"

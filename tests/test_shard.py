@@ -77,7 +77,7 @@ def carried_out(folder: Path, plan: Sequence[Trial], engine: Fake, shard: Shard 
         folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={},
         **({"shard": shard} if shard else {}),
     )  # fmt: skip
-    list(owed_trials.run_owed(engine, folder))
+    list(owed_trials.run_owed(engine, store.load(folder)))
     return store.load(folder)
 
 
@@ -235,7 +235,7 @@ def test_a_part_goes_on_with_what_it_owes(tmp_path):
     begun.close()
 
     engine = Fake()
-    list(owed_trials.run_owed(engine, tmp_path / "part"))
+    list(owed_trials.run_owed(engine, store.load(tmp_path / "part")))
 
     records = store.load(tmp_path / "part").records
     assert len({(record.case, record.round) for record in records}) == len(records)

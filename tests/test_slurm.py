@@ -234,7 +234,7 @@ def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_
 
 
 def test_a_part_that_somebody_writes_is_not_given_to_another_job(run, monkeypatch):
-    monkeypatch.setattr("profiler.core.safe_files.sleep", lambda seconds: None)
+    monkeypatch.setattr("profiler.core.safe_files.time.sleep", lambda seconds: None)
     before = Cluster(run)
     before.start(1)
     writer = Writer(before.jobs[0].folder)
@@ -393,7 +393,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     engine: Any
     with engines.connect(asked, stage_seconds=PATIENCE_SECONDS) as engine:
         engine._settings["slurm_additional_parameters"] = {"nice": 10}
-        records = owed_trials.run_owed(engine, run)
+        records = owed_trials.run_owed(engine, store.load(run))
         monkeypatch.setattr("profiler.engines.slurm_shards.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(records)
@@ -452,7 +452,7 @@ def test_more_ranks_than_a_job_has_gpus_are_refused(tmp_path, cluster):
     store.create(tmp_path / "run", plan=plan, command="", environment=HERE, sources={})
 
     with engines.connect("slurm:gpus_per_node=2") as engine, pytest.raises(UserError, match="4 ranks take as many"):
-        list(owed_trials.run_owed(engine, tmp_path / "run"))
+        list(owed_trials.run_owed(engine, store.load(tmp_path / "run")))
 
 
 def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkeypatch, capsys):
@@ -516,7 +516,7 @@ class Hanging:
 
     def go_on(self) -> Iterator[Record]:
         with engines.connect(f"{LOCAL},jobs=1", stage_seconds=PATIENCE_SECONDS) as engine:
-            yield from (record for record, _ in owed_trials.run_owed(engine, self.run))
+            yield from (record for record, _ in owed_trials.run_owed(engine, store.load(self.run)))
 
     def wait(self) -> psutil.Process:
         """Until a model hangs; the process of the job."""

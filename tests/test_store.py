@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler.core import strict_files
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment
-from profiler.runs import reading, store
+from profiler.runs import store
 from profiler.runs.writer import Writer
 from tests import make
 
@@ -61,11 +60,8 @@ def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
     assert len(store.load(folder).records) == 4
 
 
-@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe{", b"[1", b"{" + b" " * 2000])
-@pytest.mark.parametrize("piece", [3, 1 << 20])
-def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text, piece, monkeypatch):
-    monkeypatch.setattr(strict_files, "PIECE_BYTES", piece)
-    monkeypatch.setattr(strict_files, "LINE_BYTES", 1999)
+@pytest.mark.parametrize("text", [b"garbage", b"\xff\xfe{", b"[1"])
+def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text):
     folder = filled(tmp_path / "run")
     with (folder / "trials.jsonl").open("ab") as file:
         file.write(text)
@@ -77,16 +73,6 @@ def test_an_end_that_is_no_torn_record_is_refused_and_kept(tmp_path, text, piece
     assert caught.value.exit_code == 4
     assert (folder / "trials.jsonl").read_bytes() == before
     assert not (folder / ".writer").exists()
-
-
-@pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
-@pytest.mark.parametrize("text", [b"", b"{", b'{"schema": 1', b"\0" * 9])
-def test_only_the_end_of_a_file_is_read_to_cut_it(tmp_path, text, piece, monkeypatch):
-    monkeypatch.setattr(strict_files, "PIECE_BYTES", piece)
-    (tmp_path / "lines").write_bytes(b"{}\n{}\n" + text)
-    (tmp_path / "one").write_bytes(text)
-
-    assert reading.unended(tmp_path / "lines") == reading.unended(tmp_path / "one") == text
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "x"}', b"\xff\xfe", b"[" * 100_000, b"null"])

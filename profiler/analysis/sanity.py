@@ -10,10 +10,10 @@ import msgspec
 from profiler.analysis.rows import static
 from profiler.core.gradient_verdict import why_invalid
 from profiler.core.record import Readings, Record, evidence
-from profiler.core.strict_files import LARGEST
 from profiler.core.units import bytes_text
 
 ESTIMATED = "GCP016"  # the note that says that times are of the roofline model
+LARGEST = 2**63  # more bytes, FLOPs or seconds than occur
 COUNTED = ("built", "equality", "shortage", "stage_seconds", "num_steps")  # no number in these can be below zero either
 
 

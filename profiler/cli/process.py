@@ -14,17 +14,9 @@ FOLDER: str | None = None  # for the file of an internal error; None: where temp
 
 
 def open_standard() -> None:
-    """Open the descriptors 0 to 2 if the caller closed them: else the next file or socket would be one of them.
-
-    A closed stdout becomes a pipe without a reader, so that writing to it fails; output to a closed stderr is lost.
-    """
-    for number in range(3):
-        if not _is_open(number):
-            os.set_inheritable(_unread() if number == 1 else os.open(os.devnull, os.O_RDWR), True)
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  open as long as the process
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    """Open streams that lead nowhere, if the caller closed stdout or stderr."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def drop_unwritable() -> None:
@@ -34,22 +26,6 @@ def drop_unwritable() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _unread() -> int:
-    """Return the writing end of a pipe without a reader, at the lowest free descriptor."""
-    lowest, other = os.pipe()  # reading, writing
-    os.dup2(other, lowest)
-    os.close(other)
-    return lowest
 
 
 @contextmanager

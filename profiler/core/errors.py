@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 MOST_MEANT = 3  # most words in a hint
+LIKE = 0.65  # ratio of difflib from which a word may be meant: one wrong letter of three
 
 
 class UserError(Exception):
@@ -56,11 +58,9 @@ def nearest_or_all(word: str, words: Iterable[str], *, before: str = "", after: 
 
 
 def similar(word: str, words: Iterable[str]) -> list[str]:
-    """Return up to three known words that the user may have meant: prefix matches, else the one with the fewest slips.
+    """Return up to three known words that the user may have meant: prefix matches, else the most similar one.
 
-    A prefix may match at the start of any part of a name: `2080ti` matches `rtx-2080-ti`. A slip is a letter too many,
-    too few, wrong, or swapped with its neighbor; at most a third of the longer word may be slips, so that no distant
-    word is named.
+    A prefix may match at the start of any part of a name: `2080ti` matches `rtx-2080-ti`.
     """
     names = list(dict.fromkeys(words))
     typed = _letters(word)
@@ -68,9 +68,8 @@ def similar(word: str, words: Iterable[str]) -> list[str]:
     if begun:
         whole = [name for name in begun if _letters(name) == typed]
         return whole[:1] or begun[:MOST_MEANT]
-    slips = {name: _slips(typed, _letters(name)) for name in names}
-    near = [name for name in names if slips[name] <= max(len(typed), len(_letters(name))) // 3]
-    return [min(near, key=lambda name: slips[name])] if near else []
+    by_letters = {_letters(name): name for name in reversed(names)}
+    return [by_letters[near] for near in get_close_matches(typed, by_letters, n=1, cutoff=LIKE)]
 
 
 def _letters(word: str) -> str:
@@ -86,19 +85,3 @@ def _begins(typed: str, name: str) -> bool:
         return True
     parts = [match.end() for match in re.finditer(r"[-_:/.]", name)]
     return len(typed) >= 4 and any(_letters(name[start:]).startswith(typed) for start in parts)
-
-
-def _slips(word: str, name: str) -> int:
-    """Return the edit distance of two words: letters to add, drop, change or swap with a neighbor."""
-    if abs(len(word) - len(name)) > max(len(word), len(name)) // 3:
-        return max(len(word), len(name))  # more slips than are allowed
-    before: list[int] = []
-    row = list(range(len(name) + 1))
-    for number, letter in enumerate(word, start=1):
-        earlier, before, row = before, row, [number]
-        for place, other in enumerate(name, start=1):
-            cost = min(before[place] + 1, row[-1] + 1, before[place - 1] + (letter != other))
-            if number > 1 and place > 1 and letter == name[place - 2] and word[number - 2] == other:
-                cost = min(cost, earlier[place - 2] + 1)
-            row.append(cost)
-    return row[-1]

@@ -64,9 +64,7 @@ def read(path: Path) -> PlanFile:
         schema = strict_files.written_schema(text)
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
-        plan = msgspec.json.decode(text, type=PlanFile)
-        strict_files.check_json(text)
-        return plan
+        return msgspec.json.decode(text, type=PlanFile)
     except OSError as error:
         raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 
 HIDDEN = "[hidden]"
 SHORTEST = 8  # characters of a secret in the environment; shorter values are ordinary words
-LONGEST = 128 << 10  # bytes of an environment variable; the system accepts no longer one
 WORDS = "token|secrets?|password|passwd|passphrase|credentials?|jwt"
 KEYS = (
     "(?:api|app|application|auth|access|secret|private|priv|client|service|encryption|storage|account|db|database)"
@@ -39,13 +37,12 @@ SHAPES = tuple(
         r"()\beyJ[\w-]{8,999}\.eyJ[\w-]{8,}\.[\w-]*",  # a JSON web token
     )
 )
-LAST_LINES = 4  # line breaks around the last lines of a key: two short lines and the end line
 LINE_END = r"(?:\\[rn]|\s)+"  # also as escaped in Python and JSON strings
 KEY_KINDS = r"(?:[A-Z0-9]{2,10} ){0,2}PRIVATE KEY(?: BLOCK)?"
 KEY_BLOCK = re.compile(  # PEM, OpenSSH, PGP and SSH2: a first line, lines of base64, and an end line if present
     rf"-{{4,5}} ?BEGIN {KEY_KINDS} ?-{{4,5}}"
     rf"(?:{LINE_END}(?:[A-Za-z-]{{3,20}}: [^\r\n\\]*|[A-Za-z0-9+/=]{{16,}})){{0,2000}}"
-    rf"(?:(?:{LINE_END}[A-Za-z0-9+/=]{{1,15}}){{0,2}}{LINE_END}(?P<end>-{{4,5}} ?END {KEY_KINDS} ?-{{4,5}}))?"
+    rf"(?:(?:{LINE_END}[A-Za-z0-9+/=]{{1,15}}){{0,2}}{LINE_END}-{{4,5}} ?END {KEY_KINDS} ?-{{4,5}})?"
     r"|PuTTY-User-Key-File-\d:[^\r\n]*(?:[\r\n]+(?:[A-Z][A-Za-z-]{3,20}: [^\r\n]*|[A-Za-z0-9+/=]{16,})){0,2000}"
 )
 OPTION = re.compile(r"([\w-]+)=([^,|\s]+)")
@@ -54,63 +51,22 @@ HARMLESS = re.compile(r"[\d.+-]+(e[+-]?\d+)?|true|false|none", re.IGNORECASE)
 
 def hide(text: str) -> str:
     """Return the text without the values of secret environment variables and without secrets of known shapes."""
-    return _without(text, _of_environment())
-
-
-def hide_bytes(data: bytes) -> bytes:
-    """Return bytes with the same secrets hidden; they need not be text, and all other bytes stay as they are."""
-    return _without(data.decode("latin-1"), _as_bytes()).encode("latin-1")
-
-
-def border(data: bytes, at: int) -> int:
-    """Return the last place up to `at` where the data can be split without splitting a secret.
-
-    The data may end in the beginning of an environment value that continues elsewhere; shapes end with their line.
-    """
-    text = data.decode("latin-1")
-    for start, end in sorted(_spans(text, at), reverse=True):
-        if start < at < end:
-            at = start
-    return at
-
-
-def is_in(text: str) -> bool:
-    """Whether a text has a secret, or a `key=value` with a secret's name and a value that is no number or boolean."""
-    named = any(OPTION_NAME.search(key) and not HARMLESS.fullmatch(value) for key, value in OPTION.findall(text))
-    return named or hide(text) != text
-
-
-def _without(text: str, values: list[str]) -> str:
-    for value in values:
+    for value in _of_environment():
         text = text.replace(value, HIDDEN)
     for shape in SHAPES:
         text = shape.sub(rf"\1{HIDDEN}", text)
     return KEY_BLOCK.sub(HIDDEN, text)
 
 
-def _spans(text: str, at: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of secrets; of environment values, only those that may reach across the place `at`."""
-    for shape in SHAPES:
-        yield from (match.span() for match in shape.finditer(text))
-    for match in KEY_BLOCK.finditer(text):
-        yield match.start(), len(text) + 1 if _goes_on(match, text) else match.end()
-    for value in _as_bytes():
-        start = text.find(value[0], max(0, at - len(value)), at)
-        while start >= 0:
-            if value.startswith(text[start : start + len(value)]):  # the value, or its beginning at the text's end
-                yield start, start + len(value)
-            start = text.find(value[0], start + 1, at)
+def hide_bytes(data: bytes) -> bytes:
+    """Return bytes with the same secrets hidden; they need not be text, and all other bytes stay as they are."""
+    return hide(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _goes_on(block: re.Match[str], text: str) -> bool:
-    """Whether a key block may continue after the text: it has no end line, and at most its last lines follow it."""
-    rest = text[block.end() :]
-    return not block["end"] and rest.count("\n") <= LAST_LINES and len(text) - block.start() < LONGEST
-
-
-def _as_bytes() -> list[str]:
-    """Return the secret values as the environment holds them, one character per byte."""
-    return [os.fsencode(value).decode("latin-1") for value in _of_environment()]
+def is_in(text: str) -> bool:
+    """Whether a text has a secret, or a `key=value` with a secret's name and a value that is no number or boolean."""
+    named = any(OPTION_NAME.search(key) and not HARMLESS.fullmatch(value) for key, value in OPTION.findall(text))
+    return named or hide(text) != text
 
 
 def _of_environment() -> list[str]:

@@ -233,10 +233,13 @@ class Child:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = msgspec.json.decode(line)  # stricter than the standard library: no NaN, no lone surrogate
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict) or not all(isinstance(message.get(key, ""), str) for key in ("stage", "step")):
+            parts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])  # a record is decoded once, as what it is
+            message: dict[str, Any] = {
+                key: part if key == "record" else msgspec.json.decode(part) for key, part in parts.items()
+            }
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            message = {"stage": None}
+        if not all(isinstance(message.get(key, ""), str) for key in ("stage", "step")):
             self._spoil(line, "what it sent is not a result")
             return
         self.messages.append(message)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler.analysis import progress
 from profiler.analysis.rows import latest
-from profiler.core import safe_files, strict_files
+from profiler.core import safe_files
 from profiler.core.case import Case, Trial
 from profiler.core.record import Record
 from profiler.engines.child_outcome import lost
@@ -27,7 +27,7 @@ class ShardFolder:
         """Read the lines that are complete by now. Raises UserError (exit code 4) for one that cannot be read."""
         with safe_files.opened(self.folder / "trials.jsonl") as file:
             file.seek(self._num_read)
-            whole, newline, _ = file.read(strict_files.JSON_BYTES).rpartition(b"\n")
+            whole, newline, _ = file.read(safe_files.MOST_BYTES).rpartition(b"\n")
         self._num_read += len(whole) + len(newline)
         where = str(self.folder / "trials.jsonl")
         self._records += [store.read_record(line, where) for line in whole.split(b"\n") if line]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import grp
 import hashlib
 import os
-import pwd
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -64,11 +62,10 @@ def _digests(kept: Path) -> dict[str, str]:
 def locked(kept: Path) -> Iterator[None]:
     """Create a folder that only its user can enter, and lock it, so that one process at a time works in it.
 
-    Raises UserError (exit code 3) if others can write to it or to a folder above it.
+    Raises UserError (exit code 3) if others can write to it.
     """
-    for path in reversed([kept, *kept.parents]):
-        with suppress(FileExistsError):  # if it is a file, what follows raises
-            path.mkdir(mode=PRIVATE)
+    kept.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    kept.mkdir(mode=PRIVATE, exist_ok=True)
     refuse_if_others_write(kept)
     with os.fdopen(os.open(kept / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -91,43 +88,16 @@ def working_folder(kept: Path) -> Iterator[Path]:
 
 
 def refuse_if_others_write(kept: Path) -> None:
-    """Raise UserError (exit code 3) if another user could replace a folder, or libraries in it.
-
-    The folder and all above it must belong to this user or root, and be writable by nobody else. Those above may be
-    writable by others if the sticky bit is set, as for /tmp.
-    """
-    for path in (kept, *kept.parents):
-        status = path.stat()
-        reason = None
-        if status.st_uid not in (os.getuid(), 0):
-            reason = f"belongs to {_user(status.st_uid)}"
-        elif _is_written_by_others(status) and not (path != kept and status.st_mode & stat.S_ISVTX):
-            reason = "can be written by other users"
-        if reason:
-            raise UserError(
-                f"rehearsing would run libraries from {kept}, and {path} {reason}",
-                hint=f"chmod go-w '{path}', if it is yours; {ELSEWHERE}",
-                exit_code=3,
-            )
-
-
-def _is_written_by_others(status: os.stat_result) -> bool:
-    """Whether users other than the owner can write to a folder; the user's private group does not count."""
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(status.st_gid)
-
-
-def _is_own_group(number: int) -> bool:
-    """Whether a group is the user's private one: of the same name, with nobody else in it."""
-    with suppress(KeyError):  # a user or a group without a name
-        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
-        return user.pw_gid == number and user.pw_name == group.gr_name and {*group.gr_mem} <= {user.pw_name}
-    return False
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
+    """Raise UserError (exit code 3) if the folder is another user's, or all users can write to it."""
+    status = kept.stat()
+    reason = None
+    if status.st_uid not in (os.getuid(), 0):
+        reason = "belongs to another user"
+    elif status.st_mode & stat.S_IWOTH:
+        reason = "can be written by all users"
+    if reason:
+        raise UserError(
+            f"rehearsing would run libraries from {kept}, which {reason}",
+            hint=f"chmod go-w '{kept}', if it is yours; {ELSEWHERE}",
+            exit_code=3,
+        )

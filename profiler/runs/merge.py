@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
 from profiler.core.schedule import Shard
-from profiler.runs import reading, store
-from profiler.runs.reading import Kind, lifted
+from profiler.runs import store
+from profiler.runs.reading import lifted
 from profiler.runs.store import Manifest, Run
 
 Key = tuple[Case, int]
@@ -63,12 +63,13 @@ def merge(folders: Sequence[Path]) -> Merged:
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
-    runs = sorted(map(store.load, folders), key=lambda run: (run.manifest.created, _text(run)))
+    read = sorted(map(_read, folders), key=lambda read: (read[0].manifest.created, b"".join(read[1])))
+    runs = [run for run, _ in read]
     if len({run.is_script for run in runs}) > 1:
         raise UserError("runs of scripts and of models are no one run", hint="merge each kind by itself", exit_code=4)
     _refuse_incomparable(runs)
     plan = _plan(runs)
-    offers = _offers(runs)
+    offers = _offers(read)
     latest_of = {key: max(of_key, key=_later) for key, of_key in offers.items()}
     kept = {key: offer for key, offer in latest_of.items() if not _is_needless(key, latest_of)}
     order = {key: number for number, key in enumerate(plan)}
@@ -77,7 +78,7 @@ def merge(folders: Sequence[Path]) -> Merged:
     return Merged(
         manifest=manifest,
         records=tuple(kept[key].record for key in keys),
-        texts=(_completed(manifest, runs[0]), *(kept[key].text for key in keys)),
+        texts=(_completed(manifest, read[0][1][0]), *(kept[key].text for key in keys)),
         logs=tuple(_log(kept[key].run.folder, key) for key in keys),
         conflicts=tuple(
             Conflict(case=key[0], round=key[1], kept=kept[key].run.folder.name)
@@ -155,12 +156,19 @@ def _is_needless(key: Key, latest_of: Mapping[Key, Offer]) -> bool:
     return key[1] > 1 and first is not None and first.record.outcome not in ("ok", *progress.LOST)
 
 
-def _offers(runs: Sequence[Run]) -> dict[Key, list[Offer]]:
+def _read(folder: Path) -> tuple[Run, list[bytes]]:
+    """Return a run, and the texts of its manifest and of its records."""
+    texts: list[bytes] = []
+    return store.load(folder, texts=texts), texts
+
+
+def _offers(read: Iterable[tuple[Run, list[bytes]]]) -> dict[Key, list[Offer]]:
     """Return each run's last record of each trial."""
     offers: dict[Key, list[Offer]] = {}
-    for run in runs:
-        _, *lines = (_lifted(text, "record") for _, text in store.documents(run.folder))
-        texts = {(record.case, record.round): line for record, line in zip(run.records, lines, strict=False)}
+    for run, (_, *lines) in read:
+        texts = {
+            (record.case, record.round): lifted(line, "record") for record, line in zip(run.records, lines, strict=True)
+        }
         for record in latest(run.records):
             key = record.case, record.round
             offers.setdefault(key, []).append(Offer(run, record, texts[key]))
@@ -184,22 +192,11 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
     return msgspec.structs.replace(first, command=command, plan=plan, sources=sources, shard=shard)
 
 
-def _completed(manifest: Manifest, first: Run) -> bytes:
+def _completed(manifest: Manifest, first: bytes) -> bytes:
     """Return the manifest's text, with unknown fields that a later version wrote into that of the first run."""
-    before = msgspec.json.decode(_lifted(reading.whole(first.folder / "manifest.json"), "manifest"))
+    before = msgspec.json.decode(lifted(first, "manifest"))
     before.pop("shard", None)  # that of the first run alone
     return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
-
-
-def _lifted(text: bytes, kind: Kind) -> bytes:
-    """Return a document in the present schema; the same bytes if no step applies to it."""
-    before = msgspec.json.decode(text)
-    after = lifted(before, kind)
-    return text if after is before else msgspec.json.encode(after)
-
-
-def _text(run: Run) -> bytes:
-    return b"".join(text for _, text in store.documents(run.folder))
 
 
 def _log(folder: Path, key: Key) -> Path:

@@ -1,4 +1,4 @@
-"""Reads the files of a run, as text and decoded: strictly, of any schema, never more than one line at once."""
+"""Reads the files of a run, as text and decoded: of any schema, never more than one line at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import astuple, force_setattr
 
-from profiler.core import safe_files, strict_files
-from profiler.core.case import Trial, decode, encode
+from profiler.core import strict_files
+from profiler.core.case import Trial, decode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Equality, Record
 
@@ -29,11 +29,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 STEPS: dict[int, Step] = {}  # by the schema that a step converts; schema 1 is the first and the present one
 
 
-def lifted(document: Document, kind: Kind) -> Document:
-    """Convert a document to the newest schema that the steps lead to; return the same object if none applies."""
+def lifted(text: bytes, kind: Kind) -> bytes:
+    """Return a document in the newest schema that the steps lead to; the same bytes if none applies."""
+    if strict_files.written_schema(text) not in STEPS:
+        return text
+    document = msgspec.json.decode(text)
     while (step := STEPS.get(document["schema"])) is not None:
         document = {**getattr(step, kind)(document), "schema": document["schema"] + 1}
-    return document
+    return msgspec.json.encode(document)
 
 
 def whole(path: Path) -> bytes:
@@ -42,51 +45,35 @@ def whole(path: Path) -> bytes:
         return strict_files.read_json(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    except strict_files.Malformed as error:
-        raise _damaged(path, error) from error
 
 
 def numbered(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield location (`FOLDER/trials.jsonl:3`) and text of each line, none if there is no file. Raises as `whole`."""
     if not os.path.lexists(path):
         return
-    name = str(path)
+    number = 0
     try:
         for number, line in enumerate(strict_files.json_lines(path), start=1):
-            yield f"{name}:{number}", line
+            yield f"{path}:{number}", line
     except OSError as error:
         raise _unreadable(path, error) from error
+    except strict_files.Malformed as error:
+        raise _damaged(f"{path}:{number + 1}", error) from error
 
 
 def is_torn(line: bytes) -> bool:
     """Whether a line is the beginning of a record, or zeros, which some file systems leave. Other ends are damage."""
-    if line.endswith(b"\n") or len(line) > strict_files.LINE_BYTES:
-        return False
-    return line.startswith(b"{") or not line.strip(b"\0")
-
-
-def unended(path: Path) -> bytes:
-    """Return the end of a file after its last newline; of one too long for a line, only LINE_BYTES or a little more."""
-    line = b""
-    with safe_files.opened(path) as file:
-        at = file.seek(0, os.SEEK_END)
-        while at and len(line) <= strict_files.LINE_BYTES:
-            before, at = at, max(0, at - strict_files.PIECE_BYTES)
-            file.seek(at)
-            _, newline, piece = file.read(before - at).rpartition(b"\n")
-            line = piece + line
-            if newline:
-                break
-    return line
+    return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
 
 
 def decoded(text: bytes, kind: type[Any], where: object) -> Any:
     """Decode a line or a document of any schema. Raises UserError (exit code 4) that begins with `where`."""
     try:
-        if kind is Record:
-            strict_files.check_line(text)
-        document = _own(text, kind)
-        return _foreign(text, kind, where) if document is None else document
+        schema = strict_files.written_schema(text)
+        if schema > SCHEMA:
+            message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
+            raise UserError(message, hint="upgrade gcprof", exit_code=4)
+        return decode(text if schema == SCHEMA else lifted(text, "record" if kind is Record else "manifest"), kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise _damaged(where, error) from error
 
@@ -131,39 +118,6 @@ class Shared:
                 force_setattr(struct, name, known)
             elif part is not None and name in _WORDS:
                 self._share(part, *_WORDS[name])
-
-
-def _own(text: bytes, kind: type[Any]) -> Any | None:
-    """Decode a document exactly as gcprof would write it, so that no key is double or hidden in it; None for others."""
-    try:
-        document = decode(text, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return document if document.schema == SCHEMA and _is_own(document, text) else None
-
-
-def _foreign(text: bytes, kind: type[Any], where: object) -> Any:
-    """Decode and check a document of any schema that others may have written. Raises as msgspec does, and UserError."""
-    schema = strict_files.written_schema(text)
-    if schema > SCHEMA:
-        message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
-        raise UserError(message, hint="upgrade gcprof", exit_code=4)
-    document = decode(text if schema == SCHEMA else _lifted(text, kind), kind)
-    strict_files.check_json(text)
-    return document
-
-
-def _is_own(document: Any, text: bytes) -> bool:
-    """Whether gcprof would write the same text: then no key is double or hidden in it, and no check is needed."""
-    own = encode(document)
-    if own == text or isinstance(document, Record) or len(own) > len(text):
-        return own == text
-    return msgspec.json.format(own, indent=1) == text
-
-
-def _lifted(text: bytes, kind: type[Any]) -> bytes:
-    """Convert an old document to the present schema: old files always open."""
-    return msgspec.json.encode(lifted(msgspec.json.decode(text), "record" if kind is Record else "manifest"))
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:

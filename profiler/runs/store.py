@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
+    num_bytes: int = 0  # of trials.jsonl, without a torn last line
 
     @property
     def is_script(self) -> bool:
@@ -78,8 +79,8 @@ def create(
     environment: Environment,
     sources: Mapping[str, str],
     shard: Shard | UnsetType = UNSET,
-) -> None:
-    """Create a new run folder with its manifest, atomically.
+) -> Run:
+    """Create a new run folder with its manifest, atomically, and return the run, which has no records.
 
     Raises UserError if there is one already, or (exit code 74) if it cannot be created.
     """
@@ -88,6 +89,7 @@ def create(
         created=now, command=command, plan=plan, environment=environment, sources=dict(sources), shard=shard
     )
     save(folder, manifest=encode(manifest), trials=b"")
+    return Run(folder=folder, manifest=manifest, records=())
 
 
 def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] = ()) -> None:
@@ -106,7 +108,7 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
         _write_safely(new / "manifest.json", msgspec.json.format(manifest, indent=1))
         for log in logs:
             if safe_files.is_regular(log):
-                _copy(log, new / "logs" / log.name)
+                shutil.copyfile(log, new / "logs" / log.name)
         new.rename(folder)
         _sync_folder(folder.parent)
     except OSError as error:
@@ -148,29 +150,44 @@ def replace(path: Path, text: bytes) -> None:
         raise unwritable(path.parent, error) from error
 
 
-def load(folder: Path, *, without: Collection[str] = ()) -> Run:
+def load(folder: Path, *, without: Collection[str] = (), texts: list[bytes] | None = None) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) if it is none or cannot be read.
 
-    Readings named in `without` are checked, but not kept. Verdicts are those of the numbers that are stored: a record
-    that says ok and is not is invalid.
+    Readings named in `without` are checked, but not kept. `texts` gets the manifest and each record's line as written.
     """
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
-    manifest = read_manifest(folder)
-    path = folder / "trials.jsonl"
-    records, warnings, impossible, shared = [], [], list[str](), Shared(manifest.plan, without=without)
-    for where, line in reading.numbered(path):
+    text = reading.whole(folder / "manifest.json")
+    manifest: Manifest = reading.decoded(text, Manifest, folder / "manifest.json")
+    lines, shared = [text], Shared(manifest.plan, without=without)
+    records, num_bytes, torn = list[Record](), 0, False
+    for where, line in reading.numbered(folder / "trials.jsonl"):
         if reading.is_torn(line):
-            warnings.append("the last line of trials.jsonl is torn and was ignored")
-        else:
-            record = shared.read(line.removesuffix(b"\n"), where)
-            impossible += [f"{os.path.basename(where)}: {text}" for text in impossible_reading(record.readings)]
-            reason = unsound(record)
-            records.append(msgspec.structs.replace(record, outcome="invalid", detail=reason) if reason else record)
+            torn = True
+            continue
+        records.append(shared.read(line, where))
+        num_bytes += len(line)
+        if texts is not None:
+            lines.append(line.removesuffix(b"\n"))
+    if texts is not None:
+        texts += lines
+    return of_records(folder, manifest, records, num_bytes=num_bytes, is_torn=torn)
+
+
+def of_records(
+    folder: Path, manifest: Manifest, records: Iterable[Record], *, num_bytes: int = 0, is_torn: bool = False
+) -> Run:
+    """Return a run of the records that its folder has. A record that says ok, and by its numbers is not, is invalid."""
+    warnings = ["the last line of trials.jsonl is torn and was ignored"] if is_torn else []
+    judged, impossible = list[Record](), list[str]()
+    for number, record in enumerate(records, start=1):
+        impossible += [f"trials.jsonl:{number}: {text}" for text in impossible_reading(record.readings)]
+        reason = unsound(record)
+        judged.append(msgspec.structs.replace(record, outcome="invalid", detail=reason) if reason else record)
     if impossible:
         more = f", and {len(impossible) - 1} more" if len(impossible) > 1 else ""
         warnings.append(f"numbers that cannot be: {impossible[0]}{more}; `gcprof validate` shows all that is wrong")
-    return Run(folder=folder, manifest=manifest, records=tuple(records), warnings=tuple(warnings))
+    return Run(folder=folder, manifest=manifest, records=tuple(judged), warnings=tuple(warnings), num_bytes=num_bytes)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -186,22 +203,6 @@ def read_record(line: bytes, where: str) -> Record:
     return record
 
 
-def documents(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield where each document is, `FOLDER/trials.jsonl:3`, and its text: the manifest, then all whole lines.
-
-    Raises UserError (exit code 4) if a file cannot be read.
-    """
-    yield str(folder / "manifest.json"), reading.whole(folder / "manifest.json")
-    for where, line in reading.numbered(folder / "trials.jsonl"):
-        if not reading.is_torn(line):
-            yield where, line.removesuffix(b"\n")
-
-
-def torn(folder: Path) -> str | None:
-    """Return where the torn last line is, or None. Raises UserError (exit code 4) as `documents` does."""
-    return next((where for where, line in reading.numbered(folder / "trials.jsonl") if reading.is_torn(line)), None)
-
-
 def unwritable(folder: Path, error: OSError) -> UserError:
     """Return the error for a run folder that cannot be written to."""
     message = f"cannot write to '{folder}': {error.strerror}"
@@ -214,11 +215,6 @@ def _write_safely(path: Path, text: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(path.parent)
-
-
-def _copy(path: Path, to: Path) -> None:
-    with safe_files.opened(path) as file, to.open("xb") as copy:
-        shutil.copyfileobj(file, copy)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -16,8 +16,9 @@ from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
 from profiler.core.strict_files import written_schema
 from profiler.core.units import count_text
-from profiler.runs import reading, store
+from profiler.runs import reading
 from profiler.runs.find import TAGS
+from profiler.runs.store import Manifest
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", TAGS)
 Key = tuple[Case, int]
@@ -51,9 +52,6 @@ def validate(folder: Path) -> Report:
     records = list(_records(folder, findings))
     findings += _repeated(records)
     findings += [finding for where, record in records for finding in _looked_at(where, record, plan)]
-    torn = store.torn(folder)
-    if torn is not None:
-        findings.append(Finding(where=torn, text="the last line is torn"))
     owed = progress.owed((plan or {}).values(), [record for _, record in records])
     if owed:
         text = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
@@ -71,11 +69,12 @@ def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
     """Return the trials of the plan; None, with a finding, if the manifest cannot be read."""
     where = str(folder / "manifest.json")
     try:
-        manifest = store.read_manifest(folder)
+        text = reading.whole(folder / "manifest.json")
+        manifest: Manifest = reading.decoded(text, Manifest, where)
     except UserError as error:
         findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
         return None
-    findings += _old(where, manifest.schema, reading.whole(folder / "manifest.json"))
+    findings += _old(where, manifest.schema, text)
     return {(trial.case, trial.round): trial for trial in manifest.plan}
 
 
@@ -85,11 +84,12 @@ def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Recor
     if not path.exists():
         findings.append(Finding(where=str(path), text="the file is missing"))
         return
-    for where, line in store.documents(folder):
-        if where == str(folder / "manifest.json"):
+    for where, line in reading.numbered(path):
+        if reading.is_torn(line):
+            findings.append(Finding(where=where, text="the last line is torn"))
             continue
         try:
-            record = store.read_record(line, where)
+            record: Record = reading.decoded(line, Record, where)
         except UserError as error:
             findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
             continue

@@ -6,9 +6,7 @@ Only runs below the results are removed, never one that is being written to, and
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,16 +17,6 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.runs import RESULTS, reading, store
 from profiler.runs.find import reference_folder
-
-SPOOL_BYTES = 8 << 20  # of this process's own lines, kept in memory; more go to an unnamed file in the run's folder
-
-
-class LostFileError(UserError):
-    """Others have changed a file of the run; `kept` is the run folder that its records were saved in, if any."""
-
-    def __init__(self, message: str, *, hint: str, kept: Path | None = None) -> None:
-        super().__init__(message, hint=hint, exit_code=74)
-        self.kept = kept
 
 
 class Writer:
@@ -42,101 +30,38 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         for name in ("logs", "derived"):
             store.refuse_link(folder / name)
-        self._folder = folder
+        self._path = folder / "trials.jsonl"
         self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
-        self._own = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder))  # noqa: SIM115  `close` closes it
-        safe_files.sign_lock(self._signature)
+        with suppress(OSError), safe_files.anew(self._signature) as file:  # for those who wait for the lock
+            file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
         safe_files.sweep(folder)
         try:
-            _cut_torn_line(folder / "trials.jsonl", self._file)
-            self._manifest = reading.whole(folder / "manifest.json")
-            self._manifest_status = (folder / "manifest.json").stat()
+            self.num_bytes = _cut_torn_line(self._path, self._file)
         except UserError:
             self.close()
             raise
-        self._size = os.fstat(self._file).st_size
-        self._pending = b""  # a line that is not in the file yet
 
     def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails.
-
-        Raises LostFileError if others removed, replaced or cut the file, before or meanwhile.
-        """
-        self._pending = line = encode(record) + b"\n"
-        self.check()
-        self._write(line)
-        self._size += len(line)
-        self._pending = b""
-        self.check()
-
-    def check(self) -> None:
-        """Raise LostFileError if others have changed a file of the run; all records are saved in a new folder."""
-        change = self._change()
-        if change is None:
-            return
-        what = f"{change} while this run went on"
-        name = f"{self._folder.absolute().name[:200]}-kept-{secrets.token_hex(3)}"
-        kept = self._folder.parent / name if self._folder.name.strip(".") else self._folder.absolute().parent / name
+        """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails."""
+        line = encode(record) + b"\n"
+        rest = memoryview(line)
         try:
-            store.save(kept, manifest=self._manifest, trials=self._records())
-        except (UserError, OSError) as error:
-            why = error.message if isinstance(error, UserError) else error.strerror
-            message = f"{what}, and its records cannot be kept: {why}"
-            raise LostFileError(message, hint="what was printed is all there is") from error
-        message = f"{what}: nothing more is measured, and its records are kept in '{kept}'"
-        hint = f"gcprof show {kept} shows them, gcprof run --resume {kept} goes on there"
-        raise LostFileError(message, hint=hint, kept=kept)
+            while rest:  # a disk takes what still fits, and only then says that it is full
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+            is_there = os.fstat(self._file).st_nlink
+        except OSError as error:
+            message = f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)"
+            raise UserError(message, hint="free some space; what was printed is safe", exit_code=74) from error
+        if not is_there:
+            message = f"'{self._path}' was removed while this run went on: its records are lost"
+            raise UserError(message, hint="nothing more is measured; run it again", exit_code=74)
 
     def close(self) -> None:
         with suppress(OSError):  # a file that cannot be removed is overwritten by the next writer
             self._signature.unlink(missing_ok=True)  # while the lock is held, so that it is not the next writer's
-        with suppress(OSError):  # a full disk may refuse the copy, but the file has all of it
-            self._own.close()
         os.close(self._file)
-
-    def _change(self) -> str | None:
-        """Return in words what others did to the files of the run; None if they are as they were written."""
-        own, manifest = os.fstat(self._file), self._manifest_status
-        for name, written, size in (
-            ("trials.jsonl", own, self._size),
-            ("manifest.json", manifest, manifest.st_size),
-        ):
-            path = self._folder / name
-            try:
-                named = path.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                return f"'{path}' was removed"
-            except OSError as error:
-                return f"'{path}' cannot be reached any more ({error.strerror})"
-            if not os.path.samestat(written, named):
-                return f"'{path}' was replaced"
-            if named.st_size < size:
-                return f"'{path}' was cut short"
-        if own.st_size > self._size and self.is_locked:
-            return f"'{self._folder / 'trials.jsonl'}' was written to by others"
-        self._size = own.st_size  # without locks another writer may add to it
-        return None
-
-    def _records(self) -> bytes:
-        """Return all records of the file, even if its name is gone; if its size changed, what this process wrote."""
-        if os.fstat(self._file).st_size != self._size:
-            self._own.seek(0)
-            return self._own.read() + self._pending
-        with open(os.dup(self._file), "rb") as file:
-            file.seek(0)
-            return file.read() + self._pending
-
-    def _write(self, line: bytes) -> None:
-        rest = memoryview(line)
-        try:
-            self._own.write(line)
-            while rest:  # a disk takes what still fits, and only then says that it is full
-                rest = rest[os.write(self._file, rest) :]
-            os.fsync(self._file)
-        except OSError as error:
-            message = f"cannot write the result: {error.strerror} (it takes {len(line):,} bytes)"
-            raise UserError(message, hint="free some space; what was printed is safe", exit_code=74) from error
 
 
 def tidy(folder: Path) -> None:
@@ -187,8 +112,8 @@ def held(folder: Path) -> Iterator[None]:
     file, is_locked = _locked(folder)
     try:
         if not is_locked and os.path.lexists(folder / ".writer"):
-            writer = safe_files.lock_holder(folder / ".writer")
-            raise UserError(f"a gcprof may be writing to {folder}: {writer}", hint=f"remove {folder / '.writer'} first")
+            message = f"a gcprof may be writing to {folder}: {_holder(folder)}"
+            raise UserError(message, hint=f"remove {folder / '.writer'} first")
         yield
     finally:
         os.close(file)
@@ -196,29 +121,35 @@ def held(folder: Path) -> Iterator[None]:
 
 def _locked(folder: Path) -> tuple[int, bool]:
     """Return the open trials.jsonl, and whether it is locked. Raises UserError if another process has it."""
-    path = folder / "trials.jsonl"
-    while True:
-        try:
-            file = safe_files.opened_to_append(path)
-        except OSError as error:
-            raise store.unwritable(folder, error) from error
-        try:
-            is_locked = safe_files.lock(file)
-        except safe_files.TakenError:
-            os.close(file)
-            message = f"another gcprof is writing to {folder}: {safe_files.lock_holder(folder / '.writer')}"
-            raise UserError(message, hint="wait for it, or name another folder with -o") from None
-        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-            return file, is_locked
-        os.close(file)  # the last holder replaced the file: this one is in no folder any more
+    try:
+        file = os.open(folder / "trials.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise store.unwritable(folder, error) from error
+    try:
+        return file, safe_files.lock(file)
+    except safe_files.TakenError:
+        os.close(file)
+        message = f"another gcprof is writing to {folder}: {_holder(folder)}"
+        raise UserError(message, hint="wait for it, or name another folder with -o") from None
 
 
-def _cut_torn_line(path: Path, file: int) -> None:
-    """Cut off a torn last line. Raises UserError (exit code 4) if the end is damage instead."""
-    line = reading.unended(path)
+def _holder(folder: Path) -> str:
+    """Return who holds the lock, as it has signed."""
+    holder = ""
+    with suppress(OSError), safe_files.opened(folder / ".writer") as file:
+        holder = file.read(200).decode(errors="replace").strip()
+    return holder or "it does not say who it is"
+
+
+def _cut_torn_line(path: Path, file: int) -> int:
+    """Cut off a torn last line; return the size then. Raises UserError (exit code 4) if the end is damage instead."""
+    size = os.fstat(file).st_size
+    end = os.pread(file, safe_files.MOST_BYTES, max(0, size - safe_files.MOST_BYTES))
+    line = end[end.rfind(b"\n") + 1 :]
     if not line:
-        return
+        return size
     if not reading.is_torn(line):
         message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
         raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
-    os.ftruncate(file, os.fstat(file).st_size - len(line))
+    os.ftruncate(file, size - len(line))
+    return size - len(line)

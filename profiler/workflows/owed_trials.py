@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -17,80 +16,76 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import Engine
 from profiler.runs import store
-from profiler.runs.writer import LostFileError, Writer
+from profiler.runs.store import Run
+from profiler.runs.writer import Writer
 from profiler.workflows import SILENT, Interrupted, Screen
 
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself
 
 
 class FollowedRun(NamedTuple):
-    """The exit code of a run, 0 if nothing ended it early, and the folder where its records are."""
+    """The exit code of a run, 0 if nothing ended it early, and the run with all its records."""
 
     exit_code: int
-    folder: Path
+    run: Run
 
 
 def follow(
     engine: Engine,
-    folder: Path,
+    run: Run,
     screen: Screen = SILENT,
     *,
     data_directory: str | None = None,
     exclusive: bool = False,
     ready: Sequence[Record] = (),
 ) -> FollowedRun:
-    """Run what a run folder still owes, and show each record.
-
-    What ends it early is reported: an interrupt, or a UserError of `run_owed`. If the folder lost its records
-    meanwhile, the returned folder is the new one that has them. Raises LostFileError if there is none.
-    """
-    cases = [trial.case for trial in store.load(folder).manifest.plan]
+    """Run what a run still owes, and show each record. What ends it early is reported: an interrupt or a UserError."""
+    records = [*run.records]
+    code = 0
 
     def warn(text: str) -> None:
         screen.say(f"warning: {text}")
 
     try:
         engine.at_work = screen.at_work
-        with screen.watch(cases) as show:
-            owed = run_owed(engine, folder, data_directory=data_directory, exclusive=exclusive, ready=ready, warn=warn)
+        with screen.watch([trial.case for trial in run.manifest.plan]) as show:
+            owed = run_owed(engine, run, data_directory=data_directory, exclusive=exclusive, ready=ready, warn=warn)
             for record, left in owed:
-                show(record, left, folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
+                records.append(record)
+                show(record, left, run.folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
     except Interrupted as interrupted:
         screen.say("interrupted; what was printed is safe")
-        return FollowedRun(interrupted.exit_code, folder)
+        code = interrupted.exit_code
     except UserError as error:
-        if isinstance(error, LostFileError):
-            if error.kept is None:  # there is nothing to show
-                raise
-            folder = error.kept
         screen.say(f"gcprof: {error.message}")
         screen.say(f"hint: {error.hint}")
-        return FollowedRun(error.exit_code, folder)
-    return FollowedRun(0, folder)
+        code = error.exit_code
+    return FollowedRun(code, store.of_records(run.folder, run.manifest, records))
 
 
 def run_owed(
     engine: Engine,
-    folder: Path,
+    run: Run,
     *,
     data_directory: str | None = None,
     exclusive: bool = False,
     ready: Sequence[Record] = (),
     warn: Callable[[str], None] = warnings.warn,
 ) -> Generator[tuple[Record, int], None, None]:
-    """Run what a run folder still owes; yield each record once it is on disk, and how many are left.
+    """Run what a run still owes; yield each record once it is on disk, and how many are left.
 
     `ready` are records of trials in the plan that were measured before; they come first. Trials that crashed or took
-    too long are owed again. `warn` is called with what does no harm yet. Raises UserError if the folder cannot be read
-    or written, is changed by others, or belongs to another process; and (exit code 3) if the device must be exclusive,
+    too long are owed again. `warn` is called with what does no harm yet. Raises UserError if the folder cannot be
+    written, another process writes to it or has since it was read; and (exit code 3) if the device must be exclusive,
     and others used it or may have.
     """
-    writer = Writer(folder)  # first, so that nobody else adds to what is read here
+    folder, plan = run.folder, run.manifest.plan
+    writer = Writer(folder)
     try:
         if not writer.is_locked:
             warn(f"locks do not work in '{folder}': make sure that no other gcprof writes there")
-        run = store.load(folder)
-        plan = run.manifest.plan
+        if writer.num_bytes != run.num_bytes:
+            raise UserError(f"another gcprof has written to '{folder}' meanwhile", hint="give the command again")
         done = progress.settled(run.records)
         owed = progress.owed(plan, done)
         left = len(owed)
@@ -114,7 +109,6 @@ def run_owed(
             yield record, left
             if exclusive:
                 _refuse_shared(record)
-        writer.check()
     finally:
         writer.close()
 

@@ -172,7 +172,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
         rounds = 1 if device_choice.is_hollow(device, devices) else rounds
         checked = spec.check(msgspec.structs.replace(size.request, device=device, rounds=rounds), lambda word: word)
         folder = output or store.new_folder(RESULTS, [system.name])
-        store.create(
+        begun = store.create(
             folder,
             plan=checked.trials,
             command=command_line(request.typed),
@@ -181,8 +181,7 @@ def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
         )
         for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
-        code, folder = owed_trials.follow(engine, folder, screen)
-    run = store.load(folder)
+        code, run = owed_trials.follow(engine, begun, screen)
     return Reproduced(
         run=run,
         reproduction=_reproduction(system, size, run),

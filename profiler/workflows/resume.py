@@ -72,7 +72,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
         device_choice.refuse_crowded([trial.case for trial in before.manifest.plan], devices)
         remarks = (*before.warnings, *_again(before))
         checked = CheckedRequest(trials=before.manifest.plan, data_directory=data, remarks=remarks)
-        return go_on(engine, before.folder, checked, devices, request, screen)
+        return go_on(engine, before, checked, devices, request, screen)
 
 
 def _changed(before: Run, words: Request, request: RunRequest) -> Request:

@@ -161,7 +161,7 @@ def begin(
 ) -> Ran:
     """Make a run folder of these trials, and run them."""
     folder = request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in checked.trials])
-    store.create(
+    run = store.create(
         folder,
         plan=checked.trials,
         command=command,
@@ -169,24 +169,24 @@ def begin(
         sources=run_diff.code_digests(trial.case for trial in checked.trials),
         shard=checked.shard or UNSET,
     )
-    return go_on(engine, folder, checked, devices, request, screen)
+    return go_on(engine, run, checked, devices, request, screen)
 
 
 def go_on(
     engine: Engine,
-    folder: Path,
+    before: Run,
     checked: CheckedRequest,
     devices: Mapping[str, Environment],
     request: RunRequest,
     screen: Screen,
 ) -> Ran:
-    """Run what a folder owes; return what there is then, also after an interrupt."""
-    for line in opening(store.load(folder).manifest.plan, devices, checked.remarks):
+    """Run what a run owes; return what there is then, also after an interrupt."""
+    for line in opening(before.manifest.plan, devices, checked.remarks):
         screen.say(line)
-    code, stored = owed_trials.follow(
-        engine, folder, screen, data_directory=checked.data_directory, exclusive=request.exclusive
+    code, run = owed_trials.follow(
+        engine, before, screen, data_directory=checked.data_directory, exclusive=request.exclusive
     )
-    return ran(store.load(stored), code=code, data_directory=checked.data_directory)
+    return ran(run, code=code, data_directory=checked.data_directory)
 
 
 def ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:

@@ -27,12 +27,12 @@ def carry_out(folder: Path, *, agreed: Path, stage_seconds: float = 600.0, data_
     The first job of a run writes its device to the folder `agreed`, for all others to have the same. Raises UserError
     if this machine has another one, or other files or versions.
     """
-    manifest = store.read_manifest(folder)
+    run = store.load(folder)
     with Local(stage_seconds=stage_seconds) as engine:
-        _refuse_other(manifest, engine.survey(), agreed)
-        for _ in owed_trials.run_owed(engine, folder, data_directory=data_directory):
-            pass
-    return len(latest(store.load(folder).records))
+        _refuse_other(run.manifest, engine.survey(), agreed)
+        owed = owed_trials.run_owed(engine, run, data_directory=data_directory)
+        records = [*run.records, *(record for record, _ in owed)]
+    return len(latest(records))
 
 
 def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], agreed: Path) -> None:

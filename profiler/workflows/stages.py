@@ -124,7 +124,7 @@ class ModelOnDevice:
         """
         digests = run_diff.code_digests(trial.case for trial in trials)
         digests |= {str(path): run_diff.digest(encode_indented(plan)) for path, plan in plans.items()}  # written below
-        store.create(
+        run = store.create(
             folder,
             plan=trials,
             command=command_line(typed),
@@ -135,8 +135,7 @@ class ModelOnDevice:
             (folder / plan_file.FOLDER).mkdir()
         for path, plan in plans.items():
             plan_file.write(plan, path)
-        code, folder = owed_trials.follow(self.engine, folder, self._screen, ready=ready)
-        run = store.load(folder)
+        code, run = owed_trials.follow(self.engine, run, self._screen, ready=ready)
         return code or progress.exit_code(run.records), run
 
     def better_blocks(self, below_bytes: int) -> str | None:

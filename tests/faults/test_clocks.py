@@ -10,13 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import MOST_STEPS, Sampling, interval
 from profiler.measuring import devices
-from profiler.measuring.devices.cpu import CpuStopwatch
 from profiler.measuring.meters import time as timing
 from tests import make
 from tests.conftest import measured
@@ -56,15 +54,6 @@ def test_fault_50_the_date_is_for_display_alone(monkeypatch):
 
     assert found.environment.started == "1926-11-21T00:00:00+00:00"
     assert 0 < found.readings.step_seconds[0] < YEAR
-
-
-def test_twin_50_a_stopwatch_that_looks_at_the_wall_clock_measures_its_jump(monkeypatch):
-    jumping(monkeypatch)
-    monkeypatch.setattr(CpuStopwatch, "mark", lambda self: self._times.append(time.time()))
-
-    (seconds,) = measured("mlp", "none", passes=("time",)).readings.step_seconds
-
-    assert seconds < -YEAR
 
 
 # --- 51: a step too fast for the timer
@@ -141,15 +130,6 @@ def test_fault_51_a_real_step_that_is_fast_is_measured_and_noted(monkeypatch):
     assert f"each sample is the mean of up to {times} steps in a row" in text
 
 
-def test_twin_51_one_step_a_sample_is_as_long_as_the_timer_says(monkeypatch):
-    monkeypatch.setattr(timing, "MOST_STEPS", 1)
-    device = Ticking(seconds=0.0015, tick=1e-3)
-
-    found = timing.read(device, device.run, warmup=1, samples=20)["step_seconds"]
-
-    assert {round(one, 6) for one in found} == {0.001, 0.002}  # a third too few, or too many
-
-
 # --- 52: a step nearly as slow as the limit
 
 
@@ -206,14 +186,6 @@ def test_fault_52_a_trial_is_told_its_limit_by_the_engine(engine):
     assert decode(asked[0], Trial).limit_seconds == PATIENCE_SECONDS
 
 
-def test_twin_52_a_round_that_knows_of_no_limit_passes_it():
-    device = Slow([250.0] * 9)
-
-    timing.read(device, step, warmup=1, samples=5)
-
-    assert device.now > 600
-
-
 # --- 53: samples of two modes, or of great noise
 
 
@@ -247,9 +219,3 @@ def test_fault_53_sampling_goes_on_to_its_limit():
     found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
 
     assert (len(found["step_seconds"]) + len(found["warmup_seconds"]) - 2, found["stopped"]) == (100, "samples")
-
-
-def test_twin_53_where_nothing_is_noisy_enough_the_same_samples_have_no_advice(monkeypatch):
-    monkeypatch.setattr(timing_doubts, "NOISY", float("inf"))
-
-    assert notes(record(seconds=bimodal(), stopped="samples")) == {}

@@ -10,14 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.analysis import comparison as comparing
-from profiler.analysis import cross_run_ratio
 from profiler.analysis.comparison import compare_runs
 from profiler.analysis.cross_run_ratio import estimated, sampled
 from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.views.tables import comparison_parts
 from tests import examples, make
 from tests.compared_runs import H100, STEADY, T4, against, record
 from tests.printed_comparisons import before_and_after, printed
@@ -103,14 +100,6 @@ def test_fault_44_what_was_allowed_to_differ_and_does_not_is_noted():
     assert idle in printed(both, width=200)
 
 
-def test_twin_44_without_the_refusal_another_optimizer_is_a_verdict_on_the_strategy(monkeypatch):
-    monkeypatch.setattr(comparing, "refuse_mixed", lambda sides, **more: None)
-
-    (match,) = against([record()], [record(optimizer=Choice("adam"), slower=1.5)]).matches
-
-    assert match.cells[1].time.verdict == "slower"  # of sgd and adam, as if they were one
-
-
 # --- 45: missing rows, out of memory, one sample
 
 
@@ -188,20 +177,6 @@ def test_fault_45_no_number_is_made_up_where_there_is_none(here: Path, capsys: p
     assert cells["sqrt"]["time"] is cells["first"]["time"] is cells["k"] is None
 
 
-def test_twin_45_an_interval_of_single_samples_divides_by_zero():
-    with pytest.raises(ZeroDivisionError):
-        cross_run_ratio._variance([0.1])
-
-
-def test_twin_45_without_its_lines_a_row_that_is_gone_is_a_row_of_dashes(monkeypatch):
-    monkeypatch.setattr(comparison_parts, "_missing", lambda found, matches: [])
-
-    text = printed(before_and_after(), width=200)
-
-    assert "only in" not in text
-    assert "tried to allocate" not in text
-
-
 # --- 46: one run twice, twenty runs, one name twice
 
 
@@ -247,12 +222,3 @@ def test_fault_46_devices_of_one_name_have_letters_of_their_own():
     found = compare_runs([("run", [record(seconds=STEADY)]), ("run", [record()]), ("run", [record(device="fake:t4")])])
 
     assert [side.name for side in found.sides] == ["A cpu", "B cpu", "C t4"]
-
-
-def test_twin_46_by_the_folders_name_alone_nobody_could_tell_which_is_which(here, capsys, monkeypatch):
-    words = [save(here / "a100" / "run"), save(here / "h100" / "run")]
-    monkeypatch.setattr("profiler.cli.compare._named_apart", lambda parts, every: parts[-1])
-
-    answer(["compare", *words])
-
-    assert capsys.readouterr().out.splitlines()[:2] == ["A: run, the baseline", "B: run"]

@@ -87,15 +87,6 @@ def test_fault_09_a_device_that_answers_has_no_such_note(monkeypatch):
     assert "GCP031" not in {note.code for note in measured("mlp", "none", passes=("time",)).notes}
 
 
-def test_twin_09_an_error_of_nvml_that_is_not_caught_ends_the_measurement(monkeypatch):
-    library = Nvml(init=no_driver)
-    library.NVMLError = KeyError
-    monkeypatch.setattr(nvml, "pynvml", library)
-
-    with pytest.raises(NotSupported, match=MISMATCH):
-        cuda(monkeypatch).conditions()
-
-
 # --- 47: throttling, clocks, temperature
 
 
@@ -154,10 +145,3 @@ def test_fault_47_every_sample_of_a_throttled_round_is_kept():
 
     assert row.readings.step_seconds == record().readings.step_seconds
     assert row.step_seconds is not None
-
-
-def test_twin_47_without_the_clocks_the_whole_ratio_is_taken_for_the_strategys():
-    _, half = rows(at_half_the_clock(conditions=None))
-
-    assert half.time_ratio == 2
-    assert {note.code for note in half.notes} == {"GCP067"}  # of its peak, which is that of `none`

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
-import psutil
 import pytest
 
-from profiler.core import server_process
-from profiler.core.case import Choice, Trial, encode
+from profiler.core.case import encode
 from profiler.engines import child as children
 from profiler.engines import local
-from profiler.engines.child import Child, Ended
+from profiler.engines.child import Child
 from profiler.engines.local import RUN_TRIAL, Local
-from profiler.views.tables import progress
-from tests import make
-from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial, unprotected
+from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS
 
 DEATHS = {"segv": "SIGSEGV", "abort": "SIGABRT", "illegal": "SIGILL"}
@@ -32,23 +27,6 @@ def test_fault_14_a_trial_that_the_host_kills_is_a_row_that_says_why_and_the_oth
     assert code == 1
     assert outcomes(here / "run") == {"none": "ok", "all": "crashed", "segments:k=1": "ok"}
     assert "all: crashed: killed in memory by SIGKILL: possibly out of host memory" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ((3, 4), "SIGKILL: out of host memory: its control group counts 1 kill for that"),
-        ((3, 3), "SIGKILL: possibly out of host memory, though its control group counts no kill for that"),
-        ((None, None), "SIGKILL: possibly out of host memory"),
-    ],
-)
-def test_fault_14_what_the_control_group_counts_is_told(engine, monkeypatch, counts, words):
-    left = list(counts)
-    monkeypatch.setattr(children, "memory_kills", lambda: left.pop(0))
-
-    (record,) = engine.run([trial("kill")])
-
-    assert record.detail.endswith(words)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +48,6 @@ def test_fault_14_the_count_is_read_by_either_version_of_control_groups(tmp_path
     assert children.memory_kills() == 2
 
 
-def test_fault_14_where_there_is_no_count_it_is_not_zero(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "MEMBERSHIP", tmp_path / "nowhere")
-
-    assert children.memory_kills() is None
-
-
-def test_twin_14_in_one_process_nothing_is_left_of_the_run(engine):
-    records, ended = unprotected(engine, trial("kill"), trial())
-
-    assert (records, ended.status) == ([], -signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), DEATHS.items())
 def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shared, capsys, kind, name):
@@ -96,45 +62,11 @@ def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shar
     assert "\n    planted: about to" in told
 
 
-def test_fault_15_a_signal_without_a_name_is_told_by_its_number():
-    assert Ended(status=-40, stage="memory").describe() == "killed in memory by signal 40"
-
-
-def test_twin_15_in_one_process_a_crash_takes_the_other_trials_along(engine):
-    records, ended = unprotected(engine, trial("segv"), trial())
-
-    assert (records, ended.status) == ([], -signal.SIGSEGV)
-
-
-def test_twin_15_where_crashes_are_not_told_the_last_words_are_in_the_log_alone(here, shared, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "FAILURES", ())
-
-    run("segv,at=recompute", "all")
-
-    out, err = capsys.readouterr()
-    assert "planted: about to" not in out + err
-
-
 def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(engine):
     broken, clean = engine.run([trial("sticky"), trial()])
 
     assert (broken.outcome, clean.outcome) == ("failed", "ok")
     assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faulty.py:")
-
-
-def test_fault_16_what_breaks_a_gpu_is_an_ordinary_error_on_a_cpu(engine):
-    case = make.case(model=Choice("tests.faults.bad_index:build"), batch_size=4, samples=1, warmup=0)
-
-    (record,) = engine.run([Trial(case=case)])
-
-    assert record.outcome == "failed"
-    assert record.detail.startswith("IndexError: index out of range")
-
-
-def test_twin_16_in_one_process_it_sticks_to_the_next_trial(engine):
-    (broken, spoilt), _ = unprotected(engine, trial("sticky"), trial())
-
-    assert (broken.outcome, spoilt.outcome) == ("failed", "failed")
 
 
 @pytest.mark.slow
@@ -160,35 +92,6 @@ def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, 
 
     assert ended.timed_out
     assert (ended.stage, ended.status) == ("memory", -number)
-
-
-@pytest.fixture
-def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that is noticed, and not enforced."""
-    monkeypatch.setattr(children, "GRACE_SECONDS", 0.3)
-    late = Ended(status=None, stage="equality", timed_out=True)
-    monkeypatch.setattr(Child, "_stop", lambda self, limit, timed_out: late)
-
-
-@pytest.mark.slow
-def test_twin_17_without_an_end_what_hangs_goes_on(engine, no_end):
-    with begun(engine, "hang") as child:
-        child.wait(LIMIT)
-        is_there = psutil.pid_exists(child._pid)
-
-    assert is_there
-    assert gone({child._pid})
-
-
-@pytest.mark.slow
-def test_twin_18_who_only_asks_a_deaf_trial_waits_for_ever(engine, no_end):
-    with begun(engine, "stubborn") as child:
-        child.wait(LIMIT)
-        child._kill(signal.SIGTERM)
-        is_there = psutil.pid_exists(child._pid)
-
-    assert is_there
-    assert gone({child._pid})
 
 
 def test_fault_19_what_a_trial_leaves_running_is_ended_with_it(engine):
@@ -225,22 +128,6 @@ def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
 
 
 @pytest.mark.slow
-@needs_linux
-def test_twin_19_where_nobody_adopts_it_it_stays(monkeypatch):
-    monkeypatch.setattr(local, "PRELOAD", ())
-    idle = "from profiler.engines import forkserver; forkserver.adopt_orphans = lambda: None; "
-    monkeypatch.setattr(
-        server_process, "BOOT", server_process.BOOT.replace("from profiler.engines", f"{idle}from profiler.engines")
-    )
-
-    with Local() as engine:
-        pid = escaped(engine)
-
-    assert psutil.pid_exists(pid)
-    os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -254,9 +141,3 @@ def test_fault_21_a_trial_that_exits_without_a_result_is_no_success(here, shared
     assert code == 1
     assert outcomes(here / "run") == {"none": "ok", "all": "failed", "segments:k=1": "ok"}
     assert f"all: failed: {why}" in capsys.readouterr().out
-
-
-def test_twin_21_by_its_exit_code_alone_it_looks_like_success(engine):
-    records, ended = unprotected(engine, trial("exit0"), trial())
-
-    assert (records, ended.status) == ([], 0)

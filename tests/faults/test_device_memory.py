@@ -95,12 +95,6 @@ def test_fault_49_a_real_child_tells_what_is_free(engine):
     assert engine.ask("profiler.engines.device_survey:free_bytes", "cpu", failing="no answer") == {"free": None}
 
 
-def test_twin_49_without_waiting_the_next_trial_begins_in_what_is_left(monkeypatch):
-    monkeypatch.setattr(Local, "_await_memory", lambda self: None)
-
-    assert len(after_a_kill(monkeypatch, free=100 * MIB)) == 2
-
-
 # --- 64: GPU memory spilled to the host
 
 
@@ -115,7 +109,3 @@ def test_fault_64_more_than_the_device_has_is_said_to_be_spilled():
     assert found["GCP032"].startswith("spill suspected: 9.00 GiB on a device of 8.00 GiB")
     assert "GCP032" not in held(8192 * MIB)
     assert "GCP032" not in held(9216 * MIB, device="cpu")  # the host swaps
-
-
-def test_twin_64_where_the_total_is_not_known_the_same_numbers_are_believed():
-    assert held(9216 * MIB, total=0) == {}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core import safe_files
-from profiler.core.case import Trial
 from profiler.core.errors import UserError
-from profiler.engines import capped_log
 from profiler.runs import store
 from profiler.runs.writer import Writer
 from profiler.views.export import files
@@ -46,16 +40,6 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 # 36: before, during, after
-
-
-@pytest.mark.slow
-def test_fault_36_a_disk_that_is_full_before_makes_no_folder(here: Path, shared: None, capsys: Any):
-    with no_file_beyond(100):
-        code = answer(["run", "--model", "mlp", *WORDS, "-o", "run"])
-
-    assert code == 74
-    assert "cannot write to 'run': File too large" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -91,18 +75,6 @@ def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(her
     assert texts(folder) == before
 
 
-def test_twin_36_a_table_that_is_written_in_place_is_lost(here: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = examples.run(here / "run", GOOD).folder
-    files.write_tables(store.load(folder))
-    before = texts(folder)["derived/table.csv"]
-    monkeypatch.setattr(safe_files, "beside", lambda path: path)
-
-    with no_file_beyond(100), pytest.raises(UserError):
-        files.write_tables(store.load(folder))
-
-    assert texts(folder).get("derived/table.csv") != before
-
-
 def test_fault_36_a_device_without_space_takes_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = examples.run(tmp_path / "run", GOOD[:1]).folder
     writer = Writer(folder)
@@ -115,55 +87,3 @@ def test_fault_36_a_device_without_space_takes_no_record(tmp_path: Path, monkeyp
     os.close(full)
     writer.close()
     assert (refused.value.exit_code, store.load(folder).records) == (74, tuple(GOOD[:1]))
-
-
-def test_twin_36_who_does_not_look_how_much_was_written_loses_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = examples.run(tmp_path / "run", []).folder
-    writer = Writer(folder)
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda file, text: write(file, text) and len(text))
-    monkeypatch.setattr(Writer, "check", lambda self: None)  # the file would seem to be cut short
-
-    with no_file_beyond(1000):
-        writer.append(GOOD[0])  # it seems to be there
-
-    writer.close()
-    assert store.load(folder).records == ()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with room for a run's manifest and a few records."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_fault_36_a_small_disk_keeps_what_it_took(small_disk: Path):
-    many = [make.record("none", round=number) for number in range(1, 40)]
-    folder = examples.run(small_disk / "run", [], more=(Trial(case=make.case()),)).folder
-    writer = Writer(folder)
-    written = []
-
-    with pytest.raises(UserError, match="cannot write the result: No space left on device"):
-        written += [writer.append(record) or record for record in many]
-
-    writer.close()
-    assert store.load(folder).records == tuple(many[: len(store.load(folder).records)])
-    assert 1 < len(store.load(folder).records) < len(many)
-
-
-def test_fault_36_a_log_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # never at the path /dev/full: what lies where a log is to be is removed, and root may do that
-    monkeypatch.setattr(safe_files, "anew", lambda path: FileIO("/dev/full", "w"))
-    log = capped_log.Log(tmp_path / "trial.log")
-
-    log.write(b"first\n")
-    log.write(b"last\n")
-    log.close()
-
-    assert log.last_line() == "last"

@@ -79,12 +79,3 @@ def test_fault_48_a_device_of_ones_own_is_measured_to_the_end(here, script):
 )
 def test_fault_48_the_word_is_refused_where_it_means_nothing(here, words):
     assert answer(["run", "--model", "mlp", *words]) == 2
-
-
-def test_twin_48_without_the_word_the_run_goes_on_beside_the_other_process(here, script, capsys):
-    script += [(WELL, SHARED), (SHARED, SHARED)]
-
-    assert answer(WORDS) == 0
-
-    assert len(store.load(here / "run").records) == 2
-    assert "GCP012" in capsys.readouterr().out

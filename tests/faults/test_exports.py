@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from profiler.cli import answer
-from profiler.core import plan_file, safe_files
+from profiler.core import plan_file
 from profiler.core.errors import UserError
 from profiler.runs import store
 from profiler.views.export import files
@@ -72,12 +71,6 @@ def full(path: Path, *mode: str) -> Any:
     return open("/dev/full", "wb", buffering=0)
 
 
-def emptied(path: Path, *mode: str) -> Any:
-    """The same, as a program opens what it writes in place."""
-    os.truncate(path, 0)
-    return full(path)
-
-
 def test_fault_38_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "table.csv"
     target.write_text("mine")
@@ -125,25 +118,3 @@ def test_fault_38_a_link_is_replaced_and_what_it_points_to_is_not_touched(tmp_pa
 
     assert (tmp_path / "precious").read_text() == "mine"
     assert (tmp_path / "link").read_text() == "new"
-
-
-def test_twin_38_written_in_place_it_would_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = tmp_path / "table.csv"
-    target.write_text("mine")
-
-    monkeypatch.setattr(safe_files, "beside", lambda path: path)
-    monkeypatch.setattr(safe_files, "remove", lambda path: None)
-    monkeypatch.setattr(Path, "open", emptied)
-    with pytest.raises(UserError, match="No space left on device"):
-        files.write_whole(target, b"new", force=True)
-
-    monkeypatch.undo()
-    assert target.read_text() == ""
-
-
-def test_twin_38_a_dangling_link_would_pass_for_nothing(tmp_path: Path):
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-
-    assert not (tmp_path / "link").exists()
-    with pytest.raises(UserError, match="is there already"):
-        files.refuse_output(tmp_path / "link", force=False)

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.font_manager import FontManager
 
 from profiler.cli import answer
-from profiler.core import server_process
 from profiler.runs import store
-from tests import examples, machines
+from tests import machines
 from tests.program import PATIENCE_SECONDS, environment
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -98,43 +96,6 @@ def test_fault_37_a_name_that_is_no_text_is_refused(here: Path, no_server: None,
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["not/there/yet", "ü ñ/日本 語 run", "-dash", "new\nline"])
-def test_fault_37_any_other_name_is_as_good(place: str, here: Path, shared: None, capsys: Any):
-    assert answer([*RUN, f"--output={place}"]) == 0
-
-    assert [record.outcome for record in store.load(here / place).records] == ["ok", "ok"]
-    assert {path.name for path in (here / place).iterdir()} == {"manifest.json", "trials.jsonl", "logs", "derived"}
-
-
-def test_twin_37_without_the_check_torch_would_be_imported_first(
-    here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    (here / "file").touch()
-    monkeypatch.setattr(store, "refuse_existing", lambda folder: None)
-
-    assert answer(["run", "--model", "mlp", "-o", "file/run"]) == 70
-
-    assert "a server was started" in capsys.readouterr().err
-
-
-def test_twin_37_without_the_folder_the_trials_would_be_lost(
-    here: Path, shared: None, no_trials: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    monkeypatch.setattr(store, "create", lambda folder, **of: None)
-    monkeypatch.setattr("profiler.workflows.run.opening", lambda *of: ())
-    monkeypatch.setattr(store, "load", lambda folder: store.Run(folder=folder, manifest=Empty, records=()))
-
-    assert answer([*RUN, "-o", "/proc/run"]) == 70
-
-    assert "a trial was run" in capsys.readouterr().err
-
-
-class Empty:
-    """The manifest of a folder that is not there."""
-
-    plan = ()
-
-
 # 59: no git, no HOME, no temporary folder
 
 BARE = (  # in sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
@@ -146,9 +107,6 @@ BARE = (  # in sitecustomize.py: a machine without users, where temporary files 
     "from tests import machines\n"
     "machines.inherit()\n"
 )
-
-
-NO_PLACE = "[Errno 2] No usable temporary directory found in ['/proc/nowhere']"
 
 
 def on_a_bare_machine(*command: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -170,56 +128,6 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     assert done.returncode == 0, done.stderr
     assert "segments:k=2" in done.stdout
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
-
-
-@pytest.mark.nightly
-def test_fault_59_where_torch_finds_no_place_at_all_it_is_one_line(here: Path):
-    done = on_a_bare_machine("-m", "profiler", *RUN, "-o", "run", cwd=here, NOWHERE="1")
-
-    assert done.returncode == 3
-    assert complaint(done.stderr).endswith("could not import torch: FileNotFoundError: " + NO_PLACE)
-    assert not (here / "run").exists()
-
-
-@pytest.mark.parametrize("words", [["show", "--format", "md"], ["report"], ["export", "--to", "csv"], ["list"]])
-def test_fault_59_nor_does_reading_one(words: list[str], here: Path):
-    examples.run(here / "results" / "run", examples.sweep((2, 4)))
-
-    done = on_a_bare_machine("-m", "profiler", *words, cwd=here, NOWHERE="1")
-
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_fault_59_a_home_that_may_only_be_read_and_a_cache_that_is_locked_are_no_harm(here: Path):
-    examples.run(here / "results" / "run", examples.sweep((2, 4)))
-    (here / "cache").mkdir()
-    (here / "cache" / f"fontlist-v{FontManager.__version__}.json.matplotlib-lock").touch()
-    impatient = "import time, sys; time.sleep = lambda seconds: None; from profiler.cli import main; main()"
-    command = [sys.executable, "-c", impatient, "plot", "-o", "memory.png", "--kind", "memory"]
-    home = {"HOME": "/proc/home", "MPLCONFIGDIR": str(here / "cache")}  # nobody can make a folder in /proc
-
-    done = subprocess.run(command, cwd=here, env=environment(**home), capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr
-    assert (here / "memory.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_twin_59_a_temporary_file_would_have_ended_it_and_so_would_a_home(here: Path):
-    for code in ("import tempfile; tempfile.TemporaryFile()", "import pathlib; pathlib.Path.home()"):
-        done = on_a_bare_machine("-c", code, cwd=here, NOWHERE="1")
-
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith(("FileNotFoundError", "RuntimeError"))
-
-
-def test_twin_59_the_server_without_a_nameless_file_does_not_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
-
-    with pytest.raises(FileNotFoundError):
-        server_process._nameless()
 
 
 TOO_LONG = "a" * 300

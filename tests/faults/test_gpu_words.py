@@ -9,24 +9,10 @@ import pytest
 import torch
 
 from profiler.cli import answer
-from profiler.core.gpu_kinds import is_hollow
-from profiler.runs import store
-from tests.conftest import run_folder
 from tests.program import gcprof
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 RUN = ("run", "--model", "mlp", "--strategies", "none", "--rounds", "1", "--samples", "1", "--warmup", "0")
-
-
-@pytest.mark.parametrize("word", ["auto", "cuda"])
-def test_twin_8_where_there_is_a_device_it_is_measured(word: str, here: Path, shared: None, capsys: Any):
-    assert answer([*RUN, "--device", word]) == 0
-
-    verb = "rehearsing on" if is_hollow(torch.cuda.get_device_name()) else "measuring"
-    assert capsys.readouterr().err.startswith(f"{verb} the GPU (")
-    (record,) = store.load(run_folder(here)).records
-    assert record.case.device == "cuda:0"
-    assert record.readings.reserved_bytes
 
 
 def test_fault_8_a_device_that_is_hidden_is_none(here: Path):
@@ -59,11 +45,3 @@ def test_fault_10_a_uuid_that_no_device_has_leaves_none_visible(uuid: str, here:
 
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
-
-
-def test_twin_10_the_uuid_of_a_device_makes_it_visible(here: Path):
-    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}".replace("GPU-GPU-", "GPU-")
-
-    done = gcprof(*RUN, "--device", "cuda", cwd=here, CUDA_VISIBLE_DEVICES=uuid)
-
-    assert done.returncode == 0, done.stderr

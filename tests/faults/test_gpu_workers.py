@@ -7,7 +7,6 @@ import torch
 
 from profiler.core.case import Choice, Trial
 from tests import make
-from tests.faults.trials import unprotected
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
 
@@ -35,23 +34,9 @@ def test_fault_11_a_device_that_is_full_tells_what_was_asked_for_and_what_was_fr
     assert "Including non-PyTorch memory" not in full.detail
 
 
-def test_twin_11_a_batch_that_fits_has_no_shortage(engine):
-    (record,) = engine.run([on_gpu()])
-
-    assert (record.outcome, record.shortage) == ("ok", None)
-
-
 @pytest.mark.gpu_arithmetic
 def test_fault_16_a_device_side_assert_is_lost_with_its_trial(engine):
     broken, clean = engine.run([on_gpu("tests.faults.bad_index:build"), on_gpu()])
 
     assert (broken.outcome, clean.outcome) == ("failed", "ok")
     assert "device-side assert triggered" in broken.detail
-
-
-@pytest.mark.gpu_arithmetic
-def test_twin_16_in_one_process_the_device_stays_broken(engine):
-    (broken, spoilt), _ = unprotected(engine, on_gpu("tests.faults.bad_index:build"), on_gpu())
-
-    assert (broken.outcome, spoilt.outcome) == ("failed", "failed")
-    assert "device-side assert triggered" in spoilt.detail

@@ -19,7 +19,7 @@ from profiler.engines.order import in_waves
 from profiler.engines.server import Server
 from profiler.runs import store
 from profiler.workflows import owed_trials
-from tests import examples, kill_worker, killed, make
+from tests import examples, make
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -34,12 +34,6 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch: pytest.MonkeyPatch):
     assert outcomes(monkeypatch) == ["failed", "crashed", "failed"]
-
-
-def test_twin_34_a_server_that_is_not_waited_for_costs_the_next_trial_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Local, "_drop_dead_server", lambda self, ended, *, rehearses: None)
-
-    assert outcomes(monkeypatch) == ["failed", "crashed", "crashed"]
 
 
 class Scripted:
@@ -77,10 +71,10 @@ def planned(tmp_path: Path) -> Path:
 
 def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
     """What is measured when a run goes on whose trials ended like this; and how many were said to be left."""
-    left = [left for _, left in owed_trials.run_owed(Scripted(**ends), folder)]
+    left = [left for _, left in owed_trials.run_owed(Scripted(**ends), store.load(folder))]
     assert left[-1] == 0
     engine = Scripted()
-    left = [left for _, left in owed_trials.run_owed(engine, folder)]
+    left = [left for _, left in owed_trials.run_owed(engine, store.load(folder))]
     assert left == list(range(len(left)))[::-1]
     return engine.asked
 
@@ -89,7 +83,7 @@ def test_records_that_are_ready_come_first_and_are_measured_no_more(planned: Pat
     ready = list(Scripted().run([Trial(case=make.case(name)) for name in ("none", "all")]))
     engine = Scripted()
 
-    found = list(owed_trials.run_owed(engine, planned, ready=ready))
+    found = list(owed_trials.run_owed(engine, store.load(planned), ready=ready))
 
     assert [record for record, _ in found[:2]] == ready
     assert [left for _, left in found] == [5, 4, 3, 2, 1, 0]
@@ -116,26 +110,3 @@ def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_
 @pytest.mark.parametrize("outcome", ["failed", "invalid", "skipped", "out_of_memory"])
 def test_fault_34_what_the_trial_itself_ended_with_is_not_measured_again(planned: Path, outcome: str):
     assert again(planned, all=outcome) == []
-
-
-def test_twin_34_a_run_that_takes_every_record_for_settled_keeps_the_crash(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(progress, "settled", list)
-
-    assert again(planned, all="crashed") == []
-    assert progress.exit_code(store.load(planned).records) == 1
-
-
-def test_twin_34_a_worker_that_was_not_killed_and_crashed_would_be_seen(planned: Path):
-    list(owed_trials.run_owed(Scripted(all="crashed"), planned))
-    told = killed.stored(planned)
-    unknown = "crashed: None"
-
-    def wrong(told: list[killed.Key], *, victims: int, code: int) -> list[str]:
-        return kill_worker.violations(planned, told, before=0, num_victims=victims, code=code)
-
-    assert wrong(told, victims=1, code=1) == [unknown]
-    assert wrong(told, victims=0, code=1) == ["1 crashed, and 0 were killed", unknown]
-    assert wrong(told[1:], victims=1, code=1) == ["4 printed, and 5 stored", unknown]
-    assert wrong(told, victims=1, code=0) == [unknown, "exit code 0 is not (1,)"]

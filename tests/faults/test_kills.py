@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core import safe_files
-from profiler.engines.server import Server
 from profiler.runs import store
 from profiler.runs.writer import Writer
 from profiler.views.export import files
@@ -52,44 +50,6 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
     assert stored(folder) == WHOLE
 
 
-@pytest.mark.slow
-def test_twin_34_a_lost_a_doubled_and_a_changed_record_would_be_seen(here: Path, peer: store.Run):
-    path = here / "peer" / "trials.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert killed.differences(peer, peer) == []
-
-    def wrong(changed: list[bytes]) -> list[str]:
-        path.write_bytes(b"".join(changed))
-        return killed.differences(store.load(here / "peer"), peer)
-
-    assert wrong(lines[:-1]) == ["none round 4 is owed"]
-    assert wrong([*lines, lines[-1]]) == ["none round 4 is there 2 times"]
-    assert "none round 1: " in wrong([lines[0].replace(b'"peak_bytes":', b'"peak_bytes":1'), *lines[1:]])[0]
-
-
-def test_twin_34_a_printed_trial_that_is_not_stored_would_be_seen():
-    keys = [("mlp", "none", number) for number in range(1, 4)]
-    told = "".join(f"[{number}/3] mlp none round {number}: ok\n" for _, _, number in keys)
-
-    assert killed.printed(told) == keys
-    assert killed.printed(told.rstrip()) == keys[:2]  # a torn line was not told
-    assert killed.violations(keys, before=[], found=keys) == []
-    assert killed.violations(keys, before=[], found=keys[:2]) == ["mlp none 3 was printed and is lost"]
-    assert killed.violations([], before=keys, found=keys[:2]) == ["mlp none 3 is lost"]
-    assert killed.violations([], before=[], found=[*keys, keys[0]]) == ["mlp none 1 is there 2 times"]
-
-
-def test_twin_34_a_process_that_lives_on_would_be_seen(here: Path, tag: str):
-    code = "import sys, time; print('up', file=sys.stderr, flush=True); time.sleep(3600)"
-
-    with Started(cwd=here, tag=tag, code=code) as one:
-        one.wait_for("up")
-        (found,) = killed.survivors(tag, patience=0.0)
-
-    assert found.pid
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-
-
 def killed_after_one(here: Path, tag: str, code: str | None = None) -> list[str]:
     """What is wrong after a run whose second trial hangs was killed."""
     with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, code=code) as run:
@@ -103,15 +63,6 @@ def killed_after_one(here: Path, tag: str, code: str | None = None) -> list[str]
 @pytest.mark.slow
 def test_fault_34_what_was_printed_when_the_kill_came_is_stored(here: Path, tag: str):
     assert killed_after_one(here, tag) == []
-
-
-@pytest.mark.slow
-def test_twin_34_a_record_that_is_written_later_is_lost(here: Path, tag: str):
-    late = "from profiler.runs.writer import Writer; Writer.append = lambda self, record: setattr(self, 'next', record)"
-
-    wrong = killed_after_one(here, tag, code=f"{late}; from profiler.cli import main; main()")
-
-    assert wrong == ["mlp none 1 was printed and is lost"]
 
 
 # What lives on
@@ -134,31 +85,6 @@ def test_fault_34_a_server_that_still_imports_torch_ends_too(
 
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_twin_34_a_server_that_does_not_ask_for_its_parents_death_lives_on(
-    here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
-):
-    deaf = "server_process.BOOT = server_process.BOOT.replace('main(int', 'import profiler.engines.forkserver as one; one.die_with_parent = lambda client: None; main(int')"  # noqa: E501
-
-    killed_in_import(here, tmp_path_factory.mktemp("endless"), tag, before=deaf)
-
-    assert len(killed.survivors(tag, patience=0.5)) == 1
-
-
-def test_fault_34_a_server_whose_client_died_in_the_middle_of_a_request_ends():
-    started = Server(None, preload=())
-    started.await_ready()
-    ours, theirs = os.pipe()
-
-    socket.send_fds(started.control, [b'{"entry": "profiler.wor'], [ours, theirs])
-    started.control.close()
-
-    assert started.process.wait(timeout=PATIENCE_SECONDS) == 0
-    started.close()
-    os.close(ours)
-    os.close(theirs)
 
 
 # Files in the making
@@ -197,36 +123,3 @@ def test_fault_34_what_a_killed_process_was_making_is_swept_away(littered: Path)
     [*files.write_tables(store.load(littered)), *files.write_pictures(store.load(littered))]
 
     assert hidden(littered) == []
-
-
-def test_twin_34_without_sweeping_it_would_stay(littered: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(safe_files, "sweep", lambda *where: None)
-
-    Writer(littered).close()
-    [*files.write_tables(store.load(littered)), *files.write_pictures(store.load(littered))]
-
-    assert len(hidden(littered)) == 3
-
-
-def test_fault_34_a_folder_that_a_killed_process_was_making_is_swept_away(tmp_path: Path):
-    new = left_by_the_dead(tmp_path / "run")
-    new.unlink()
-    (new / "logs").mkdir(parents=True)
-
-    examples.run(tmp_path / "other", [])
-
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
-
-
-def test_fault_34_what_a_living_process_or_another_machine_makes_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    mine = safe_files.beside(tmp_path / "table.csv")
-    mine.touch()
-    theirs = left_by_the_dead(tmp_path / "table.csv")
-    theirs = theirs.rename(theirs.with_name(theirs.name.replace(safe_files._host(), "0a1b2c")))
-    (tmp_path / ".notes.new").touch()
-
-    safe_files.sweep(tmp_path)
-
-    assert sorted(hidden(tmp_path)) == sorted([mine.name, theirs.name, ".notes.new"])

@@ -18,7 +18,7 @@ from profiler.runs import store
 from profiler.views.plots import frontier
 from profiler.views.tables import columns
 from tests import examples, make
-from tests.faults.trials import outcomes, run, trial
+from tests.faults.trials import outcomes, run
 from tests.program import next_words
 
 FULL = Shortage(of="device", asked_bytes=20 * GIB, free_bytes=3 * GIB // 2)
@@ -73,21 +73,6 @@ def test_fault_11_what_ran_out_of_memory_is_a_cross_at_the_limit_of_the_device()
     assert height == limit
 
 
-def test_twin_11_where_the_device_is_not_told_the_cross_is_not_at_its_limit():
-    height, limit = cross(None)
-
-    assert height != limit
-
-
-def test_twin_11_without_an_outcome_the_first_such_trial_ends_the_run():
-    done = []
-
-    with pytest.raises(torch.OutOfMemoryError):
-        done += [measure(one) for one in (trial("oom"), trial())]
-
-    assert done == []
-
-
 def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_try(here, shared, capsys):
     code = run("oom", "none,all")
 
@@ -132,14 +117,6 @@ def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_
     assert not any(word in advice for word in ("--strategies", "--batch-size", "max-batch"))
 
 
-def test_twin_12_where_one_setting_fits_nobody_is_told_to_give_up(here, shared, monkeypatch, capsys):
-    monkeypatch.setattr(columns, "is_all_out_of_memory", lambda rows: False)
-
-    run("oom", "none,all")
-
-    assert "--batch-size" not in capsys.readouterr().out  # then only torch's words are there, and no advice
-
-
 def test_fault_13_an_allocation_that_the_host_refuses_is_out_of_memory(here, shared, capsys):
     code = run("host_oom,at=recompute", "all")
 
@@ -167,11 +144,3 @@ def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
 
     assert (found and found.of) == expected
     assert found is None or found.asked_bytes is None
-
-
-def test_twin_13_an_allocator_whose_words_are_not_known_makes_it_a_mistake_of_the_model(monkeypatch):
-    monkeypatch.setattr(error_record, "OF_HOST", ())
-
-    record = attempt(trial("host_oom"), on_pass=lambda name: None, by=measure)
-
-    assert record.outcome == "failed"

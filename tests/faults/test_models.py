@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from torch.utils.checkpoint import CheckpointError
 
 from profiler.analysis.rows import Row, rows
 from profiler.measuring.bench import changed, switches
 from profiler.runs import store
 from profiler.views.tables import terminal
 from tests.conftest import measured
-from tests.faults.trials import outcomes, run, trial, unprotected
+from tests.faults.trials import outcomes, run, trial
 
 PASSES = ("equality",)
 
@@ -61,15 +60,6 @@ def test_fault_25_and_26_are_told_apart_from_what_is_right():
     assert (record.outcome, record.equality.gradients_equal) == ("ok", True)
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_twin_25_unverified_a_reentrant_checkpoint_looks_like_a_saving():
-    full = measured("tests.faulty:build:kind=fine", "none", passes=("memory",), batch_size=512)
-    wrong = measured("tests.faulty:build:kind=fine", "_planted:fault=reentrant", passes=("memory",), batch_size=512)
-
-    assert wrong.outcome == "ok"
-    assert wrong.readings.saved_bytes < full.readings.saved_bytes
-
-
 @pytest.mark.slow
 def test_fault_26_gradients_beyond_the_floor_make_a_setting_invalid_and_name_the_worst(here, shared, capsys):
     code = run("dropout_norng", "all,segments:k=1")
@@ -100,15 +90,6 @@ def test_fault_26_dropout_with_its_random_state_is_no_mismatch():
 
 
 @pytest.mark.slow
-def test_twin_26_unverified_wrong_gradients_are_a_row_like_any_other(here, shared):
-    code = run("dropout_norng", "all", "--verify", "off")
-
-    assert code == 0
-    assert outcomes(here / "run") == {"none": "ok", "all": "ok"}
-    assert table(here / "run")["all"].peak_ratio is not None
-
-
-@pytest.mark.slow
 def test_fault_27_a_model_that_is_never_twice_the_same_is_measured_by_its_own_floor(here, shared, capsys):
     code = run("noise", "all")
 
@@ -120,13 +101,6 @@ def test_fault_27_a_model_that_is_never_twice_the_same_is_measured_by_its_own_fl
     assert "within noise" in capsys.readouterr().out
 
 
-def test_twin_27_without_the_floor_it_would_be_called_wrong():
-    record = measured("tests.faulty:build:kind=noise", "all", passes=PASSES, verify="strict")
-
-    assert record.outcome == "invalid"
-    assert record.detail.startswith("gradients differ by")
-
-
 @pytest.mark.slow
 def test_fault_28_a_recompute_of_other_shapes_is_lost_alone_and_says_so(here, shared, capsys):
     code = run("shape", "all,segments:k=1")
@@ -135,17 +109,6 @@ def test_fault_28_a_recompute_of_other_shapes_is_lost_alone_and_says_so(here, sh
     assert outcomes(here / "run") == {"none": "ok", "all": "failed", "segments:k=1": "ok"}
     words = "all: failed: checkpoint mismatch: the recompute gives different tensors: the forward changes 2.is_rec"
     assert words in " ".join(capsys.readouterr().out.split())
-
-
-def test_twin_28_in_one_process_it_ends_the_run():
-    done = []
-
-    with pytest.raises(CheckpointError):
-        done += [
-            measured("tests.faulty:build:kind=shape", strategy, passes=("memory",)) for strategy in ("all", "none")
-        ]
-
-    assert done == []
 
 
 def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_its_own(engine):
@@ -176,13 +139,6 @@ def test_fault_29_every_switch_that_stands_otherwise_is_named():
     ]
 
 
-def test_twin_29_in_one_process_the_next_trial_runs_with_them(engine):
-    (spoilt, next_one), _ = unprotected(engine, trial("flags"), trial())
-
-    assert "GCP019" in codes(spoilt)
-    assert next_one.environment.num_threads == 3
-
-
 @pytest.mark.slow
 def test_fault_30_statistics_that_a_recompute_updates_again_are_a_note_and_no_failure(here, shared, capsys):
     code = run("batchnorm", "all")
@@ -194,11 +150,3 @@ def test_fault_30_statistics_that_a_recompute_updates_again_are_a_note_and_no_fa
     out = capsys.readouterr().out
     assert "GCP004 all: buffers differ by" in out
     assert "--repair-batchnorm mends it" in out
-
-
-@pytest.mark.slow
-def test_twin_30_unverified_nobody_is_told_of_the_statistics(here, shared, capsys):
-    code = run("batchnorm", "all", "--verify", "off")
-
-    assert code == 0
-    assert "GCP004" not in capsys.readouterr().out

@@ -5,26 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import re
-import shlex
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from profiler import views
 from profiler.cli import answer
 from profiler.runs import store
 from profiler.views.export import csv as csv_view
 from profiler.views.export import latex, markdown
-from profiler.views.plots.plot import draw, plot
-from profiler.views.plots.theme import LONGEST_NAME, shortened
+from profiler.views.plots.plot import plot
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
-from profiler.views.tables.notebook import frame
 from profiler.views.tables.terminal import Paper
 from tests import examples, make
 from tests.conftest import run_folder
@@ -51,23 +45,6 @@ def test_fault_56_a_name_is_stored_as_it_is(tmp_path: Path, text: str):
     assert [trial.case.model for trial in run.manifest.plan] == [text] * 3
 
 
-@hostile
-def test_fault_56_pandas_has_it_as_it_is(text: str):
-    found = frame(examples.table(records(text)))
-
-    assert list(found["strategy"]) == ["none", text, "all"]
-
-
-def test_fault_56_the_next_command_for_a_folder_that_looks_like_an_option_can_be_pasted(here: Path, capsys: Any):
-    examples.run(here / "-dash9", examples.sweep((2, 4)))
-
-    assert answer(["show", "./-dash9"]) == answer(["show", "--", "-dash9"]) == 0
-    *_, first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
-
-    assert first == second == "next: gcprof plot ./-dash9 --kind memory -o memory.png"
-    assert answer(shlex.split(second)[2:]) == 0
-
-
 # --- on a screen
 
 
@@ -80,14 +57,6 @@ def test_fault_56_a_terminal_is_sent_nothing_but_text(text: str):
     shown = file.getvalue()
     assert {unicodedata.category(one) for one in shown.replace("\n", "")} & {"Cc", "Cf", "Cs"} == set()
     assert "".join(plain(text).split()) in "".join(shown.split())  # broken over lines, and whole
-
-
-def test_twin_56_unescaped_a_terminal_would_be_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(terminal, "plain", lambda text, encoding: text)
-
-    shown = terminal.table(examples.table(records(NAMES["escape"]))).plain
-
-    assert "\x1b]0;title" in shown
 
 
 @hostile
@@ -115,12 +84,6 @@ def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text: str)
     assert found["peak_bytes"][0] == str(200 * MIB)
 
 
-def test_twin_56_unescaped_a_cell_would_be_a_formula(monkeypatch):
-    monkeypatch.setattr(csv_view, "FORMULA", ())
-
-    assert csv_view.safe(NAMES["formula"]).startswith("=cmd")
-
-
 @pytest.mark.parametrize("start", "=+-@")
 def test_fault_56_no_csv_cell_can_be_a_formula(start: str):
     records = [make.failed("none", "failed", f"{start}cmd|' /C calc'!A0\n")]
@@ -128,12 +91,6 @@ def test_fault_56_no_csv_cell_can_be_a_formula(start: str):
     line = lines_of(csv_view.table(examples.table(records)))[0]
 
     assert line["detail"] == f"'{start}cmd|' /C calc'!A0"
-
-
-def test_fault_56_other_csv_cells_are_not_quoted():
-    line = lines_of(csv_view.table(examples.table([make.failed("none", "failed", "1=1")])))[0]
-
-    assert line["detail"] == "1=1"
 
 
 def test_fault_56_markdown_of_hostile_text_is_still_one_table():
@@ -156,16 +113,6 @@ def test_fault_56_latex_of_hostile_text_is_escaped():
     assert text.count(r"\begin{") == text.count(r"\end{")
 
 
-def test_twin_56_unescaped_a_pipe_would_be_one_cell_more(monkeypatch):
-    whole = markdown.table(examples.table(records("a|b")))
-    monkeypatch.setattr(markdown, "SPECIAL", {})
-
-    torn = markdown.table(examples.table(records("a|b")))
-
-    assert {line.replace("\\|", "").count("|") for line in whole.splitlines() if line.startswith("|")} == {12}
-    assert {line.count("|") for line in torn.splitlines() if line.startswith("|")} == {12, 13}
-
-
 # --- in pictures
 
 
@@ -181,34 +128,6 @@ def test_fault_56_a_picture_shows_them_all_as_text(tmp_path: Path, kind: str):
     assert drawn.rstrip().endswith("</svg>")
 
 
-@pytest.mark.parametrize("kind", ["frontier", "memory"])
-def test_fault_56_a_title_of_ten_thousand_letters_stays_in_the_picture(kind: str):
-    figure = draw(examples.table(records(NAMES["long"])), kind=kind)
-
-    canvas = figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    for axes in figure.axes:
-        box = vars(axes)["_left_title"].get_window_extent(canvas.get_renderer())
-        assert box.x1 <= figure.bbox.x1
-        assert box.y1 <= figure.bbox.y1
-
-
-def test_fault_56_names_that_differ_at_the_end_alone_are_told_apart_in_pictures():
-    names = [f"plan:file=results/a/long/folder/of/plans/for/it/{number}.json" for number in range(9)]
-
-    assert len({shortened(name) for name in names}) == 9
-    assert {len(shortened(name)) for name in names} == {LONGEST_NAME}
-
-
-def test_twin_56_read_as_mathematics_a_name_would_end_the_drawing():
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    figure.subplots().set_title(NAMES["mathematics"], parse_math=True)
-
-    with pytest.raises(ValueError, match="frac"):
-        figure.canvas.draw()
-
-
 # --- in paths
 
 
@@ -219,10 +138,6 @@ def test_fault_56_a_run_folder_stays_where_it_belongs(text: str):
     assert folder.parent == Path("results")
     assert re.fullmatch(r"\d{8}T\d{6}Z-[a-z0-9-]*-[0-9a-f]{6}", folder.name)
     assert len(folder.name) <= 64
-
-
-def test_twin_56_a_folder_by_the_name_alone_would_be_elsewhere():
-    assert (Path("results") / "runs" / NAMES["path"]).resolve().parent == Path().resolve()
 
 
 @pytest.mark.parametrize("kind", views.EXPORTS)

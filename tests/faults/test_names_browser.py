@@ -51,19 +51,3 @@ def test_fault_56_a_report_shows_hostile_names_as_text_and_runs_nothing(visit: V
     assert found.page.locator("script").count() == 1
     assert (found.complaints, found.dialogs) == ([], [])
     assert found.requests == [(tmp_path / "page.html").as_uri()]
-
-
-def test_twin_56_unescaped_the_same_names_run_and_ask(visit: Visitor):
-    found = visit(f"<main>{PAGES['link']}</main>".encode())
-
-    assert found.dialogs[0] == "1"
-    assert "http://example.invalid/x" in found.requests
-
-
-def test_twin_56_where_the_report_does_not_escape_the_policy_complains(visit: Visitor, tmp_path: Path):
-    text = render([examples.run(tmp_path / "run", records("none of it"))]).decode()
-
-    found = visit(text.replace("</main>", f"{SCRIPT}</main>").encode())
-
-    assert found.dialogs == []
-    assert any("Content Security Policy" in complaint for complaint in found.complaints)

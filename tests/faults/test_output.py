@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 
@@ -32,15 +31,6 @@ def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out
     assert len(log) < LOG_BYTES + TAIL_BYTES + 100
 
 
-@pytest.mark.slow
-def test_twin_20_without_a_cap_the_log_takes_all_of_it(engine, monkeypatch):
-    monkeypatch.setattr(capped_log, "LOG_BYTES", 1 << 40)
-
-    (record,) = engine.run([trial("spam,megabytes=4", round=2)])
-
-    assert len(log_of(engine, record)) >= 4 << 20
-
-
 def test_fault_20_the_last_words_of_a_long_log_are_kept(engine, monkeypatch):
     monkeypatch.setattr(capped_log, "LOG_BYTES", 10)
 
@@ -56,28 +46,6 @@ def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
 
     assert lines == [f"    line {number} red 2J plain" for number in range(10, 30)]
     assert not controls(lines)
-
-
-def test_fault_20_lines_that_are_no_text_and_never_end_are_cut(tmp_path):
-    (tmp_path / "log").write_bytes(b"\xff\x00" * 10**6)
-
-    (line,) = progress.last_lines(tmp_path / "log")
-
-    assert len(line) <= progress.WIDEST
-    assert not controls([line])
-
-
-def test_fault_20_who_prints_nothing_has_no_last_lines(tmp_path):
-    assert progress.last_lines(tmp_path / "nothing.log") == []
-
-
-def test_fault_20_a_log_that_is_a_pipe_a_link_or_a_folder_has_no_last_lines(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "link.log").symlink_to(tmp_path / "mine")
-    (tmp_path / "folder.log").mkdir()
-    os.mkfifo(tmp_path / "pipe.log")
-
-    assert [progress.last_lines(tmp_path / f"{name}.log") for name in ("link", "folder", "pipe")] == [[], [], []]
 
 
 def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_path):
@@ -105,12 +73,3 @@ def test_fault_20_on_the_channel_of_results_it_is_refused(engine):
 
     assert record.outcome == "failed"
     assert record.detail.startswith("bad result: ")
-
-
-def test_twin_20_shown_as_they_are_lines_would_steer_the_terminal(tmp_path, monkeypatch):
-    (tmp_path / "log").write_text(ODD)
-    monkeypatch.setattr(progress, "plain", lambda text, encoding: text)
-
-    lines = progress.last_lines(tmp_path / "log")
-
-    assert "\x1b" in controls(lines)

@@ -6,23 +6,17 @@ import importlib.abc
 import stat
 import subprocess
 import sys
-import zipapp
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from profiler import cli
 from profiler.cli import answer, process
-from profiler.core import function_source, optional_deps
-from profiler.core.case import Trial
-from profiler.request.device_choice import choose_device
 from profiler.runs import store
-from profiler.workflows.run import opening
-from tests import examples, machines, make
+from tests import examples
 from tests.conftest import run_folder
-from tests.program import PATIENCE_SECONDS, ROOT, environment
+from tests.program import PATIENCE_SECONDS, environment
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK)
@@ -55,17 +49,6 @@ def test_fault_8_auto_measures_the_cpu_and_says_so_first(here: Path, shared: Non
     assert record.case.device == "cpu"
     assert record.readings.peak_bytes
     assert (record.readings.reserved_bytes, record.readings.device_bytes) == (None, None)  # not 0
-
-
-def test_twin_8_without_the_banner_the_cpu_would_pass_for_the_device_asked_for():
-    known = make.record().environment
-    plan = (Trial(case=make.case()),)
-
-    told = list(opening(plan, {"cpu": known, "cuda:0": known}, ()))
-
-    assert told
-    assert not any("no CUDA device here" in line for line in told)
-    assert choose_device("auto", ["cpu", "cuda:0"]) == "cuda:0"
 
 
 # 60: matplotlib or jinja missing or broken
@@ -133,16 +116,6 @@ def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(
     assert sorted(path.name for path in (here / "run" / "derived").iterdir()) == ["table.csv", "table.md"]
 
 
-def test_twin_60_without_the_try_a_missing_library_is_our_bug(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    examples.run(here / "run", examples.sweep((2, 4)))
-    break_library("jinja2", "missing", monkeypatch)
-    monkeypatch.setattr(optional_deps, "_try", importlib.import_module)
-
-    assert answer(["report", "run"]) == 70
-
-    assert "internal error: ModuleNotFoundError" in capsys.readouterr().err
-
-
 # 63: started from anywhere
 
 SCRIPT = f"from profiler.cli import answer\nraise SystemExit(answer({[*RUN, '-o', 'run']!r}))\n"
@@ -155,18 +128,6 @@ def python(*command: str, cwd: Path, text: str | None = None) -> subprocess.Comp
     )  # fmt: skip
 
 
-def zipped(folder: Path) -> Path:
-    """gcprof as one file."""
-    (folder / "whole").mkdir()
-    (folder / "whole" / "profiler").symlink_to(ROOT / "profiler")
-    target = folder / "gcprof.pyz"
-    keep = {".py", ".html", ".css", ".js"}
-    zipapp.create_archive(
-        folder / "whole", target, main="profiler.cli:main", filter=lambda path: path.suffix in keep or not path.suffix
-    )
-    return target
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["stdin", "script"])  # by -m, -c and no stream at all it is run elsewhere here
 def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, here: Path):
@@ -176,52 +137,6 @@ def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, h
 
     assert done.returncode == 0, done.stderr
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
-
-
-@pytest.mark.nightly
-def test_fault_63_a_zipapp_measures_and_reports(here: Path):
-    program = zipped(here)
-    apart = {key: value for key, value in environment().items() if key != "PYTHONPATH"} | machines.variables()
-
-    def ended(*asked: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(program), *asked], cwd=here, env=apart, capture_output=True, text=True, check=False
-        )
-
-    assert ended(*RUN, "-o", "run").returncode == 0
-    assert ended("report", "run").returncode == 0
-    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
-
-
-@pytest.mark.nightly
-def test_fault_63_a_test_of_somebodys_own_measures_under_xdist(here: Path):
-    words = [*RUN, "-o", str(here / "run")]
-    (here / "test_theirs.py").write_text(
-        f"from profiler.cli import answer\n\n\ndef test_it():\n    assert answer({words!r}) == 0\n"
-    )
-
-    done = python("-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "test_theirs.py", cwd=here)
-
-    assert done.returncode == 0, done.stdout
-    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
-
-
-def test_twin_63_a_process_that_imports_the_script_again_fails_without_a_guard(here: Path):
-    (here / "script.py").write_text(
-        "import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()\n"
-    )
-
-    done = python("script.py", cwd=here)
-
-    assert "bootstrapping phase" in done.stderr
-
-
-def test_twin_63_a_file_in_a_zip_cannot_be_read_as_one(here: Path):
-    inside = zipped(here) / "profiler" / "training" / "models" / "mlp.py"
-
-    with pytest.raises(OSError, match="Not a directory"):
-        inside.read_text()
-    assert "def build" in function_source._source("profiler.training.models.mlp")[1]()
 
 
 # 65: an error of gcprof's own
@@ -258,30 +173,3 @@ def test_fault_65_what_a_run_measured_before_is_kept(
     monkeypatch.undo()
     assert "internal error: KeyError" in capsys.readouterr().err
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
-
-
-def test_fault_65_where_no_log_can_be_written_the_switch_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    monkeypatch.setattr(process, "FOLDER", str(here / "nowhere"))
-    examples.run(here / "run", examples.sweep((2, 4)))
-    monkeypatch.setattr(store, "load", lost)
-
-    assert answer(["show", "run"]) == 70
-
-    assert process.keep_error(KeyError("lost")) is None
-    assert "hint: GCPROF_TRACEBACK=1 shows the traceback" in capsys.readouterr().err
-
-
-def test_twin_65_uncaught_it_would_be_a_traceback(here: Path, monkeypatch: pytest.MonkeyPatch):
-    examples.run(here / "run", examples.sweep((2, 4)))
-    monkeypatch.setattr(store, "load", lost)
-
-    with pytest.raises(KeyError, match="lost"):
-        cli._invoke(["show", "run"])
-
-
-def test_twin_65_a_users_error_is_no_bug_of_ours(here: Path, capsys: Any):
-    assert answer(["show", "nowhere"]) == 4
-
-    assert "internal error" not in capsys.readouterr().err

@@ -6,23 +6,20 @@ import os
 import re
 import shlex
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from profiler.analysis import progress
 from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.core.case import Choice, Trial, encode
 from profiler.engines import local
 from profiler.engines.local import Local
-from profiler.runs import find, run_diff, store, writer
+from profiler.runs import find, run_diff, store
 from profiler.runs.writer import Writer
 from profiler.workflows import owed_trials
-from profiler.workflows import resume as resuming
 from tests import make
 from tests.conftest import Lent
 from tests.program import next_words
@@ -167,16 +164,6 @@ def test_fault_61_a_model_file_that_changed_is_listed(mine: Path, capsys: Any):
 
 
 @pytest.mark.slow
-def test_twin_61_without_the_comparison_two_models_would_stand_in_one_run(mine: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run_diff, "changes", lambda *before, **now: ())
-
-    answer(["run", "--resume", "run", "--model", model_of(mine)])
-
-    first, second = store.load(mine).records
-    assert first.built.num_parameters < second.built.num_parameters
-
-
-@pytest.mark.slow
 def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path, capsys: Any):
     pretend(half, torch="1.13.1")
     before = texts(half)
@@ -199,11 +186,6 @@ def test_fault_61_a_new_run_of_other_words_is_of_these(half: Path, capsys: Any):
 
     assert code == 0
     assert records(half.parent / "other") == [("none", 1), ("sqrt", 1)]
-
-
-def test_fault_61_a_new_run_of_nothing_is_refused(here: Path, capsys: Any):
-    assert answer(["run", "--model", "mlp", "--new-run"]) == 2
-    assert "--new-run has no effect without --resume" in capsys.readouterr().err
 
 
 def test_fault_61_a_new_run_needs_the_device_of_the_plan(half: Path, capsys: Any):
@@ -242,18 +224,6 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
     assert "note: 1 trial crashed or timed out; gcprof run --resume run measures such trials again" in err
 
 
-@pytest.mark.slow
-def test_fault_61_a_model_file_of_no_known_digest_is_not_gone_on_with(mine: Path, capsys: Any):
-    forge(mine, sources={})
-
-    code = answer(["run", "--resume", "run", "--model", model_of(mine)])
-
-    message, _ = complaint(capsys.readouterr().err)
-    assert code == 2
-    assert re.search(r"mixed: \S+/mine\.py was not recorded$", message)
-    assert records(mine) == [("none", 1)]
-
-
 def test_fault_61_a_new_run_takes_the_words_just_typed_and_can_be_pasted(half: Path, shared: None, capsys: Any):
     half.rename(half.with_name("my run"))
     pretend(half.with_name("my run"), torch="1.13.1")
@@ -278,39 +248,6 @@ def test_fault_61_a_new_run_of_a_file_that_is_gone_is_refused(name: str, half: P
     assert code == 2
     assert f"this run is of files that are not here: {name}" in capsys.readouterr().err
     assert not (half.parent / "other").exists()
-
-
-def test_fault_61_a_prediction_needs_no_device_of_its_own_when_it_goes_on(half: Path, capsys: Any):
-    (half / "manifest.json").write_text((half / "manifest.json").read_text().replace('"cpu"', '"fake:cpu"'))
-
-    for words in ([], ["--new-run", "-o", "other"]):
-        assert answer(["run", "--resume", "run", "--exclusive", "error", *words]) == 2
-        assert "--exclusive has no effect on a prediction" in capsys.readouterr().err
-
-    assert records(half) == [("none", 1)]
-    assert not (half.parent / "other").exists()
-
-
-@pytest.mark.slow
-def test_fault_61_a_new_run_tells_what_is_remarkable_of_its_words_and_of_the_old_one(half: Path, capsys: Any):
-    with (half / "trials.jsonl").open("ab") as file:
-        file.write(b'{"torn')
-    words = ["--model", "mlp", *WORDS, "--strategies", "none,none,all"]
-
-    assert answer(["run", "--resume", "run", "--new-run", *words, "-o", "other"]) == 0
-
-    err = capsys.readouterr().err
-    assert "note: --strategies: none was given more than once and is measured once" in err
-    assert "note: the last line of trials.jsonl is torn and was ignored" in err
-
-
-def test_fault_61_a_new_run_that_calibrates_needs_the_device(half: Path, capsys: Any):
-    (half.parent / "sweep.toml").write_text('model = "mlp"\ndevice = "fake:cuda"\ncalibrate = true\n')
-
-    code = answer(["run", "--resume", "run", "--new-run", "--config", "sweep.toml", "-o", "other"])
-
-    assert code == 3 or "cuda:0" in str(store.load(half.parent / "other").manifest.plan)
-    assert (half.parent / "other").exists() == (code != 3)
 
 
 @pytest.mark.slow
@@ -352,25 +289,3 @@ def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkey
     assert err.startswith("there is nothing left to do")
     assert (half / "trials.jsonl").read_bytes() == before
     assert not list(half.glob(".*"))
-
-
-@pytest.mark.slow
-def test_fault_62_the_sign_of_one_who_still_writes_stays(half: Path):
-    with closing(Writer(half)):
-        writer.tidy(half)
-
-        assert (half / ".writer").is_file()
-    assert not (half / ".writer").exists()
-
-
-@pytest.mark.slow
-def test_twin_62_without_looking_what_is_owed_a_finished_run_is_measured_again(
-    half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    assert answer(["run", "--resume", "run"]) == 0
-    monkeypatch.setattr(resuming, "_owed", lambda before: True)
-    monkeypatch.setattr(progress, "owed", lambda plan, records: tuple(plan))
-
-    answer(["run", "--resume", "run"])
-
-    assert records(half) == [("none", 1), ("all", 1)] * 2

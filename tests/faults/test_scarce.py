@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from profiler.cli import answer
-from profiler.core import server_process
 from profiler.core.case import Trial
-from profiler.core.record import Record
-from profiler.engines import forkserver
-from profiler.engines.child import Child
-from profiler.engines.child_outcome import trial_record
 from profiler.runs import store
-from profiler.runs.writer import Writer
-from profiler.workflows import owed_trials
 from tests import examples, make
 
 WORDS = ("--strategies", "none", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -73,89 +64,6 @@ def test_scarce_a_server_that_cannot_be_started_is_one_line_and_ends_with_3(
     assert f"gcprof: this machine cannot start a process for a trial: {os.strerror(number)}" in err
     assert "internal error" not in err
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
-def test_scarce_a_system_without_nameless_files_in_memory_has_others(number: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "memfd_create", failing(number), raising=False)
-
-    with server_process._nameless() as file:
-        file.write(b"text")
-        file.seek(0)
-
-        assert file.read() == b"text"
-
-
-def test_scarce_a_fork_that_is_refused_is_told_and_the_server_lives(monkeypatch: pytest.MonkeyPatch):
-    ours, theirs = socket.socketpair()
-    channel, output = os.pipe()
-    server = object.__new__(forkserver._Server)
-    server._control, server._children = theirs, {}
-    monkeypatch.setattr(os, "fork", failing(errno.EAGAIN))
-
-    server._fork({"number": 7, "needs": []}, [channel, output])
-
-    said = json.loads(ours.recv(1 << 16))
-    assert said == {"number": 7, "pid": None, "refused": os.strerror(errno.EAGAIN)}
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(channel)
-    ours.close()
-    theirs.close()
-
-
-def test_scarce_the_trial_of_a_refused_fork_crashed_and_is_owed_again(monkeypatch: pytest.MonkeyPatch):
-    ours, theirs = socket.socketpair()
-    trial = Trial(case=make.case("none"))
-    with ours, theirs, Child(ours, "module:function", "", log=None) as child:
-        theirs.sendall(json.dumps({"number": child._number, "pid": None, "refused": "no room"}).encode() + b"\n")
-
-        ended = child.wait(10.0)
-        record = trial_record(trial, child, ended, 0.0)
-
-    assert (record.outcome, record.detail) == ("crashed", "no process could be started for it: no room")
-
-
-class Scarce:
-    """An engine for which the system has one process, and then no pipe."""
-
-    logs = None
-
-    def run(self, plan: Any, done: Any = ()) -> Iterator[Record]:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            for number, trial in enumerate(plan):
-                if number:
-                    with Child(ours, "module:function", "", log=None):
-                        pass
-                yield make.record(str(trial.case.strategy), case=trial.case, round=trial.round)
-
-
-def test_scarce_a_run_that_gets_no_pipe_ends_with_3_and_keeps_its_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    trials = tuple(Trial(case=make.case(name)) for name in ("none", "all"))
-    folder = examples.run(tmp_path / "run", [], more=trials).folder
-    monkeypatch.setattr(os, "pipe", failing(errno.EMFILE))
-
-    followed = owed_trials.follow(Scarce(), folder)
-
-    assert followed == (3, folder)
-    assert [str(record.case.strategy) for record in store.load(folder).records] == ["none"]
-
-
-def test_scarce_a_signature_that_cannot_be_removed_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = examples.run(tmp_path / "run", []).folder
-    writer = Writer(folder)
-    writer.append(make.record("none"))
-    monkeypatch.setattr(Path, "unlink", failing(errno.EBUSY))
-
-    writer.close()
-
-    monkeypatch.undo()
-    assert (folder / ".writer").exists()
-    assert len(store.load(folder).records) == 1
-    Writer(folder).close()
-    assert not (folder / ".writer").exists()
 
 
 @pytest.mark.parametrize(

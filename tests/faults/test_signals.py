@@ -8,14 +8,13 @@ import select
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profiler.cli import answer, output
+from profiler.cli import answer
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import owed_trials
@@ -66,28 +65,6 @@ def interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return answer(["run", *STUCK, "-o", "run"])
 
 
-def test_fault_31_an_interrupt_names_the_command_that_goes_on(
-    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    code = interrupted(here, monkeypatch)
-
-    assert code == 130
-    assert next_words(capsys.readouterr().err) == ["run", "--resume", "run", *STUCK[:2]]
-    assert not (here / "run" / "derived" / "table.csv").exists()  # there is no row
-
-
-def test_twin_31_an_interrupt_that_is_not_heeded_shows_and_writes_nothing(
-    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    monkeypatch.setattr(output, "heeded", nullcontext)
-
-    interrupted(here, monkeypatch)
-
-    out, err = capsys.readouterr()
-    assert (out, "next: " in err) == ("", False)
-    assert not (here / "run" / "derived" / "table.csv").exists()
-
-
 @pytest.mark.nightly
 def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: Path, tag: str):
     with Started("run", *STUCK, "-o", "run", "--json", cwd=here, tag=tag) as run:
@@ -136,49 +113,6 @@ def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
     assert stored(here / "run") == {("none", 1): 1}
 
 
-@pytest.mark.nightly
-def test_twin_32_a_second_interrupt_that_is_not_let_through_does_nothing(here: Path, tag: str):
-    reading, writing = full_pipe()
-    deaf = "import signal; process.end_at_once = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    code = f"from profiler.cli import main, process; {deaf}; main()"
-
-    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing, code=code) as run:
-        os.close(writing)
-        run.wait_for("[1/2]")
-        run.send(signal.SIGINT)
-        run.wait_for("interrupted; what was printed is safe")
-        run.send(signal.SIGINT)
-        with os.fdopen(reading, "rb") as pipe:
-            told = pipe.read()  # only now that somebody reads does it end
-        done = run.end()
-
-    assert b"none" in told
-    assert done.returncode == 130
-    assert "next: " in done.stderr
-
-
-@pytest.mark.parametrize(("before", "code"), [(signal.SIG_IGN, 0), (signal.SIG_DFL, 129)])
-def test_fault_33_a_hangup_that_is_ignored_stays_ignored(
-    before: Any, code: int, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    run_owed = owed_trials.run_owed
-
-    def hang_up(*words: Any, **more: Any) -> Iterator[tuple[Record, int]]:
-        for found in run_owed(*words, **more):
-            os.kill(os.getpid(), signal.SIGHUP)
-            yield found
-
-    monkeypatch.setattr(owed_trials, "run_owed", hang_up)
-    mine = signal.signal(signal.SIGHUP, before)
-
-    found = answer(["run", *STUCK, "--model", "mlp", "-o", "run"])
-
-    left = signal.signal(signal.SIGHUP, mine)
-    assert found == code
-    assert left == before
-    assert stored(here / "run") == {("none", 1): 1}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_fault_33_a_run_that_is_asked_to_end_while_torch_is_imported_takes_the_server_with_it(
@@ -199,18 +133,3 @@ def test_fault_33_a_run_that_is_asked_to_end_while_torch_is_imported_takes_the_s
     assert json.loads(done.stdout) == {
         "schema": 1, "run": None, "status": "failed", "exit_code": code, "records": [],
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_twin_33_a_run_that_heeds_no_signals_dies_without_a_word(
-    number: int, here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
-):
-    deaf = "from profiler.cli import process; process._not_ignored = lambda: []"
-    endless = Endless(tmp_path_factory.mktemp("endless"), before=deaf)
-
-    with Started("run", *SWEEP, "--json", cwd=here, tag=tag, code=endless.code) as run:
-        endless.wait()
-        run.send(number)
-        done = run.end()
-
-    assert (done.returncode, done.stdout) == (-number, "")

@@ -16,10 +16,9 @@ from hypothesis import strategies as given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from profiler.core.case import Trial, encode
-from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.runs import merge as merging
-from profiler.runs import reading, store
+from profiler.runs import store
 from profiler.runs.reading import STEPS, Step
 from profiler.runs.writer import Writer
 from tests import make
@@ -152,14 +151,6 @@ def test_fault_35_the_store_holds_what_a_plain_list_holds_over_2000_steps():
     assert Machine.num_steps >= STEPS_IN_ALL
 
 
-@pytest.mark.slow
-def test_twin_35_a_torn_line_that_is_not_cut_off_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("profiler.runs.writer._cut_torn_line", lambda path, file: None)
-
-    with pytest.raises((AssertionError, UserError)):
-        run_machine(examples=5)
-
-
 # The tail of a real run is lost
 
 
@@ -183,13 +174,6 @@ def test_fault_35_a_real_run_cut_at_any_byte_is_read(tmp_path: Path):
 
     assert found[::-1] == [whole[:size].count(b"\n") for size in range(len(whole) + 1)]
     assert found[0] == 6
-
-
-def test_twin_35_a_reader_of_torn_lines_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "is_torn", lambda line: False)
-
-    with pytest.raises((AssertionError, UserError)):  # half a record is taken for one, or for damage
-        list(prefixes(tmp_path / "run"))
 
 
 # 41: fifty writers at once
@@ -235,14 +219,6 @@ def merged(shards: list[Path], folder: Path, seed: int) -> tuple[bytes, bytes]:
     return (folder / "manifest.json").read_bytes(), (folder / "trials.jsonl").read_bytes()
 
 
-@pytest.mark.slow
-def test_fault_41_fifty_writers_at_once_lose_nothing_and_leave_nothing(shards: list[Path]):
-    found = [one for shard in shards for one in store.load(shard).records]
-
-    assert sorted(one.readings.peak_bytes - 100 * make.MIB for one in found) == list(range(1, 151))
-    assert {path.name for path in shards[0].parent.iterdir()} == {shard.name for shard in shards}
-
-
 def test_fault_41_merged_in_any_order_they_are_the_same_run_and_merging_again_changes_nothing(
     shards: list[Path], tmp_path: Path
 ):
@@ -252,20 +228,3 @@ def test_fault_41_merged_in_any_order_they_are_the_same_run_and_merging_again_ch
     assert others == [first] * 3
     assert again[1] == first[1]
     assert len(store.load(tmp_path / "0").records) == len(KEYS)
-
-
-def test_twin_41_runs_that_are_not_put_in_order_first_would_differ(
-    shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(merging, "sorted", lambda found, key=None: list(found), raising=False)
-
-    assert merged(shards, tmp_path / "one", 1) != merged(shards, tmp_path / "two", 2)
-
-
-@pytest.mark.slow
-def test_fault_41_of_fifty_that_make_one_folder_one_does(tmp_path: Path):
-    codes = at_once(lambda index: str(new(tmp_path / "run")))
-
-    assert codes.count(0) == 1
-    assert store.load(tmp_path / "run").records == ()
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,19 +79,3 @@ def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPath
 
     with suppress(UserError):
         assert isinstance(sweep.read(path), Request)
-
-
-def test_twin_7_read_loosely_a_misspelt_key_would_be_ignored_in_silence(tmp_path: Path):
-    class Loose(msgspec.Struct):
-        segments: str | None = None
-
-    found = msgspec.convert(tomllib.loads(written(tmp_path, "segmnts = '4'\n").read_text()), Loose)
-
-    assert found.segments is None
-    with pytest.raises(UserError):
-        sweep.read(tmp_path / "sweep.toml")
-
-
-def test_twin_7_the_byte_order_mark_would_be_harm(tmp_path: Path):
-    with pytest.raises(tomllib.TOMLDecodeError):
-        tomllib.loads(b"\xef\xbb\xbfrounds = 2\n".decode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import pty
 import re
@@ -17,7 +16,6 @@ import pytest
 
 from profiler.cli import COMMANDS, answer
 from profiler.core.record import Environment
-from profiler.views.tables.terminal import WIDE
 from tests import examples, machines, make
 
 FOREIGN = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="Gerät π")
@@ -34,7 +32,6 @@ READERS = [
     ["reproduce"],
 ]
 DOCUMENTS = [["show", "--format", "md"]]  # whole files in UTF-8, as wide as they are
-COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 
 
 @pytest.fixture
@@ -95,29 +92,6 @@ def test_fault_55_no_line_is_wider_than_the_terminal(words: list[str], columns: 
     assert [line for line in lines if len(line) > columns and cuttable(line)] == []
 
 
-def test_twin_55_a_pipe_is_wider_than_that(results: Path):
-    lines = piped(["show"]).stdout.decode().splitlines()
-
-    assert any(len(line) > 80 and cuttable(line) for line in lines)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_fault_55_a_terminal_without_colours_gets_none(words: list[str], results: Path):
-    assert not COLOUR.search(on_a_terminal(words, columns=100, NO_COLOR="1"))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_fault_55_a_dumb_terminal_and_a_pipe_get_plain_text(words: list[str], results: Path):
-    assert "\x1b" not in on_a_terminal(words, columns=100, TERM="dumb")
-    assert b"\x1b" not in piped(words).stdout
-
-
-def test_twin_55_a_terminal_with_all_gets_bold_heads(results: Path):
-    assert "\x1b[1m" in on_a_terminal(["show"], columns=100)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [words for words in READERS if words not in DOCUMENTS], ids=" ".join)
 @pytest.mark.parametrize(
@@ -136,24 +110,6 @@ def test_fault_55_an_ascii_terminal_gets_ascii(words: list[str], locale: dict[st
     assert done.stdout
 
 
-@pytest.mark.slow
-def test_fault_55_what_ascii_cannot_write_is_escaped_and_the_rest_is_as_it_was(results: Path):
-    text = piped(["show"], PYTHONIOENCODING="ascii").stdout.decode()
-
-    assert "mod\\xe8le:gr\\xf6\\xdfe=\\xe9" in text
-    assert "+-1.0 %" in text
-    assert "modèle:größe=é" in piped(["show"], PYTHONIOENCODING="utf-8").stdout.decode()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_fault_55_a_terminal_of_western_europe_gets_its_own_letters(words: list[str], results: Path):
-    done = piped(words, PYTHONIOENCODING="cp1252")
-
-    assert done.returncode == (4 if words[0] == "validate" else 0), done.stderr
-    assert (done.stdout + done.stderr).decode("utf-8" if words in DOCUMENTS else "cp1252")
-
-
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_fault_55_every_number_is_whole_at_any_width(columns: int, results: Path):
     whole = numbers(on_a_terminal(["show"], columns=300))
@@ -166,24 +122,6 @@ def test_fault_55_every_number_is_whole_at_any_width(columns: int, results: Path
 
 def numbers(text: str) -> set[str]:
     return set(re.findall(r"\d+(?:\.\d+)?", " ".join(seen(text))))
-
-
-def test_twin_55_a_line_that_is_cut_loses_numbers(results: Path):
-    text = on_a_terminal(["show"], columns=300)
-
-    assert numbers("\n".join(line[:40] for line in text.splitlines())) < numbers(text)
-
-
-def test_twin_55_a_terminal_asked_for_what_it_cannot_write_would_end_the_command(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-):
-    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", ascii_only)
-    monkeypatch.setattr("profiler.cli.show.paper", lambda asked: WIDE)
-
-    assert answer(["show"]) == 70  # UnicodeEncodeError
-
-    ascii_only.detach()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
-from profiler.engines import error_record
 from profiler.engines.replies import attempt
-from profiler.measuring.meters import flops
 from profiler.measuring.trial import measure
-from profiler.training import workload
 from tests import make
 from tests.faults.trials import log_of, outcomes, run, trial
 
@@ -114,14 +110,6 @@ def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
     assert PACKAGE not in log
 
 
-def test_twin_23_the_whole_traceback_is_mostly_ours(monkeypatch, capsys):
-    monkeypatch.setattr(error_record, "user_traceback", lambda error: "".join(traceback.format_exception(error)))
-
-    attempt(broken("wrong_shape"), on_pass=lambda name: None, by=measure)
-
-    assert capsys.readouterr().err.count(PACKAGE) > 5
-
-
 @pytest.mark.parametrize(
     ("factory", "detail"),
     [
@@ -169,17 +157,3 @@ def test_fault_24_a_loss_that_is_not_a_number_is_measured_and_flagged(here, shar
     assert outcomes(here / "run") == {"none": "ok", "all": "ok"}
     assert "GCP007 none, all: the loss is nan: the gradients are meaningless; memory and time are still valid" in out
     assert "not verifiable" in out
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"), [("vector", "grad can be implicitly created only for scalar outputs"), ("integer", "grad")]
-)
-def test_twin_24_unasked_torch_says_it_in_words_of_its_own(monkeypatch, kind, words):
-    for room in (workload, flops):
-        monkeypatch.setattr(room, "loss_of", lambda work: work.loss(work.module, work.batch))
-
-    record = attempt(trial(kind), on_pass=lambda name: None, by=measure)
-
-    assert record.outcome == "failed"
-    assert words in record.detail
-    assert "the loss is" not in record.detail

@@ -12,14 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from profiler import apply
-from profiler.cli import COMMANDS, answer, output
+from profiler.cli import COMMANDS, answer
 from profiler.core.errors import UserError
 from profiler.request import integer_lists, spec
-from profiler.request.device_choice import any_device, choose_device
+from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
-from profiler.training.checkpointing.split import split_as_torch
-from profiler.training.strategies import segments
 from tests.conftest import run_folder
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -63,15 +61,6 @@ def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
     assert told.message.startswith("--segments: ")
 
 
-def test_twin_1_without_the_check_no_segments_at_all_would_be_planned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(integer_lists, "_segment_count", lambda word, item: int(float(word)))
-    monkeypatch.setattr(spec, "_resolved", lambda asked, *others: asked)
-
-    found = {str(trial.case.strategy) for trial in planned(segments="0,-1,1.5").trials}
-
-    assert found == {"none", "segments:k=0", "segments:k=-1", "segments:k=1"}
-
-
 # 2: more segments than layers
 
 
@@ -90,10 +79,6 @@ def test_fault_2_more_segments_than_modules_are_skipped_and_the_others_run(here:
         "segments:k=8": ("skipped", "only 5 blocks for 8 segments"),
     }
     assert "segments:k=8: skipped: only 5 blocks for 8 segments" in capsys.readouterr().out
-
-
-def test_twin_2_the_division_alone_would_cut_segments_of_nothing():
-    assert split_as_torch(5, 8).sizes == (0,) * 7 + (5,)
 
 
 # 3: segments twice or unsorted
@@ -116,15 +101,6 @@ def test_fault_3_the_note_is_on_stderr(here: Path, shared: None, capsys: Any):
     assert "more than once" not in out
 
 
-def test_twin_3_without_the_check_a_case_is_measured_twice(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spec, "_without_duplicates", lambda items, *others: items)
-    monkeypatch.setattr(spec, "dict", type("Kept", (dict,), {"fromkeys": staticmethod(list)}), raising=False)
-
-    found = [str(trial.case.strategy) for trial in planned(segments="2,2", rounds=1).trials]
-
-    assert found.count("segments:k=2") == 2
-
-
 # 4: segments=1 beside the baseline
 
 
@@ -136,14 +112,6 @@ def test_fault_4_one_segment_is_a_row_that_says_it_is_none(here: Path, shared: N
     assert "identical to `none`" in one.notes[0].text
     assert one.readings.peak_bytes == none.readings.peak_bytes
     assert capsys.readouterr().out.count("note: GCP001 segments:k=1: checkpoints nothing") == 1
-
-
-def test_twin_4_without_the_note_a_row_would_pass_for_checkpointed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(segments, "_notes", lambda *of: ())
-
-    applied = apply(chain(4), "segments:k=1")
-
-    assert (applied.recomputes, applied.notes) == ({}, ())
 
 
 # 5: segments of uneven sizes
@@ -168,14 +136,6 @@ def test_fault_5_balanced_is_more_even():
     sizes = [int(part.rpartition("x")[2]) for part in str(applied.split).split("+")]
     assert max(sizes) < 8
     assert applied.notes == ()
-
-
-def test_twin_5_without_the_note_the_remainder_would_go_unsaid(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(segments, "_notes", lambda *of: ())
-
-    applied = apply(chain(16), "segments:k=9")
-
-    assert (applied.split, applied.notes) == ("8x1+8", ())
 
 
 # 6: unknown options and commands
@@ -203,14 +163,6 @@ def test_fault_6_the_nearest_option_is_proposed_and_nothing_is_made(flag: str, h
     assert list(here.iterdir()) == []
 
 
-def test_twin_6_without_looking_for_it_nothing_is_proposed(monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr(output, "nearest", lambda word, known: None)
-
-    assert answer(["run", "--segmnts", "1"]) == 2
-
-    assert capsys.readouterr().err.splitlines()[1] == "hint: gcprof run --help"
-
-
 # 10: devices that are not there
 
 
@@ -233,10 +185,3 @@ def test_fault_10_what_is_no_index_is_refused_before_torch_is_imported(word: str
     assert "cuda:N" in hint
     assert "CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice" in hint
     assert list(here.iterdir()) == []
-
-
-def test_twin_10_without_looking_the_word_would_be_the_device():
-    found = spec.check(Request(model="mlp", device="cuda:99", rounds=1), lambda word: word)
-
-    assert {trial.case.device for trial in found.trials} == {"cuda:99"}
-    assert any_device("cuda:99") == "cuda:0"  # nobody has looked yet
