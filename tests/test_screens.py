@@ -1,4 +1,4 @@
-"""The screen of every command at 80 and 120 columns, with its colours: `cat tests/golden/screens/show-80.txt`."""
+"""The screen of every command at 80 columns, with its colours: `cat tests/golden/screens/show-80.txt`."""
 
 from __future__ import annotations
 
@@ -86,12 +86,11 @@ def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     )
 
 
-@pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in COMMANDS])
-def test_the_screen_looks_as_it_did(name: str, width: int, reader: None, monkeypatch: pytest.MonkeyPatch):
-    text = screen(name, width, monkeypatch)
+def test_the_screen_looks_as_it_did(name: str, reader: None, monkeypatch: pytest.MonkeyPatch):
+    text = screen(name, 80, monkeypatch)
 
-    golden_files.compare(f"screens/{name}-{width}.txt", text)
+    golden_files.compare(f"screens/{name}-80.txt", text)
     shown = CODES.sub("", text).splitlines()
-    assert [line for line in shown if len(line) > width and not PASTED.match(line)] == []
+    assert [line for line in shown if len(line) > 80 and not PASTED.match(line)] == []
     assert [line for line in shown if line != line.rstrip()] == []

@@ -120,10 +120,9 @@ VIEWS: dict[str, Callable[..., Text]] = {
 }
 
 
-@pytest.mark.parametrize("width", [80, 40, 200])
 @pytest.mark.parametrize("name", VIEWS)
-def test_the_view_looks_as_it_did(name: str, width: int):
-    golden_files.compare_at(width, name, VIEWS[name](paper=Paper(width)).plain)
+def test_the_view_looks_as_it_did(name: str):
+    golden_files.compare(f"{name}-80.txt", VIEWS[name](paper=Paper(80)).plain)
 
 
 @pytest.mark.parametrize("name", VIEWS)
