@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from profiler.analysis.rows import Row, rows
 from profiler.runs.store import Run
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import columns, groups, heading, reasons, remarks
+from profiler.views.tables.grid import Column
 
 SPECIAL = str.maketrans(
     {
@@ -35,34 +36,21 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def _group(rows: Sequence[Row]) -> str:
-    shown = columns(rows).all
-    heads = [[column.head[line] for column in shown] for line in (0, 1)]
-    cells = [[column.cells[row] for column in shown] for row in range(len(rows))]
     below = [*reasons(rows), *(f"Note: {remark}" for remark in remarks(rows))]
-    numbers = [at for at, column in enumerate(shown) if column.is_number]
-    return _lines(heads, cells, caption=heading(rows), numbers=numbers, below=below)
+    return table_of(columns(rows).all, caption=heading(rows), below=below)
 
 
-def table_of(head: Sequence[str], lines: Sequence[Sequence[str]], *, caption: str, numbers: Collection[int]) -> str:
-    """Return one table; `numbers` are the places of its columns of numbers."""
-    return _lines([head], lines, caption=caption, numbers=numbers, below=())
-
-
-def _lines(
-    heads: Sequence[Sequence[str]],
-    lines: Sequence[Sequence[str]],
-    *,
-    caption: str,
-    numbers: Collection[int],
-    below: Sequence[str],
-) -> str:
+def table_of(columns: Sequence[Column], *, caption: str, below: Sequence[str] = ()) -> str:
+    """Return one table, with texts in small type below it."""
+    heads = [line for line in zip(*(column.head for column in columns), strict=True) if any(line)]
+    lines = zip(*(column.cells for column in columns), strict=True)
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{_escaped(caption)}}}",
             r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{{''.join('r' if at in numbers else 'l' for at in range(len(heads[0])))}}}",
+            rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in columns)}}}",
             r"\toprule",
             *(rf"{' & '.join(map(_escaped, head))} \\" for head in heads),
             r"\midrule",

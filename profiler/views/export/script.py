@@ -12,7 +12,8 @@ from profiler.scripts.records import variants
 from profiler.scripts.report import Process, Variant, name_of, phase_name
 from profiler.views.export.csv import csv_text, safe
 from profiler.views.export.latex import table_of
-from profiler.views.export.markdown import bullets, escaped, page, table_line
+from profiler.views.export.markdown import bullets, escaped, page, table_text
+from profiler.views.tables.grid import Column, of_lines
 from profiler.views.tables.script import sentence
 
 COLUMNS: dict[str, type] = {
@@ -44,19 +45,14 @@ def markdown(run: Run) -> bytes:
     for variant in variants(run.records):
         blocks += [f"### {escaped(name_of(variant))}", escaped(sentence(variant))]
         for process in variant.processes:
-            head, lines = table(process)
-            rule = "| --- | ---: | ---: | ---: | ---: | --- |"
-            blocks += [
-                bullets([title(variant, process)]),
-                "\n".join([table_line(head), rule, *map(table_line, lines)]),
-            ]
+            blocks += [bullets([title(variant, process)]), table_text(table(process))]
     return page(blocks).encode()
 
 
 def latex(run: Run) -> bytes:
     """Return a table for each process, with booktabs, to be read by \\input."""
     texts = [
-        table_of(*table(process), caption=f"{sentence(variant)} ({title(variant, process)})", numbers=range(1, 5))
+        table_of(table(process), caption=f"{sentence(variant)} ({title(variant, process)})")
         for variant in variants(run.records)
         for process in variant.processes
     ]
@@ -78,15 +74,15 @@ def _row(variant: Variant, process: Process, place: int, phase: Phase) -> dict[s
     return found
 
 
-def table(process: Process) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the lines of a table of the phases of a process."""
+def table(process: Process) -> tuple[Column, ...]:
+    """Return the table of the phases of a process."""
     size, unit = byte_unit(phase.peak_bytes for phase in process.phases)
     heads = [f"{head} {unit}" if head in ("peak", "live", "reserved") else head for head in HEADS]
     lines = []
     for phase in process.phases:
         taken = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes)
         lines.append([phase_name(phase), str(phase.num), *(scaled(count, size) for count in taken), phase.line])
-    return heads, lines
+    return of_lines(heads, lines, numbers=heads[1:5])
 
 
 def title(variant: Variant, process: Process) -> str:

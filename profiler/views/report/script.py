@@ -64,13 +64,13 @@ def _variant(variant: Variant) -> dict[str, Any]:
 
 
 def _process(variant: Variant, process: Process) -> dict[str, Any]:
-    heads, rows = table(process)
-    cells = [[plain(cell) for cell in row] for row in rows]
+    columns = table(process)
+    cells = [[plain(cell) for cell in row] for row in zip(*(column.cells for column in columns), strict=True)]
     peaks = [phase.peak_bytes or 0 for phase in process.phases]
     return {
         "title": plain(title(variant, process)),
         "lines": list(lines(process, variant.processes)),
-        "heads": heads,
+        "heads": [column.label for column in columns],
         "rows": [{"cells": row, "peak": peak} for row, peak in zip(cells, peaks, strict=True)],
         "most": process.reserved_bytes or process.peak_bytes or 0,
     }

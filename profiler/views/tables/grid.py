@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 from itertools import chain, zip_longest
 
 import msgspec
@@ -38,6 +38,15 @@ def words(first: str, second: str, cells: Iterable[object], styles: Iterable[str
 def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str] = ()) -> Column:
     """Return a column of numbers under a head of two lines."""
     return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
+
+
+def of_lines(heads: Sequence[str], lines: Sequence[Sequence[str]], *, numbers: Container[str]) -> tuple[Column, ...]:
+    """Return the columns of a table that is given in lines; `numbers` are the heads of its columns of numbers."""
+    cells = zip(*lines, strict=True) if lines else ((),) * len(heads)
+    return tuple(
+        Column(head=(head, ""), cells=tuple(column), is_number=head in numbers)
+        for head, column in zip(heads, cells, strict=True)
+    )
 
 
 def _each_once(cells: Iterable[str]) -> tuple[str, ...]:

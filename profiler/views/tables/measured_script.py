@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
@@ -17,8 +15,10 @@ from profiler.core.script import Gradients
 from profiler.core.stats import num_warmup
 from profiler.core.units import byte_unit, bytes_text, change_range_text, change_text, count_text, scaled, seconds_text
 from profiler.scripts.report import Variant
+from profiler.views.tables.grid import of_lines
 from profiler.views.tables.script import console as console_of
 from profiler.views.tables.script import peak_text, write_phases
+from profiler.views.tables.terminal import ruled
 
 Rounds = Sequence[Sequence[float]]
 
@@ -98,21 +98,18 @@ def _write_summary(variants: Sequence[Variant], console: Console) -> None:
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     rounds = max(len(variant.seconds) for variant in variants)
     title = f"all strategies, {count_text(rounds, 'round')}" if rounds else "all strategies"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("strategy")
-    for name in (f"peak {unit}", *(["step", "time"] if rounds else [])):
-        table.add_column(name, justify="right")
-    table.add_column("gradients")
+    timed = ("step", "time") if rounds else ()
+    lines = []
     for variant in variants:
         peak = max((process.peak_bytes or 0 for process in variant.processes), default=None)
         ratio = ratio_to(variant.seconds, plain.seconds) if variant is not plain else None
-        table.add_row(
-            variant.words["strategy"],
-            scaled(peak, size) if variant.outcome == "ok" and peak is not None else "",
-            *([seconds_text(step_seconds(variant.seconds)), ratio_text(ratio) if ratio else ""] if rounds else []),
-            _verdict(variant, is_plain=variant is plain),
+        times = (seconds_text(step_seconds(variant.seconds)), ratio_text(ratio) if ratio else "")
+        text = scaled(peak, size) if variant.outcome == "ok" and peak is not None else ""
+        lines.append(
+            (variant.words["strategy"], text, *times[: len(timed)], _verdict(variant, is_plain=variant is plain))
         )
-    console.print(table)
+    figures = (f"peak {unit}", *timed)
+    console.print(ruled(of_lines(("strategy", *figures, "gradients"), lines, numbers=figures), title=title))
     if plain.gpu_bytes is None and rounds:
         console.print("times are of this CPU; those of another device are not known by them", soft_wrap=True)
 

@@ -7,7 +7,6 @@ from io import StringIO
 from statistics import median
 from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +16,8 @@ from profiler.core.script import Holder, Phase
 from profiler.core.units import byte_unit, bytes_text, change_text, few, scaled, seconds_text
 from profiler.scripts import estimate
 from profiler.scripts.report import IN_STEPS, Process, Variant, name_of, phase_name, phase_text
+from profiler.views.tables.grid import of_lines
+from profiler.views.tables.terminal import ruled
 
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
 MOST_NAMED = 3
@@ -100,16 +101,9 @@ def _remarks(variant: Variant) -> Iterator[str]:
 def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
     """Print one row for each variant: words, largest peak, reserved, a step's estimated time, and whether it fits."""
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
-    table = Table(title="all variants", title_justify="left", box=box.SIMPLE_HEAD)
     names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
-    for name in names:
-        table.add_column(name)
-    for name in (f"peak {unit}", f"reserved {unit}"):
-        table.add_column(name, justify="right")
     is_estimated = any(process.estimated_seconds for variant in variants for process in variant.processes)
-    if is_estimated:
-        table.add_column("step, estimated", justify="right")
-    table.add_column("fits?")
+    lines = []
     for variant in variants:
         words = [variant.words.get(name, "") for name in names]
         figures = ["", ""]
@@ -117,9 +111,10 @@ def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | Non
             peak = max(process.peak_bytes or 0 for process in variant.processes)
             figures = [scaled(peak, size), scaled(variant.largest.reserved_bytes, size)]
         times = [_estimate_text(variant, variants)] if is_estimated else []
-        table.add_row(*words, *figures, *times, _fits(variant))
+        lines.append([*words, *figures, *times, _fits(variant)])
+    numbers = (f"peak {unit}", f"reserved {unit}", *(["step, estimated"] if is_estimated else []))
     screen = console(file=file, width=width, color=color)
-    screen.print(table)
+    screen.print(ruled(of_lines([*names, *numbers, "fits?"], lines, numbers=numbers), title="all variants"))
     for line in _estimate_notes(variants, is_estimated=is_estimated):
         screen.print(f"note: {line}", soft_wrap=True)
 
@@ -313,20 +308,17 @@ def _table(group: list[Process], num_processes: int) -> Table:
     who = f", {several if len(ranks) > 1 else kind} {', '.join(ranks)}" if num_processes > 1 else ""
     noun = first.steps_are if first.num_steps != 1 else ONE[first.steps_are]
     steps = f"{first.num_steps} {noun}"
-    table = Table(title=f"{first.module or 'no model'}{who}, {steps}", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("phase")
     sizes = [name for name, count in (("peak", first.peak_bytes), ("live", first.peak_bytes),
                                       ("reserved", first.reserved_bytes)) if count is not None]  # fmt: skip
-    for name in ("times", *(f"{name} {unit}" for name in sizes)):
-        table.add_column(name, justify="right")
-    table.add_column("line")
+    lines = []
     for phase in first.phases:
-        is_peak = phase == first.peak
         counts = (phase.peak_bytes, phase.live_bytes, phase.reserved_bytes)
         figures = [scaled(count, size) for count in counts if count is not None]
-        style = "bold" if is_peak and sizes else None
-        table.add_row(phase_name(phase), str(phase.num), *figures, phase.line, style=style)
-    return table
+        lines.append([phase_name(phase), str(phase.num), *figures, phase.line])
+    numbers = ("times", *(f"{name} {unit}" for name in sizes))
+    bold = [at for at, phase in enumerate(first.phases) if sizes and phase == first.peak]
+    title = f"{first.module or 'no model'}{who}, {steps}"
+    return ruled(of_lines(("phase", *numbers, "line"), lines, numbers=numbers), title=title, bold=bold)
 
 
 def _held(process: Process) -> list[tuple[str, tuple[Holder, ...]]]:
@@ -342,15 +334,12 @@ def _held(process: Process) -> list[tuple[str, tuple[Holder, ...]]]:
 def _holders(holders: tuple[Holder, ...]) -> Table:
     size, unit = byte_unit(holder.nbytes for holder in holders)
     has_modules = any(holder.module for holder in holders)
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("category", "line", *(["module"] if has_modules else [])):
-        table.add_column(name)
-    for name in ("number", unit):
-        table.add_column(name, justify="right")
+    names = ("category", "line", *(["module"] if has_modules else []))
+    lines = []
     for holder in holders:
         words = [holder.category, holder.line or "-", *([holder.module or "-"] if has_modules else [])]
-        table.add_row(*words, str(holder.num), scaled(holder.nbytes, size))
-    return table
+        lines.append([*words, str(holder.num), scaled(holder.nbytes, size)])
+    return ruled(of_lines((*names, "number", unit), lines, numbers=("number", unit)))
 
 
 def _notes(process: Process) -> list[str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from rich import box
-from rich.table import Table
-
 from profiler.core.units import MISSING, byte_unit, change_text, scaled
 from profiler.scripts.comparison import WHOLE, Comparison, Pair
 from profiler.views.export.csv import csv_text, safe
-from profiler.views.export.markdown import bullets, escaped, page, table_line
+from profiler.views.export.markdown import bullets, escaped, page, table_text
 from profiler.views.sanitize import plain
+from profiler.views.tables.grid import Column, of_lines
 from profiler.views.tables.script import console
+from profiler.views.tables.terminal import ruled
 
 KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair's key
 QUANTITIES = ("peak", "reserved")
@@ -24,14 +23,9 @@ def write(comparisons: Sequence[Comparison], *, file: TextIO, width: int | None,
     """Print a table for each comparison."""
     screen = console(file=file, width=width, color=color)
     for compared in comparisons:
-        heads, lines = _cells(compared)
+        bold = [at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key]
         title = plain(f"{compared.before} -> {compared.after}")
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-        for head in heads:
-            table.add_column(head, justify="left" if head in (*KEYS, "line") else "right")
-        for line in lines:
-            table.add_row(*line, style="bold" if WHOLE in line else None)
-        screen.print(table)
+        screen.print(ruled(_columns(compared), title=title, bold=bold))
         for remark in compared.remarks:
             screen.print(f"note: {plain(remark)}", soft_wrap=True)
 
@@ -71,15 +65,13 @@ def document(comparisons: Sequence[Comparison], *, gate: Sequence[str] | None, e
 
 
 def _blocks(compared: Comparison) -> Iterator[str]:
-    heads, lines = _cells(compared)
-    rule = "|" + "|".join(" --- " if head in (*KEYS, "line") else " ---: " for head in heads) + "|"
     yield f"### {escaped(f'{compared.before} -> {compared.after}')}"
-    yield "\n".join([table_line(heads), rule, *map(table_line, lines)])
+    yield table_text(_columns(compared))
     yield bullets(compared.remarks)
 
 
-def _cells(compared: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and lines of a table; parts of the key that are the same throughout are left out."""
+def _columns(compared: Comparison) -> tuple[Column, ...]:
+    """Return the columns of a table; parts of the key that are the same throughout are left out."""
     points = [point for pair in compared.pairs for point in (pair.before, pair.after) if point]
     size, unit = byte_unit(point.peak_bytes for point in points)
     varying = [at for at, _ in enumerate(KEYS) if len({pair.key[at] for pair in compared.pairs}) > 1 or at == 4]
@@ -90,7 +82,7 @@ def _cells(compared: Comparison) -> tuple[list[str], list[list[str]]]:
     for pair in compared.pairs:
         figures = [cell for quantity in QUANTITIES for cell in _figures(pair, quantity, size)]
         lines.append([*(pair.key[at] for at in varying), *figures, _line(pair)])
-    return [*heads, "line"], lines
+    return of_lines([*heads, "line"], lines, numbers=set(heads) - set(KEYS))
 
 
 def _figures(pair: Pair, quantity: str, size: int) -> list[str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from rich import box
 from rich.table import Table
 
 from profiler.core.script import Holder
 from profiler.core.units import bytes_text
 from profiler.scripts.report import Process, Variant, phase_name, phase_text
 from profiler.views.sanitize import plain
+from profiler.views.tables.grid import of_lines
 from profiler.views.tables.script import console, sentence
+from profiler.views.tables.terminal import ruled
 
 SCHEMA = 1
 MOST = 5  # phases
@@ -88,12 +89,8 @@ def document(variants: Sequence[Variant]) -> dict[str, Any]:
 
 
 def _holders_table(held: Sequence[Holder]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("held", "blocks"):
-        table.add_column(name, justify="right")
-    for name in ("what", "line", "module"):
-        table.add_column(name)
-    for holder in held:
-        words = map(plain, (holder.category, holder.line, holder.module))
-        table.add_row(bytes_text(holder.nbytes), str(holder.num), *words)
-    return table
+    lines = [
+        (bytes_text(holder.nbytes), str(holder.num), *map(plain, (holder.category, holder.line, holder.module)))
+        for holder in held
+    ]
+    return ruled(of_lines(("held", "blocks", "what", "line", "module"), lines, numbers=("held", "blocks")))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Container, Sequence, Set
 from typing import Any, NamedTuple, TextIO
 
 import msgspec
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from profiler.analysis.rows import Row
@@ -80,6 +82,16 @@ def fitted(columns: Sequence[Column], paper: Paper, *, cut: int | None = None) -
             return Text("\n\n").join([styled(lines) for lines in grids])
     rows = range(len(cleaned[0].cells))
     return Text("\n\n").join([styled(block(cleaned, row=row, width=paper.width)) for row in rows])
+
+
+def ruled(columns: Sequence[Column], *, title: str | None = None, bold: Container[int] = ()) -> Table:
+    """Return a table for rich to lay out, with a rule below its head; the rows in `bold` are bold."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column.label, justify="right" if column.is_number else "left")
+    for row, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        table.add_row(*cells, style="bold" if row in bold else None)
+    return table
 
 
 def strips(columns: Sequence[Column], paper: Paper) -> Text:
