@@ -78,9 +78,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[tuple[str, int], ...]
     device: str = "cpu"
     uses_host: bool = False  # whether something was moved to the host and back
-    cycle_bytes: int = (
-        0  # made in the step, and freed by Python's collector alone: a real step frees them at another time
-    )
     saves: tuple[Save, ...] = ()
     calls: tuple[Call, ...] = ()
 

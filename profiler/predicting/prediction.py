@@ -61,7 +61,7 @@ def predict(
         notes=(
             *prediction_notes.of_model(built, case, trace),
             *prediction_notes.of_blocks(built, case, trace),
-            *prediction_notes.stated(trial, None if case.parallel else rates, assumed, trace),
+            *prediction_notes.stated(trial, None if case.parallel else rates, assumed),
         ),
         stage_seconds={"build": time.monotonic() - began},
     )
@@ -135,7 +135,7 @@ def _followed(trial: Trial, build: Build | None, *, with_choices: bool) -> Follo
     )
     notes = (
         *prediction_notes.of_model(built, trial.case, trace),
-        *prediction_notes.stated(trial, None, assumed, trace),
+        *prediction_notes.stated(trial, None, assumed),
     )
     return Followed(
         trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers

@@ -88,7 +88,7 @@ def trace_case(
                 )
             if rank:
                 rank.refuse_unused()
-        return built, trace, Assumed(fakes.num_guesses, routing, compiled.num_graphs > 0)
+        return built, trace, Assumed(fakes.num_guesses, routing, bool(compiled))
 
     return _as_data_allow(case, traced)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -77,8 +76,6 @@ def follow(  # noqa: PLR0913
         if is_settled and (followed.arrived, followed.kept()) == (used, kept):
             break
         used, kept = followed.arrived, followed.kept()
-    with followed.collecting():
-        gc.collect() if followed.num_left() else None
     return matmul_workspaces.with_workspaces(followed.trace(), workspace_bytes)
 
 
@@ -112,7 +109,6 @@ class _FollowedStep:
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
-        self.cycle_bytes = 0
         self._workload = workload
         self._optimizer = optimizer
         self._tracer = Tracer(workload.module, device=device, hidden=hidden, sharded=sharded_types())
@@ -134,7 +130,7 @@ class _FollowedStep:
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
-        tracing = self.collecting(), self._tracer.modules(), self._random_state(), saving, self._exchange.follow()
+        tracing = self._tracer.modules(), self._random_state(), saving, self._exchange.follow()
         with ExitStack() as stack:
             for context in (*tracing, self._tracer):
                 stack.enter_context(context)
@@ -143,22 +139,6 @@ class _FollowedStep:
             self._saving.close()
         for handle in handles:
             handle.remove()
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Count the bytes of the step that Python's collector frees within, as what only reference cycles hold."""
-        before = 0
-
-        def count(phase: str, details: object) -> None:
-            nonlocal before
-            self.cycle_bytes += self._tracer.gone_bytes - before if phase == "stop" else 0
-            before = self._tracer.gone_bytes
-
-        gc.callbacks.append(count)
-        try:
-            yield
-        finally:
-            gc.callbacks.remove(count)
 
     def kept(self) -> set[int]:
         """Return the ids of parameters whose gradient was computed in the step and still exists after it."""
@@ -195,7 +175,6 @@ class _FollowedStep:
             marks=tuple(self._marks),
             device=self._device,
             uses_host=self._tracer.uses_host,
-            cycle_bytes=self.cycle_bytes,
             saves=self._saving.saves() if self._saving else (),
             calls=self._saving.calls() if self._saving else (),
         )

@@ -80,7 +80,6 @@ class Tracer(TorchDispatchMode):
         self.operators: list[Operator] = []
         self.phase = "before"
         self.uses_host = False
-        self.gone_bytes = 0  # of storages that were freed
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
@@ -230,9 +229,7 @@ class Tracer(TorchDispatchMode):
         return life
 
     def _gone(self, key: int) -> None:
-        life = self._there.pop(key)
-        life.died = len(self.operators)
-        self.gone_bytes += life.nbytes
+        self._there.pop(key).died = len(self.operators)
 
 
 uncompiled(Tracer.__torch_dispatch__)
