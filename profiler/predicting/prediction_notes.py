@@ -42,7 +42,7 @@ ROUTED = {
 def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
     """Return the notes on what limits the accuracy of a prediction."""
     texts = {
-        "GCP015": ESTIMATED[kind_of(trial.case)],
+        "GCP015": ESTIMATED[kind_of(trial.case)] if trial.calibration is None else None,
         "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
         "GCP017": GUESSED if assumed.num_guesses else None,
         "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
