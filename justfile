@@ -159,10 +159,6 @@ bench-scripts *words:
 bench-script-overhead:
     {{python}} -m benchmarks.script_overhead
 
-# what operators allocate without memory, against what they do, on PyTorch's own samples; with --hollow h100, on CUDA
-bench-operators *words:
-    {{python}} -m benchmarks.operators {{words}}
-
 # every model family traced at full size, without a device
 bench-full-size *words:
     {{python}} -m benchmarks.full_size {{words}}

@@ -36,18 +36,6 @@ def watched() -> dict[str, Facts]:
     return {"none": {"saved_bytes": batch * width * FLOAT + FLOAT}}
 
 
-def held_in_cycles(*, is_cyclic: bool) -> dict[str, Facts]:
-    """What four hooks hold past the step."""
-    nbytes = 4 * 64 * 32 * FLOAT
-    return {"none": {"GCP059": f"cycles of references hold {nbytes / 2**10:.1f} KiB until" if is_cyclic else None}}
-
-
-def zero_tangents() -> dict[str, Facts]:
-    """A zero tangent of each of two weights and biases."""
-    nbytes = 2 * (32 * 32 + 32) * FLOAT
-    return {"none": {"GCP059": f"forward-mode derivatives: {nbytes / 2**10:.2f} KiB of zero tangents are counted"}}
-
-
 def in_a_dict() -> dict[str, Facts]:
     """Four images of each of six parts; under checkpoints the parts' inputs but the batch, the result, and one part's.
 

@@ -20,7 +20,6 @@ from tests.case_bytes import (
     FLOAT,
     better,
     calls,
-    held_in_cycles,
     in_a_dict,
     in_chunks,
     kept_means,
@@ -33,7 +32,6 @@ from tests.case_bytes import (
     towers,
     trained_apart,
     watched,
-    zero_tangents,
 )
 from tests.case_truths import (
     Facts,
@@ -139,17 +137,6 @@ CASES = (
     Case(FREED, "grad_cam.py:make", ("none",), watched),
     Case(FREED, "inner_backward.py:make", BOTH, trained_apart),
     Case(FREED, "inner_backward.py:make", BOTH, trained_apart, predicted),
-    *(
-        Case(
-            FREED,
-            f"held_in_cycles.py:make:is_cyclic={word}",
-            ("none",),
-            partial(held_in_cycles, is_cyclic=word == "true"),
-            predicted,
-        )
-        for word in ("true", "false")
-    ),
-    Case(FREED, "forward_mode.py:make", ("none",), zero_tangents, predicted),
     Case(REMEDIED, "large_vocabulary.py:make", ("none",), in_chunks, remedied),
     Case(REMEDIED, "frozen_tower.py:make", ("none",), towers),
     Case(CAUSES, "causes.py:cached", BOTH, partial(fails, "cached", "0.cache.keys, 1.cache.keys")),

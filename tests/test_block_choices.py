@@ -83,15 +83,6 @@ def test_the_peak_of_all_that_is_told_is_the_one_that_is_measured(pattern):
     assert choices.own.floor_bytes <= record.readings.peak_bytes
 
 
-def test_the_peak_of_all_on_a_gpu_is_the_one_that_is_predicted_of_these_blocks():
-    model = Choice(f"{FILE.parent / 'scratch.py'}:scratched")
-    case = make.case("all", model=model, device="fake:rtx-4090", optimizer=Choice("adamw"), batch_size=None)
-
-    found = choices(case)
-
-    assert found.own.all_bytes == predict(Trial(case=case)).readings.peak_bytes
-
-
 @pytest.mark.parametrize(
     ("factory", "strategy", "blocks", "is_told"),
     [

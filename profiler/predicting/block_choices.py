@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from profiler.analysis.peak_floor import floor
@@ -19,13 +17,10 @@ def block_choices(
     trace: Trace,
     module: nn.Module,
     blocks: tuple[str, ...],
-    *,
-    allocated: Callable[[Trace], Trace] = lambda composed: composed,
 ) -> BlockChoices:
     """Return the memory floor, and the peak under `all`, of the current blocks and of the model's other block choices.
 
-    `trace` must have been traced with its saves; `allocated` replays a composed trace through the device's allocator,
-    where it can be. A choice is left out if one of its blocks did not run.
+    `trace` must have been traced with its saves. A choice is left out if one of its blocks did not run.
     """
 
     def choice(pattern: str, names: tuple[str, ...]) -> BlockChoice:
@@ -33,7 +28,7 @@ def block_choices(
             pattern=pattern,
             num_blocks=len(names),
             floor_bytes=floor(trace, blocks=names).nbytes,
-            all_bytes=_peak_of_all(trace, names, allocated),
+            all_bytes=_peak_of_all(trace, names),
         )
 
     ran = {call.module for call in trace.calls}
@@ -43,9 +38,9 @@ def block_choices(
     return BlockChoices(own=choice(own, blocks), others=tuple(choice(*other) for other in others[:MOST]))
 
 
-def _peak_of_all(trace: Trace, blocks: tuple[str, ...], allocated: Callable[[Trace], Trace]) -> int | None:
+def _peak_of_all(trace: Trace, blocks: tuple[str, ...]) -> int | None:
     """Return the peak with each block checkpointed by itself; None if that trace cannot be composed."""
     try:
-        return max(live(allocated(compose(trace, blocks, [[index] for index in range(len(blocks))]))))
+        return max(live(compose(trace, blocks, [[index] for index in range(len(blocks))])))
     except Unsupported:
         return None

@@ -23,7 +23,6 @@ from profiler.predicting import device_trace, prediction_notes
 from profiler.predicting.block_choices import block_choices
 from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
-from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
 from profiler.training.compiled_code import compiled_modules
@@ -52,20 +51,17 @@ def predict(
         built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
     seconds = {} if assumed.is_unfused else _seconds(trial, trace, rates, build)  # fused kernels have no rate
-    trace, reserved = allocated(trace)
     return Record(
         case=case,
         round=trial.round,
         outcome="ok",
         built=built.describe(),
-        readings=Readings(
-            **memory_readings(trace, reserved), timeline=_timeline(trace, built.workload.blocks), **seconds
-        ),
+        readings=Readings(**memory_readings(trace), timeline=_timeline(trace, built.workload.blocks), **seconds),
         environment=_environment(rates),
         notes=(
             *prediction_notes.of_model(built, case, trace),
             *prediction_notes.of_blocks(built, case, trace),
-            *prediction_notes.stated(trial, None if case.parallel else rates, assumed, trace),
+            *prediction_notes.stated(trial, None if case.parallel else rates, assumed),
         ),
         stage_seconds={"build": time.monotonic() - began},
     )
@@ -139,10 +135,10 @@ def _followed(trial: Trial, build: Build | None, *, with_choices: bool) -> Follo
     )
     notes = (
         *prediction_notes.of_model(built, trial.case, trace),
-        *prediction_notes.stated(trial, None, assumed, trace),
+        *prediction_notes.stated(trial, None, assumed),
     )
     return Followed(
-        trace=msgspec.structs.replace(allocated(trace)[0], saves=(), calls=()),  # not read by callers
+        trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
         blocks=built.workload.blocks,
         split=built.applied.split,
         has_own_optimizer=built.workload.optimizer is not None,
@@ -163,13 +159,7 @@ def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | No
 
 
 def _choices(built: Assembled, trace: Trace) -> BlockChoices:
-    workload = built.workload
-
-    def replayed(composed: Trace) -> Trace:
-        """Replay the allocator from the building of the model on, which composing leaves out."""
-        return allocated(msgspec.structs.replace(composed, building=trace.building))[0]
-
-    return block_choices(trace, workload.module, workload.blocks, allocated=replayed)
+    return block_choices(trace, built.workload.module, built.workload.blocks)
 
 
 def _environment(rates: Rates | None) -> Environment:
@@ -194,11 +184,8 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
 
 
-def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dict[str, Any]:
-    """Return the memory fields (bytes) and FLOP fields of Readings. `reserved` has the most bytes reserved by phase.
-
-    Static bytes are those of storages; all others are those of allocator blocks, if the trace was replayed.
-    """
+def memory_readings(trace: Trace) -> dict[str, Any]:
+    """Return the memory fields (bytes) and FLOP fields of Readings; what the allocator reserves is not known."""
     held = live(trace)
     peaks = [(phase, *_peak(trace, held, first, last)) for phase, first, last in trace.spans()]
     phase, at, peak = max(peaks, key=lambda item: item[2])
@@ -208,11 +195,7 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
         "start_bytes": resting(trace, forwards[0][0] - 1),
         "saved_bytes": max(_saved(trace, first, last) for first, last in forwards),
         "phases": {
-            name: PhaseBytes(
-                allocated=max(nbytes for phase, _, nbytes in peaks if phase == name),
-                reserved=(reserved or {}).get(name),
-            )
-            for name in PHASES
+            name: PhaseBytes(allocated=max(nbytes for phase, _, nbytes in peaks if phase == name)) for name in PHASES
         },
         "peak_bytes": peak,
         "peak_phase": phase,
@@ -221,7 +204,6 @@ def memory_readings(trace: Trace, reserved: dict[str, int] | None = None) -> dic
             for item in trace.allocations
             if item.category == "gradients" and 0 < item.born < at <= item.died
         ),
-        "reserved_bytes": max(reserved.values()) if reserved else None,
         "forward_flops": sum(item.flops for item in trace.operators if item.phase == "forward"),
         "backward_flops": sum(item.flops for item in trace.operators if item.phase in ("backward", "recompute")),
     }
@@ -246,5 +228,5 @@ def _static(trace: Trace) -> dict[str, int]:
     nbytes = dict.fromkeys(STATIC, 0)
     for allocation in trace.allocations:
         if not allocation.born:
-            nbytes[allocation.category] = nbytes.get(allocation.category, 0) + allocation.nbytes - allocation.unsplit
+            nbytes[allocation.category] = nbytes.get(allocation.category, 0) + allocation.nbytes
     return nbytes

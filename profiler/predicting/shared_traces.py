@@ -59,7 +59,7 @@ class SharedTraces:
         if trial.case == trial.case.baseline and self._begin(trial, on_pass):
             assert self._baseline is not None
             built, trace = self._baseline.built, self._baseline.trace
-            return built, replace(_without_views(compose(trace, (), ())), building=trace.building), Assumed()
+            return built, _without_views(compose(trace, (), ())), Assumed()
         composed = self._composed(trial)
         if composed is not None:
             on_pass("memory")
@@ -102,7 +102,7 @@ class SharedTraces:
             return None
         notes = (*applied.notes, *baseline.built.applied.notes)
         built = replace(baseline.built, case=trial.case, applied=replace(applied, notes=notes, switch=None))
-        return built, replace(_without_views(trace), building=baseline.trace.building), Assumed()
+        return built, _without_views(trace), Assumed()
 
     def _are_linked(self, pairs: Sequence[tuple[int, int]], case: Case) -> bool:
         if not self._has_looked:

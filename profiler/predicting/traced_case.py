@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,22 +19,15 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
-from profiler.predicting.trace import convolutions, matmul_workspaces
 from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
-from profiler.predicting.trace.host_state import HostMarking, host_state
-from profiler.predicting.trace.kernel_bytes import Measured
-from profiler.predicting.trace.mkldnn_layers import kept_by_layers
-from profiler.predicting.trace.row_buffers import taking_buffers
-from profiler.predicting.trace.step import Builder, follow
-from profiler.predicting.trace.temporaries import temporary_bytes
+from profiler.predicting.trace.step import follow
 from profiler.predicting.trace.tracer import Hidden
 from profiler.predicting.trace.unfused import unfused
 from profiler.predicting.trace.user_hooks import user_hooks
 from profiler.training.assemble import Assembled, Build, assemble
-from profiler.training.checkpointing.observed_forward import Observation, Seen, observe, remembering
-from profiler.training.workload import Step
+from profiler.training.checkpointing.observed_forward import Observation, observe
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 T = TypeVar("T")
@@ -70,54 +61,36 @@ def trace_case(
     A step whose sizes depend on its data is traced again with the case's routing. `with_saves`, `with_calls` and
     `with_growth` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
-    kind, is_kept = kind_of(case), matmul_workspaces.keeps_workspaces()
-    workspace = workspace_bytes(case, calibration)
-    hidden = _hidden(case, calibration, 0 if is_kept else workspace)
+    kind = kind_of(case)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
         with _rank(case) as rank, unfused() as compiled, _fakes(case, routing, calibration) as fakes:
-            make = partial(assemble, case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
-            built, builder = _followed(make, kind, hidden) if kind == "cuda" and not case.parallel else (make(), None)
+            built = assemble(case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
             if built.applied.changes_kernels:
                 raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be predicted")
             on_pass("memory")
-            optimizer, step = _trainer(built, kind)
-            on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
-            with on_host, on_parts(optimizer) if rank else nullcontext(), unseen(), fakes.in_step():
+            optimizer, step = built.trainer()
+            if kind == "cuda":
+                foreach(optimizer)
+            with on_parts(optimizer) if rank else nullcontext(), unseen(), fakes.in_step():
                 trace = follow(
                     built.workload,
                     optimizer,
                     step,
                     device=kind,
-                    hidden=matmul_workspaces.telling_lt(hidden) if is_kept and workspace else hidden,
-                    kept_bytes=workspace if is_kept else 0,
+                    hidden=_measured(calibration),
+                    workspace_bytes=workspace_bytes(case, calibration),
                     with_saves=with_saves,
                     with_calls=with_calls,
                     with_growth=with_growth,
                     batch_size=case.batch_size,
                     buckets=rank.buckets.values if rank else None,
-                    builder=builder,
                 )
             if rank:
                 rank.refuse_unused()
-        return built, trace, Assumed(fakes.num_guesses, routing, compiled.num_graphs > 0)
+        return built, trace, Assumed(fakes.num_guesses, routing, bool(compiled))
 
     return _as_data_allow(case, traced)
-
-
-def _followed(make: Callable[[], Assembled], kind: str, hidden: Hidden) -> tuple[Assembled, Builder]:
-    """Return the assembled case and the trace of its building, without forwards that only observe the model.
-
-    In a trial, the first pass has run those already. So the case is assembled until nothing new is observed.
-    """
-    seen: Seen = {}
-    with remembering(seen):
-        while True:
-            num_seen, builder = len(seen), Builder(device=kind, hidden=hidden)
-            with builder.follow():
-                built = make()
-            if len(seen) == num_seen:
-                return built, builder
 
 
 def _as_data_allow(case: Case, work: Callable[[str | None], T]) -> T:
@@ -126,25 +99,6 @@ def _as_data_allow(case: Case, work: Callable[[str | None], T]) -> T:
         return work(None)
     except _DependsOnData:
         return work(case.routing or SETTINGS["routing"].choices[0])
-
-
-def _hidden(case: Case, calibration: Calibration | None, workspace_bytes: int) -> Hidden:
-    """Return the function for operators' hidden bytes: as measured, else by PyTorch's rules for the device.
-
-    `workspace_bytes` is the size of cuBLAS's workspace if each product allocates it, else 0.
-    """
-    if kind_of(case) == "cpu":
-        return _measured_or(temporary_bytes, calibration)
-    return _measured_or(taken_on_cuda(known_rates(case.device, calibration), workspace_bytes), calibration)
-
-
-def _trainer(built: Assembled, kind: str) -> tuple[torch.optim.Optimizer, Step]:
-    """Return the optimizer and the step of an assembled case, as they are on this kind of device."""
-    with HostMarking() if kind == "cuda" else nullcontext():
-        optimizer, step = built.trainer()
-    if kind == "cuda":
-        foreach(optimizer)
-    return optimizer, step
 
 
 def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = False) -> Observation:
@@ -159,12 +113,6 @@ def observe_case(case: Case, build: Build | None = None, *, in_calls: bool = Fal
     return _as_data_allow(case, observed)
 
 
-def taken_on_cuda(gpu: Rates | None, workspace_bytes: int) -> Hidden:
-    """Return the function for operators' hidden bytes by PyTorch's rules for this GPU; None is an unknown GPU."""
-    copying = convolutions.taking_copies(temporary_bytes, convolutions.machine_of(gpu, workspace_bytes))
-    return matmul_workspaces.taking_workspaces(taking_buffers(copying, gpu), workspace_bytes)
-
-
 @contextmanager
 def _fakes(case: Case, routing: str | None, calibration: Calibration | None = None) -> Iterator[FakeTensors]:
     rates = known_rates(case.device, calibration)
@@ -173,7 +121,7 @@ def _fakes(case: Case, routing: str | None, calibration: Calibration | None = No
     with (
         fake_tensors(routing) as fakes,
         user_hooks(on_cuda=on_cuda),
-        cuda_like(*capability) if on_cuda else kept_by_layers(),
+        cuda_like(*capability) if on_cuda else nullcontext(),
     ):
         try:
             yield fakes
@@ -223,17 +171,16 @@ def workspace_bytes(case: Case, calibration: Calibration | None) -> int:
     if kind_of(case) == "cpu":
         return 0
     rates = known_rates(case.device, calibration)
-    return matmul_workspaces.given_workspace(gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE)
+    return gpu_specs.workspace_bytes(rates) if rates else gpu_specs.SMALL_WORKSPACE
 
 
-def _measured_or(foreseen: Hidden, calibration: Calibration | None) -> Hidden:
-    """Return a function for a call's hidden bytes: those measured in the calibration, else those of `foreseen`."""
-    measured_bytes = calibration.hidden_bytes if calibration else {}
-    names = {call.partition("(")[0] for call in measured_bytes}
+def _measured(calibration: Calibration | None) -> Hidden | None:
+    """Return the function for a call's hidden bytes as the calibration measured them; 0 for other calls."""
+    measured = calibration.hidden_bytes if calibration else {}
+    names = {call.partition("(")[0] for call in measured}
 
     def hidden(operator: Any, arguments: Any, keywords: Any) -> int:
-        call = call_signature(operator, arguments, keywords) if names and operator_name(operator) in names else ""
-        measured = measured_bytes.get(call)
-        return foreseen(operator, arguments, keywords) if measured is None else Measured(measured)
+        is_known = operator_name(operator) in names
+        return measured.get(call_signature(operator, arguments, keywords), 0) if is_known else 0
 
-    return hidden
+    return hidden if measured else None

@@ -28,7 +28,6 @@ from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, hel
 from profiler.predicting.staging.stage_operators import StageSpan, spans
 from profiler.predicting.trace.compose import refuse_backward_in_forward
 from profiler.predicting.trace.matmul_workspaces import taken_workspace
-from profiler.predicting.trace.replay import allocated
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import refuse_none
@@ -91,7 +90,7 @@ def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, i
         build=build,
         in_calls=in_calls,
     )
-    return _Traced(built, allocated(trace)[0], assumed.is_unfused)
+    return _Traced(built, trace, assumed.is_unfused)
 
 
 def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_calls: bool) -> _Traced:

@@ -80,17 +80,6 @@ class BatchGrowth:
             for tensor, places in zip(results, outcome, strict=True)
         ]
 
-    def with_half(self, hidden: Callable[[Any, Any, Any], int], func: Any, args: Any, kwargs: Any, now: int) -> int:
-        """Return an operator's hidden bytes with half the batch; `now` are those with the whole batch."""
-        given = {id(tensor): self._places(tensor) for tensor in tensors_of((args, kwargs))}
-        if not any(given.values()):
-            return now
-        try:
-            with no_dispatch():
-                return int(hidden(func, *_resized(func, args, kwargs, given, Fraction(1, 2))))
-        except NOT_WITHOUT_DATA:
-            return now
-
     @staticmethod
     def _unreduced(tensor: torch.Tensor, given: dict[int, Places]) -> Grown:
         """Return the growth of a result whose storage holds all elements from before a reduction: all of it grows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import BUCKETS, GATHERED
-from profiler.predicting.trace.host_state import entered_in_steps
 from profiler.predicting.trace.tracer import Tracer
+from profiler.training.optimizers.wrapped import wrapped
 from profiler.training.workload import local
 
 EXCHANGED = {  # by operator: the place of the argument that is allocated for it, and its category
@@ -89,6 +89,28 @@ def on_parts(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
     DTensor's dispatch gives the same results, but took most of the time of a trace with hundreds of parameters.
     """
     return entered_in_steps(optimizer, [_OnShards(kind) for kind in sharded_types()])
+
+
+@contextmanager
+def entered_in_steps(optimizer: torch.optim.Optimizer, modes: Sequence[Any]) -> Iterator[None]:
+    """Enter the modes during each step of the optimizer, or of one that it wraps or that hooks run."""
+    at_work: list[Any] = []  # the optimizers that are stepping, the outermost first
+
+    def enter(part: Any, *given: Any) -> None:
+        for mode in () if at_work else modes:
+            mode.__enter__()
+        at_work.append(part)
+
+    def leave(*given: Any) -> None:
+        at_work.pop()
+        for mode in () if at_work else modes:
+            mode.__exit__(None, None, None)
+
+    with ExitStack() as stack:
+        for part in wrapped(optimizer):
+            stack.callback(part.register_step_pre_hook(enter).remove)
+            stack.callback(part.register_step_post_hook(leave).remove)
+        yield
 
 
 class _OnShards(TorchDispatchMode):

@@ -47,7 +47,6 @@ def compose(trace: Trace, blocks: Sequence[str], segments: Iterable[Sequence[int
         marks=tuple((phase, moved[before]) for phase, before in trace.marks),
         saves=(),
         calls=(),
-        building=None,
     )
 
 

@@ -17,7 +17,6 @@ from torch.nn.parallel import distributed as data_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from profiler.core.errors import Unsupported
-from profiler.predicting.trace.kernel_bytes import ceil_div
 
 AT_START = ("_verify_param_shape_across_processes", "_sync_module_states")  # of DDP: they read values, which fakes lack
 
@@ -68,7 +67,7 @@ class _Chunks:
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
-        self._most = ceil_div(tensor.shape[dim], num_chunks)
+        self._most = -(-tensor.shape[dim] // num_chunks)
 
     def __getitem__(self, place: int) -> torch.Tensor:
         size = self._tensor.shape[self._dim]

@@ -25,7 +25,6 @@ from torch.utils._mode_utils import no_dispatch
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced, stop_if_interrupted
 from profiler.predicting.trace import routing as routes
-from profiler.predicting.trace import temporaries
 from profiler.predicting.trace.fake_modules import as_fake
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place
 from profiler.predicting.trace.unfused import uncompiled
@@ -33,7 +32,6 @@ from profiler.training.known_values import Draws, computed, follow, is_hosts, pl
 from profiler.training.workload import uncollected
 
 aten = torch.ops.aten
-LARGER = (*temporaries.IN_THE_RESULT, *temporaries.FOLDS)  # operators whose storages are larger than their results
 HOST, META = torch.device("cpu"), torch.device("meta")
 DEVICE = torch.ops.prim.device.default  # called by autograd several times for every tensor
 KNOWN = 1024  # elements: building a model reads no larger tensors
@@ -179,8 +177,6 @@ class FakeTensors(CachingFakeMode):
     refused (DataDependentOutputException).
     """
 
-    changes: ClassVar[dict[Any, Callable[[Any, Any], Any]]] = {}  # by operator: its results on another device
-
     def __init__(self, routing: str | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.fake_tensor_converter = _Converter(copy_data=False, export=False)
@@ -234,20 +230,13 @@ class FakeTensors(CachingFakeMode):
         if self._routing:
             with self:
                 args = routes.without_masks(func, args)
-        out = self._completed(super().__torch_dispatch__(func, types, args, kwargs), func, args)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._overloadpacket is aten.all:
+            out.is_true = True
         if not routes.chooses(func, args):
             return out
         self._has_chosen = True
         return routes.with_choices(out, func, args, kwargs or {}, self._routing, self._known) if self._routing else out
-
-    def _completed(self, out: Any, func: Any, args: Any) -> Any:
-        """Return the result as the operator's kernel returns it on the simulated device."""
-        if func._overloadpacket is aten.all:
-            out.is_true = True
-        if func in self.changes:
-            with self:
-                return self.changes[func](out, args)
-        return self._as_stored(out, func, args) if func._overloadpacket in LARGER else out
 
     def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a new tensor, with its values if it is small."""
@@ -263,12 +252,6 @@ class FakeTensors(CachingFakeMode):
 
     def _of_values(self, real: torch.Tensor) -> torch.Tensor:
         return self.fake_tensor_converter.from_real_tensor(self, real)
-
-    def _as_stored(self, out: Any, func: Any, args: Any) -> Any:
-        """Return the result in a storage as large as the operator allocates."""
-        shape = temporaries.stored_shape(func, args, out)
-        stored = super().__torch_dispatch__(aten.new_empty.default, (), (out, shape))
-        return super().__torch_dispatch__(aten.as_strided.default, (), (stored, out.shape, out.stride()))
 
     def _scalar(self, func: Any, tensor: Any) -> bool | int | float:
         constant = getattr(tensor, "constant", None)

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from profiler.predicting.trace.temporaries import INDEXING, is_known_mask
-
 aten = torch.ops.aten
+INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 NUM_KNOWN = 2**24  # elements: the largest tensor with known values, such as a mask of tokens by experts
 _CHOOSING: dict[Any, tuple[int | None, int]] = {  # places of the indices (None: the sole result) and of `dim`
     aten.topk: (1, 2),
@@ -59,7 +58,8 @@ def without_masks(func: Any, args: Any) -> Any:
         return args
     indices: list[torch.Tensor | None] = []
     for index in args[1]:
-        if is_known_mask(index):
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        if is_mask and getattr(index, "constant", None) is not None:
             indices += aten.nonzero.default(index).unbind(1)
         else:
             indices.append(index)

@@ -1,25 +1,21 @@
-"""Traces one training step, and the building of its model, under fake tensors: a workload in, a Trace out."""
+"""Traces one training step under fake tensors: a workload in, a Trace out."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import nn
 
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
+from profiler.core.trace_data import BUCKETS, Allocation, Operator, Trace, recompute_ends
 from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.collectives import Exchange, sharded_types
-from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
-from profiler.predicting.trace.user_hooks import refuse_cycles
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, local, tensors
 
@@ -33,13 +29,12 @@ def follow(  # noqa: PLR0913
     *,
     device: str = "cpu",
     hidden: Hidden | None = None,
-    kept_bytes: int = 0,
+    workspace_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
     with_growth: bool = False,
     batch_size: int | None = None,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
-    builder: Builder | None = None,
 ) -> Trace:
     """Trace a training step in its steady state, with gradients and optimizer state already allocated.
 
@@ -49,8 +44,7 @@ def follow(  # noqa: PLR0913
     records what autograd saves and what modules take and return, from which `compose` derives other traces;
     `with_calls` records only the latter. `with_growth` records what grows with the batch, whose size is inferred if no
     tensor of it has `batch_size`. `buckets` is for several ranks: a whole first step is run, and `buckets` returns the
-    communication buckets that it has left. With a `builder`, the trace includes what was allocated while the workload
-    was built under it. `kept_bytes` is the workspace that each thread that multiplies matrices keeps. Bytes.
+    communication buckets that it has left. `workspace_bytes` are those of cuBLAS's workspace.
     """
     make = partial(
         _FollowedStep,
@@ -58,17 +52,16 @@ def follow(  # noqa: PLR0913
         optimizer,
         device,
         hidden,
-        builder,
         with_saves=with_saves,
         with_calls=with_calls,
-        growth=partial(StepGrowth, batch_size=batch_size, hidden=hidden) if with_growth else None,
+        growth=partial(StepGrowth, batch_size=batch_size) if with_growth else None,
     )
     if buckets is not None:
         step(lambda phase: None)
         followed = make()
         followed.hold(buckets())
         followed.go(step)
-        return matmul_workspaces.with_workspaces(followed.trace(), kept_bytes)
+        return matmul_workspaces.with_workspaces(followed.trace(), workspace_bytes)
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         try:
@@ -83,10 +76,7 @@ def follow(  # noqa: PLR0913
         if is_settled and (followed.arrived, followed.kept()) == (used, kept):
             break
         used, kept = followed.arrived, followed.kept()
-    with followed.collecting():
-        gc.collect() if followed.num_left() else None
-    refuse_cycles(followed.cycle_bytes)
-    return matmul_workspaces.with_workspaces(followed.trace(), kept_bytes)
+    return matmul_workspaces.with_workspaces(followed.trace(), workspace_bytes)
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int], kept: set[int]) -> None:
@@ -103,46 +93,6 @@ def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int]
             parameter.grad = None
 
 
-class Builder:
-    """Tracks the storages of all that runs under it: parameters, the batch, forwards that only observe.
-
-    The first step begins with the allocator as they leave it, with free blocks and blocks in use.
-    """
-
-    def __init__(self, *, device: str, hidden: Hidden | None = None) -> None:
-        self._tracer = Tracer(nn.Module(), device=device, hidden=hidden)
-        self._left: list[StorageLife] = []
-
-    @contextmanager
-    def follow(self) -> Iterator[None]:
-        """Track what runs within."""
-        with self._tracer:
-            yield
-        self._left = [life for life in self._tracer.lives if life.died is None]
-
-    def unheld(self, held: Sequence[StorageLife | None]) -> list[torch.UntypedStorage]:
-        """Return the live storages that are not in `held`: those that only the loss or the module holds."""
-        storages = [life.watch() for life in self._left if life not in held and life.died is None and life.watch]
-        return [storage for storage in storages if storage is not None]
-
-    def life(self, tensor: torch.Tensor) -> StorageLife | None:
-        """Return the lifetime of a tensor's storage; None if it was not made under this builder."""
-        return self._tracer.life(tensor)
-
-    def building(self, lives: Sequence[StorageLife | None]) -> Building:
-        """Return what was tracked. `lives` has, for each storage that is live before the step, its lifetime here."""
-        left, last = set(self._left), len(self._tracer.operators)
-        places = {life: place for place, life in enumerate(lives) if life in left}
-        return Building(
-            allocations=tuple(
-                Allocation(life.nbytes, life.born, last if life in left else life.died or 0, life.operator, "", "", "")
-                for life in self._tracer.lives
-            ),
-            operators=tuple(self._tracer.operators),
-            places=tuple(places.get(life) for life in self._tracer.lives),
-        )
-
-
 class _FollowedStep:
     """Traces one step."""
 
@@ -152,7 +102,6 @@ class _FollowedStep:
         optimizer: torch.optim.Optimizer,
         device: str,
         hidden: Hidden | None,
-        builder: Builder | None = None,
         *,
         with_saves: bool,
         with_calls: bool,
@@ -160,7 +109,6 @@ class _FollowedStep:
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
-        self.cycle_bytes = 0
         self._workload = workload
         self._optimizer = optimizer
         self._tracer = Tracer(workload.module, device=device, hidden=hidden, sharded=sharded_types())
@@ -169,8 +117,6 @@ class _FollowedStep:
         self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
-        self._builder = builder
-        self._built: list[StorageLife | None] = []  # by place in the trace: each storage's lifetime in the building
         self._hold()
         self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
@@ -184,7 +130,7 @@ class _FollowedStep:
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
-        tracing = self.collecting(), self._tracer.modules(), self._random_state(), saving, self._exchange.follow()
+        tracing = self._tracer.modules(), self._random_state(), saving, self._exchange.follow()
         with ExitStack() as stack:
             for context in (*tracing, self._tracer):
                 stack.enter_context(context)
@@ -193,22 +139,6 @@ class _FollowedStep:
             self._saving.close()
         for handle in handles:
             handle.remove()
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Count the bytes of the step that Python's collector frees within, as what only reference cycles hold."""
-        before = 0
-
-        def count(phase: str, details: object) -> None:
-            nonlocal before
-            self.cycle_bytes += self._tracer.gone_bytes - before if phase == "stop" else 0
-            before = self._tracer.gone_bytes
-
-        gc.callbacks.append(count)
-        try:
-            yield
-        finally:
-            gc.callbacks.remove(count)
 
     def kept(self) -> set[int]:
         """Return the ids of parameters whose gradient was computed in the step and still exists after it."""
@@ -237,7 +167,6 @@ class _FollowedStep:
                     life.phase,
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
-                    stream=life.stream,
                     batch_power=self._tracer.growth.power(life) if self._tracer.growth else 1,
                 )
                 for life in self._tracer.lives
@@ -246,10 +175,8 @@ class _FollowedStep:
             marks=tuple(self._marks),
             device=self._device,
             uses_host=self._tracer.uses_host,
-            cycle_bytes=self.cycle_bytes,
             saves=self._saving.saves() if self._saving else (),
             calls=self._saving.calls() if self._saving else (),
-            building=self._builder.building(self._built) if self._builder else None,
         )
 
     def _hold(self) -> None:
@@ -266,23 +193,16 @@ class _FollowedStep:
             self._keep(buffer, "buffers", name.rpartition(".")[0])
         for tensor in tensors(self._workload.batch):
             self._keep(tensor, "inputs", "")
-        unheld = self._builder.unheld(self._built) if self._builder else ()
-        for storage in (one for one in unheld if one.device.type == "meta"):  # others have values: they are the host's
-            life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # as in the loss's closure
-            if life:
-                life.grown = None
 
     def _keep_state(self, kept: Iterable[torch.Tensor], module: str) -> None:
         for tensor in kept:
-            if not is_on_host(tensor):
+            if tensor.ndim or self._device == "cpu":  # numbers, such as Adam's count of steps, are on the host
                 self._keep(tensor, "optimizer", module)
 
-    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> StorageLife | None:
+    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
         life = self._tracer.hold(local(tensor), "", module)
         if life:
             life.category = category
-            self._built.append(self._builder.life(tensor) if self._builder else None)
-        return life
 
     def _mark(self, phase: str) -> None:
         self._tracer.phase = phase

@@ -9,16 +9,14 @@ from typing import Any
 import torch
 
 from profiler.predicting.trace.batch_growth import BatchGrowth, Grown, size_of, tensors_of
-from profiler.predicting.trace.kernel_bytes import Measured
-from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
+from profiler.predicting.trace.tracer import StorageLife, Tracer
 
 
 class StepGrowth:
     """Records how the storages of a step grow; a `batch_size` of None is inferred from the batch."""
 
-    def __init__(self, tracer: Tracer, batch: Sequence[torch.Tensor], batch_size: int | None, hidden: Hidden | None):
+    def __init__(self, tracer: Tracer, batch: Sequence[torch.Tensor], batch_size: int | None) -> None:
         self._tracer = tracer
-        self._hidden = hidden
         self._stand_ins: dict[int, StorageLife] = {}  # by the address of the stand-in storage
         size = size_of(batch, batch_size)
         self._growth = BatchGrowth(size, self._grown) if size else None
@@ -37,12 +35,6 @@ class StepGrowth:
             life = self._tracer.life(tensor)
             if life and life in made:
                 life.grown = grown
-
-    def saved_by_half(self, hidden_bytes: int, func: Any, args: Any, kwargs: Any) -> int:
-        """Return by how many bytes half the batch reduces an operator's hidden bytes; 0 if unknown."""
-        if not self._growth or not self._hidden or isinstance(hidden_bytes, Measured):
-            return 0
-        return max(0, int(hidden_bytes) - self._growth.with_half(self._hidden, func, args, kwargs or {}, hidden_bytes))
 
     def power(self, life: StorageLife) -> int:
         """Return the power of the batch size with which a storage grows; 1 if unknown."""

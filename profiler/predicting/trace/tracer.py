@@ -22,7 +22,6 @@ from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.batch_growth import Grown, tensors_of
 from profiler.predicting.trace.fake_tensors import DEVICE
-from profiler.predicting.trace.kernel_bytes import Requests, tensor_bytes
 from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.checkpointing.call_routes import CalledBlock, running_name
 from profiler.training.workload import rounded
@@ -34,11 +33,6 @@ Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these
 Seen = Callable[[str, Any], None]  # called after every operator, with its name and arguments
 
 FLOP_FORMULAS = flop_formulas()
-
-ORDERS = {  # the order in which results are allocated, by index, if not the order in which they are returned
-    "aten.native_dropout": (1, 0),  # aten/src/ATen/native/cuda/Dropout.cu
-    "aten._scaled_dot_product_efficient_attention": (2, 3, 0, 1),  # transformers/cuda/attention.cu in native/
-}
 
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
@@ -59,11 +53,10 @@ def on_host() -> Iterator[None]:
 class StorageLife:
     """The lifetime of one tracked storage; `died` is None while it is live."""
 
-    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "stream", "watch", *PLACE)
+    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "watch", *PLACE)
 
-    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str, stream: int = 0) -> None:
+    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
-        self.stream = stream
         self.died: int | None = None
         self.let_go: int | None = None  # if saves are recorded: from when on only autograd holds it
         self.category: str | None = None
@@ -74,9 +67,9 @@ class StorageLife:
 class Tracer(TorchDispatchMode):
     """Dispatch mode that records every operator and every storage of what runs under it.
 
-    `device` is the kind whose allocator rounds bytes up; `hidden` returns an operator's hidden bytes; tensors of the
-    types `sharded` are unwrapped to their local shard before they are recorded. In phase `backward`, operators with
-    gradients enabled are recomputes: autograd itself disables gradients.
+    `device` is the kind whose allocator rounds bytes up; `hidden` returns what was measured of an operator's hidden
+    bytes; tensors of the types `sharded` are unwrapped to their local shard before they are recorded. In phase
+    `backward`, operators with gradients enabled are recomputes: autograd itself disables gradients.
     """
 
     def __init__(
@@ -87,7 +80,6 @@ class Tracer(TorchDispatchMode):
         self.operators: list[Operator] = []
         self.phase = "before"
         self.uses_host = False
-        self.gone_bytes = 0  # of storages that were freed
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
@@ -98,7 +90,6 @@ class Tracer(TorchDispatchMode):
         self._called: list[CalledBlock] = []  # running calls that are blocks, the innermost last
         self._is_paused = False
         self._there: dict[int, StorageLife] = {}  # live storages, by address
-        self._streams = {torch.cpu.current_stream(): 0}  # CPU streams stand for CUDA's: FSDP2 enters the same ones
         self._module_of_node: dict[int, str] = {}  # by the sequence number of an autograd node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
@@ -123,14 +114,10 @@ class Tracer(TorchDispatchMode):
         flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
         moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
-        requests = hidden.parts if isinstance(hidden, Requests) else ()
-        less = self.growth.saved_by_half(hidden, func, args, kwargs) if hidden and self.growth else 0
-        self.operators.append(
-            Operator(kind.name, module, phase, flops, moved, int(hidden), requests=requests, batch_bytes=less)
-        )
+        self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
-            results = list(tensors_of(out if kind.order is None else [out[place] for place in kind.order]))
+            results = list(tensors_of(out))
             made = [self._find(tensor, kind.name, module, phase) for tensor in results]
             if self.growth and any(made) and phase != "optimizer":
                 self.growth.note(func, args, kwargs, out, made)
@@ -235,17 +222,14 @@ class Tracer(TorchDispatchMode):
         nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
-        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
-        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase, stream)
+        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase)
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
         self._there[key] = life
         self.lives.append(life)
         return life
 
     def _gone(self, key: int) -> None:
-        life = self._there.pop(key)
-        life.died = len(self.operators)
-        self.gone_bytes += life.nbytes
+        self._there.pop(key).died = len(self.operators)
 
 
 uncompiled(Tracer.__torch_dispatch__)
@@ -254,14 +238,13 @@ uncompiled(Tracer.__torch_dispatch__)
 class _Kind:
     """The properties of an operator that are the same for every call."""
 
-    __slots__ = ("flops", "is_question", "is_view", "name", "order")
+    __slots__ = ("flops", "is_question", "is_view", "name")
 
     def __init__(self, func: Any) -> None:
         self.name = operator_name(func)
         self.flops: Any = ATTENTION.get(func._overloadpacket) or FLOP_FORMULAS.get(func._overloadpacket)
         self.is_question = func.namespace in ("prim", "profiler")  # about a fake tensor's device; or a mark
         self.is_view = bool(func.is_view) or self.name == "aten.detach"
-        self.order = ORDERS.get(self.name)
 
 
 _kind = cache(_Kind)
@@ -269,5 +252,5 @@ _kind = cache(_Kind)
 
 def _nbytes(tree: Any) -> int:
     if isinstance(tree, torch.Tensor):
-        return tensor_bytes(tree)
+        return tree.numel() * tree.itemsize
     return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0

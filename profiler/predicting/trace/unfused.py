@@ -19,31 +19,20 @@ from profiler.training.compiled_code import forget
 BACKENDS = "torch._dynamo.backends.debugging"
 
 
-class Unfused:
-    """Compiles graphs without Inductor's kernels, and counts them."""
+@contextmanager
+def unfused() -> Iterator[list[Any]]:
+    """Compile without Inductor's kernels within, and yield the graphs as they are compiled."""
+    graphs: list[Any] = []
 
-    def __init__(self) -> None:
-        self.num_graphs = 0
-
-    def compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        """Return the graph with Inductor's decompositions and choice of saved tensors, without its fused kernels."""
-        self.num_graphs += 1
+    def call(wrapper: Any, graph: Any, inputs: Any, **patches: Any) -> Callable[..., Any]:
+        graphs.append(graph)
         compiled: Callable[..., Any] = import_module(BACKENDS).aot_eager_decomp_partition(graph, inputs)
         return compiled
 
-
-@contextmanager
-def unfused() -> Iterator[Unfused]:
-    """Compile without Inductor's kernels within. Code compiled before is not run within, nor the reverse."""
-    made = Unfused()
-
-    def call(wrapper: Any, graph: Any, inputs: Any, **patches: Any) -> Callable[..., Any]:
-        return made.compile(graph, inputs)
-
-    forget()
+    forget()  # code compiled before is not run within, nor the reverse
     try:
         with replaced(torch._TorchCompileInductorWrapper, __call__=call):
-            yield made
+            yield graphs
     finally:
         forget()
 
