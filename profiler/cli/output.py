@@ -55,7 +55,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             begin = ["python"] if words[place + 1].endswith(".py") else []
             return [*words[:place]], [*begin, *words[place + 1 :]]
         if place and word.endswith(".py") and not word.startswith("-"):
-            if words[0] == "run" and not _does_something(word):
+            if words[0] in ("run", "plan") and not _does_something(word):
                 continue  # a file of functions, of which one makes the model
             if words[place - 1].startswith("python"):  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
