@@ -11,10 +11,11 @@ import typer
 from profiler.cli import options
 from profiler.cli.output import COLOR, SCRIPT, aside, next_command, one_of, paper, say_bytes, say_json
 from profiler.cli.plan import CODE, DEEPEST
-from profiler.cli.script import CONTEXT, Batches
+from profiler.cli.script import Batches, gpus_of
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
+    from profiler.core.rehearsed_gpu import RehearsedGpu
     from profiler.workflows.plan_command import CommandPlan
 
 SCHEMA = 1
@@ -41,7 +42,6 @@ def plan(
 
     Example: gcprof plan --budget 11GiB --device t4 -o plan.json -- python train.py --batch-size 64
     """
-    from profiler.core import rehearsed_gpu
     from profiler.scripts.launch import Asked
     from profiler.workflows import plan_command
 
@@ -53,7 +53,7 @@ def plan(
     _refuse_output(output, emit=emit, is_json=json, force=force)
     asked = Asked(
         words=tuple(SCRIPT.get()),
-        gpus=rehearsed_gpu.several(device, memory=None, context=CONTEXT),
+        gpus=_gpu(device),
         steps=steps,
         batches=batches,
     )
@@ -68,6 +68,14 @@ def plan(
         say_bytes(code(found.plan, emit).encode())
     _conclude(found, output=output, force=force, has_code=emit is not None)
     raise typer.Exit(found.exit_code)
+
+
+def _gpu(word: str) -> RehearsedGpu:
+    """Return the GPUs of one kind that `h100:8` asks for. Raises UserError."""
+    gpus = gpus_of(word, memory=None, context=None)
+    if len(gpus) > 1:
+        raise UserError(f"--device '{word}': a plan is for one kind of GPU", hint="--device t4")
+    return gpus[0]
 
 
 def _refuse_output(output: Path | None, *, emit: str | None, is_json: bool, force: bool) -> None:

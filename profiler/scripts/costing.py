@@ -61,7 +61,7 @@ class Costing:
     def prepare(
         self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], *, is_compiled: bool
     ) -> dict[str, Any]:
-        """Look at the model by the arguments of one call, on fake tensors; return its number of blocks, or `why` not."""
+        """Look at the model by the arguments of one call, on fake tensors; return its number of blocks, or why not."""
         try:
             applying.refuse_module(module, is_compiled=is_compiled)
             if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):

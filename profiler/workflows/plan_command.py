@@ -113,7 +113,9 @@ def _rehearsed_whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
         end, variant = _rehearsed(asked, "none")
     if not variant.processes and variant.outcome == "ok":
         why = f": {end.no_device[0]}" if end.no_device else ""
-        raise UserError(f"no process of the command used a GPU{why}", hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU)
+        raise UserError(
+            f"no process of the command used a GPU{why}", hint="gcprof rehearse -- COMMAND", exit_code=NO_GPU
+        )
     if variant.outcome != "ok":
         raise _failed(end, variant)
     return end, variant, asked
@@ -238,7 +240,9 @@ class _Search:
         assert self._least, "the smallest plan is tried in any case"
         name, _ = candidates.largest_stage(self._chain)
         if self._least.needed_bytes is None:
-            return f"the GPU has no room for the smallest plan, of {bytes_text(self._least.point.peak_bytes)} by its costs"
+            return (
+                f"the GPU has no room for the smallest plan, of {bytes_text(self._least.point.peak_bytes)} by its costs"
+            )
         peaks = [peak_in(self._least.variant, of_plan=of_plan) for of_plan in (True, False)]
         _, phase = max(filter(None, peaks), key=lambda pair: pair[1].peak_bytes or 0)
         return (
@@ -255,7 +259,9 @@ class _Search:
             if point.peak_bytes == points.peak_bytes[0]:
                 return None
             short = None if tried.needed_bytes is None else tried.needed_bytes - self._budget
-            limit = (point.peak_bytes + points.peak_bytes[0]) // 2 if short is None else point.peak_bytes - max(1, short)
+            limit = (
+                (point.peak_bytes + points.peak_bytes[0]) // 2 if short is None else point.peak_bytes - max(1, short)
+            )
         return None
 
     def _bolder(self, points: Frontier, fitted: _Tried) -> _Tried | None:
