@@ -259,7 +259,7 @@ class _Step:
         self._gradients = {id(life): owner for life, owner in arrived if life is not None}
 
     def trace(self, dropped: DeviceTracer | None, *, of_call: bool = False) -> Trace:
-        """Return the step as data. `dropped` is its forward, or a call of its module, of which autograd kept nothing."""
+        """Return the step as data. `dropped` is its forward, or a call of its module, that autograd kept nothing of."""
         let_go = self._let_go(dropped, of_call=of_call) if dropped else {}
         allocations = tuple(self._allocation(life, let_go.get(id(life)), dropped is not None) for life in self._lives)
         return Trace(

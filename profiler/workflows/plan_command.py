@@ -105,7 +105,7 @@ def peak_in(variant: Variant, *, of_plan: bool) -> tuple[Process, Phase] | None:
 
 
 def _rehearsed_whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
-    """Rehearse the command as it is; on GPUs without a limit of memory, which are returned, if these have too little."""
+    """Rehearse the command as it is; without a limit of memory, which is returned, if these GPUs have too little."""
     end, variant = _rehearsed(asked, "none")
     if variant.outcome == "out_of_memory":
         say("out of memory: once more without a limit of memory, to see what it needs")
@@ -224,7 +224,7 @@ class _Search:
         self.num_tried = 0
 
     def run(self, levels: int | None, *, reserve: int) -> _Tried | None:
-        """Return the fastest plan that fits, of as few levels as do; `reserve` is kept for what costs do not include."""
+        """Return the fastest plan that fits, of as few levels as do; `reserve` is what the costs do not include."""
         smallest: int | None = None
         for depth in (levels,) if levels else DEPTHS:
             points = frontier(self._chain, levels=depth, points=POINTS if len(self._chain.stages) > LONG else None)
@@ -239,14 +239,15 @@ class _Search:
         """Return why no plan fits, once all have been tried."""
         assert self._least, "the smallest plan is tried in any case"
         name, _ = candidates.largest_stage(self._chain)
-        if self._least.needed_bytes is None:
+        needed = self._least.needed_bytes
+        if needed is None:
             return (
                 f"the GPU has no room for the smallest plan, of {bytes_text(self._least.point.peak_bytes)} by its costs"
             )
         peaks = [peak_in(self._least.variant, of_plan=of_plan) for of_plan in (True, False)]
         _, phase = max(filter(None, peaks), key=lambda pair: pair[1].peak_bytes or 0)
         return (
-            f"the smallest plan that was rehearsed takes {bytes_text(self._least.needed_bytes)}, in {phase_text(phase)}; "
+            f"the smallest plan that was rehearsed takes {bytes_text(needed)}, in {phase_text(phase)}; "
             f"'{name}' sets the smallest peak of all plans"
         )
 
