@@ -125,9 +125,6 @@ def _conclude(found: CommandPlan, *, output: Path | None, force: bool, has_code:
         f"the whole command under it takes {bytes_text(peak_bytes(planned))} at most, of {budget}; as it is, {whole} "
         f"(rehearsed; plans that were rehearsed: {found.num_tried})"
     )
-    if found.chain_seconds:
-        before, after = found.chain_seconds
-        aside(f"by the costs of its stages, a step under it takes {(after / before - 1) * 100:+.1f} % time (estimated)")
     if output is not None:
         write_whole(output, encode_indented(found.plan), force=force)
         aside(f"wrote {output}")
@@ -149,7 +146,6 @@ def _document(found: CommandPlan) -> dict[str, object]:
         "why": found.why,
         "module": found.module,
         "plan": found.plan,
-        "estimated_step_seconds": found.chain_seconds,
         "whole": found.whole,
         "planned": found.planned,
     }

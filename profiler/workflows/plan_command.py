@@ -42,7 +42,6 @@ class CommandPlan(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlanFile | None = None
     planned: Variant | None = None  # the command under the plan
     module: str = ""  # the class of the model that the plan is for
-    chain_seconds: tuple[float, float] | None = None  # of a step: as it is, and under the plan, by the stages' costs
     fits: bool = False  # as it is
     why: str | None = None  # no plan fits
     num_tried: int = 0  # plans that were rehearsed
@@ -79,13 +78,7 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
     found = msgspec.structs.replace(found, module=module, num_tried=search.num_tried)
     if tried is None:
         return msgspec.structs.replace(found, why=search.why())
-    none = candidates.none(chain).cost.step_seconds
-    return msgspec.structs.replace(
-        found,
-        plan=plan_file_of(chain, tried.point.plan),
-        planned=tried.variant,
-        chain_seconds=(none, tried.point.step_seconds),
-    )
+    return msgspec.structs.replace(found, plan=plan_file_of(chain, tried.point.plan), planned=tried.variant)
 
 
 def peak_bytes(variant: Variant) -> int:
