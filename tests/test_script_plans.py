@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from profiler.core.units import MIB
 from tests.scripts.runs import SECONDS, TABLE, control, environment, rehearsed
 
 PERCENT = {  # of the script's own peak, most of which is cuBLAS's workspace in models as small as these
@@ -102,7 +103,7 @@ def written(folder, *, batch=16384, large=0):
 def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_take(folder, kept):
     words = written(folder)
     (as_it_is,) = control(words, cwd=folder, kept=kept).figures
-    plan = Planned(words, "--budget", "60%", "--emit", "python", cwd=folder)
+    plan = Planned(words, "--budget", "75%", "--emit", "python", cwd=folder)
     (folder / "plan.py").write_text(plan.out)
     text = (folder / "mine.py").read_text()
     (folder / "mine.py").write_text(
@@ -115,7 +116,7 @@ def test_the_code_of_a_plan_takes_in_plain_pytorch_what_the_plan_was_said_to_tak
     assert plan.exit_code == 0, plan.said
     assert done.exit_code == 0, done.said
     (figures,) = done.figures
-    assert figures.peak_bytes <= 0.6 * as_it_is.peak_bytes
+    assert figures.peak_bytes <= 0.75 * as_it_is.peak_bytes
 
 
 @pytest.mark.slow
@@ -134,6 +135,19 @@ def test_a_budget_below_what_training_can_reach_is_refused_with_what_it_can(fold
     assert plan.exit_code == 5
     assert plan.document["plan"] is None
     assert "smallest plan" in plan.document["why"]
+
+
+@pytest.mark.nightly
+def test_a_script_that_runs_out_of_memory_is_planned_onto_its_gpu(folder):
+    words = written(folder)
+    (process,) = rehearsed(words, cwd=folder).document["variants"][0]["processes"]
+    room = process["peak_bytes"] * 9 // 10 + 600 * MIB  # and CUDA's context
+
+    plan = Planned(words, "--device", f"t4:memory={room}", "--budget", "75%", "--json", cwd=folder)
+
+    assert plan.exit_code == 0, plan.said
+    assert "out of memory" in plan.said
+    assert plan.document["whole"]["outcome"] == plan.document["planned"]["outcome"] == "ok"
 
 
 @pytest.mark.slow
