@@ -52,7 +52,7 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
         models.begin()
     if CHAIN_STEP:
         costing: Any = import_module("profiler.scripts.costing")
-        watch.costing = costing.Costing(int(CHAIN_STEP), write, models.look_for_costs)
+        watch.costing = models.costing = costing.Costing(int(CHAIN_STEP), write, models.look_for_costs)
 
 
 class _Finder:
@@ -88,6 +88,7 @@ class _Models:
         self.chosen: Any = WeakIdKeyDictionary()  # submodules that --module chooses
         self.changed: Any = WeakIdKeyDictionary()  # all modules of models that a strategy has changed
         self.is_busy = self.is_due = False
+        self.costing: Any = None  # traces a step for a plan, where that is asked for
         self.plain: Any = Module.__call__
 
     def begin(self) -> None:
@@ -134,9 +135,9 @@ class _Models:
     def met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         """Look at a module that is being called; return whether it was changed."""
         is_changed = self._met(module, arguments, keywords)
-        if self.is_due and self.watch.costing.is_of(module):
+        if self.is_due and self.costing.is_of(module):
             with self._busy():
-                self.watch.costing.begin(arguments, keywords)
+                self.costing.begin(arguments, keywords)
             return True  # so that the tracer sees this call
         return is_changed
 
@@ -164,7 +165,7 @@ class _Models:
 
     def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
         with self._busy():
-            apply = self.watch.costing.prepare if self.watch.costing else self._apply_strategy
+            apply = self.costing.prepare if self.costing else self._apply_strategy
             made = apply(model, arguments, keywords, is_compiled=module is not model)
         self._tell(model, **made)
         if made["why"] is None:
