@@ -15,9 +15,10 @@ PERCENT = {  # of the script's own peak, most of which is cuBLAS's workspace in 
     "nanogpt_like": 90,
     "trainer": 90,
     "bert_mlm": 97,
-    "timm_like": 90,
-    "accelerate_loop": 99,
+    "timm_like": 93,
+    "accelerate_loop": 90,
 }
+WIDENED = {"accelerate_loop": (("96", "6144"), ("batch_size=16", "batch_size=1024"))}  # its activations are 100 KiB
 QUICK = {"nanogpt_like"}
 
 
@@ -48,6 +49,9 @@ def test_a_script_under_its_plan_takes_at_most_the_budget_evaluation_included(na
     script = TABLE[name]
     if script.missing:
         pytest.skip(f"{', '.join(script.missing)}: not installed")
+    path = folder / f"{name}.py"
+    for before, after in WIDENED.get(name, ()):
+        path.write_text(path.read_text().replace(before, after))
     as_it_is = control(script.words, cwd=folder, kept=kept, decided=script.decided)
     (figures,) = as_it_is.figures
     budget = figures.peak_bytes * PERCENT[name] // 100
