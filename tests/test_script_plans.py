@@ -183,6 +183,7 @@ def test_a_script_without_a_model_that_can_be_cut_is_refused_with_the_reason(fol
         (("--budget", "1GiB", "-o", "frontier.png"), "frontier.png"),
         (("--budget", "1GiB", "--emit", "python", "--json"), "--json"),
         ((), "budget"),
+        (("--emit", "python"), "budget"),  # which begins no command
     ],
 )
 def test_options_without_effect_on_a_command_are_refused_before_it_runs(words, noun, tmp_path):

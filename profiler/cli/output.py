@@ -41,7 +41,7 @@ LAUNCHERS = (  # programs that begin a command of the user's, and are no models
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
     for place, word in enumerate(words):
-        is_python = re.fullmatch(r"python[\d.]*", word) is not None
+        is_python = re.fullmatch(r"python[\d.]*", word) is not None and words[place - 1] != "--emit"
         following = words[place + 1] if place + 1 < len(words) else ""
         if place and (word in LAUNCHERS or (is_python and following and not following.endswith(".py"))):
             right = shlex.join([*words[:place], "--", *words[place:]])
