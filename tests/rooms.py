@@ -33,14 +33,14 @@ ROOMS = {
     "rehearsal": _room("core", "torch"),
     "measuring": _room("core training", "torch psutil pynvml"),
     "predicting": _room("core planning analysis training measuring", "torch"),
-    "scripts": _room("core training rehearsal predicting", "torch"),
+    "scripts": _room("core planning training rehearsal predicting", "torch"),
     "runs": _room("core analysis"),
     "engines": _room(
         "core analysis training request rehearsal measuring predicting scripts runs", "torch ray submitit"
     ),
     "views": _room("core planning analysis training runs scripts", "pandas matplotlib jinja2 pyarrow rich"),
     "integrations": _room("core analysis runs", "tensorboard wandb mlflow"),
-    "workflows": _room("core planning analysis training request runs engines views", "pandas"),
+    "workflows": _room("core planning analysis training request scripts runs engines views", "pandas"),
     "workflows/in_process": _room(
         "core planning analysis training request scripts measuring predicting views workflows", "torch"
     ),

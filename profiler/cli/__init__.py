@@ -73,6 +73,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 SCRIPTS = {  # the same words with a command of the user's behind `--`
     "rehearse": "profiler.cli.script:rehearse",
     "run": "profiler.cli.measured_script:run",
+    "plan": "profiler.cli.plan_command:plan",
 }
 
 

@@ -95,6 +95,10 @@ SCRIPT_EXAMPLES: dict[str, tuple[str, str]] = {  # the same, of those that take 
         "gcprof rehearse --device h100:8 -- torchrun --nproc-per-node 8 train.py",
         "gcprof rehearse --device t4,a100-40 -L 'batch 16,32' -- python train.py --batch-size {batch}",
     ),
+    "plan": (
+        "gcprof plan --budget 60% --batches 4 -- python train.py",
+        "gcprof plan --budget 11GiB --emit python -- python train.py",
+    ),
 }
 OTHER = "Options"
 EXAMPLE = "Example: "

@@ -41,7 +41,7 @@ LAUNCHERS = (  # programs that begin a command of the user's, and are no models
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
     for place, word in enumerate(words):
-        is_python = re.fullmatch(r"python[\d.]*", word) is not None
+        is_python = re.fullmatch(r"python[\d.]*", word) is not None and words[place - 1] != "--emit"
         following = words[place + 1] if place + 1 < len(words) else ""
         if place and (word in LAUNCHERS or (is_python and following and not following.endswith(".py"))):
             right = shlex.join([*words[:place], "--", *words[place:]])
@@ -55,7 +55,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             begin = ["python"] if words[place + 1].endswith(".py") else []
             return [*words[:place]], [*begin, *words[place + 1 :]]
         if place and word.endswith(".py") and not word.startswith("-"):
-            if words[0] == "run" and not _does_something(word):
+            if words[0] in ("run", "plan") and not _does_something(word):
                 continue  # a file of functions, of which one makes the model
             if words[place - 1].startswith("python"):  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]

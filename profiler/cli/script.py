@@ -85,7 +85,7 @@ def rehearse(
 
     words, started = [*SCRIPT.get()], datetime.now(UTC)
     limits = gates.parse(fail_on) if fail_on is not None else ()
-    gpus = _gpus(device, memory=memory, context=context)
+    gpus = gpus_of(device, memory=memory, context=context)
     script_folder.refuse(output)
     variants: list[Variant] = []
     ends: list[Ended] = []
@@ -187,7 +187,7 @@ class _Raised:
         aside(f"hint: a process asked for a GPU that is not there: --device {gpu.gpu}:{count} has {count}")
 
 
-def _gpus(text: str, *, memory: str | None, context: str | None) -> list[RehearsedGpu]:
+def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[RehearsedGpu]:
     """Return the GPUs that `t4,h100:8` asks for, each once. Raises UserError."""
     from profiler.core import rehearsed_gpu
     from profiler.core.case import Choice, split_choices

@@ -137,6 +137,18 @@ def _followed(step: DeviceStep, bench: Bench, *, with_choices: bool) -> Followed
     )
 
 
+def trace_of(tracer: DeviceTracer, dropped: DeviceTracer | None) -> Trace:
+    """Return what a tracer has followed of another's step; what lives between steps has no categories.
+
+    `dropped` followed one call of the step's module, whose operators are left out where that ran others.
+    """
+    step = _Step(tracer, {}, {}, frozenset())
+    try:
+        return step.trace(dropped, of_call=True)
+    except Unsupported:
+        return step.trace(None)
+
+
 def choices(case: Case) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of the model's other choices. Raises as `trace_case` does."""
     return _choices(trace_case(case.baseline, with_saves=True))
@@ -246,9 +258,9 @@ class _Step:
         arrived = ((self._blocks.at(address, at), owner) for address, at, owner in tracer.arrived)
         self._gradients = {id(life): owner for life, owner in arrived if life is not None}
 
-    def trace(self, dropped: DeviceTracer | None) -> Trace:
-        """Return the step as data. `dropped` is its forward, of which autograd kept nothing."""
-        let_go = self._let_go(dropped) if dropped else {}
+    def trace(self, dropped: DeviceTracer | None, *, of_call: bool = False) -> Trace:
+        """Return the step as data. `dropped` is its forward, or a call of its module, that autograd kept nothing of."""
+        let_go = self._let_go(dropped, of_call=of_call) if dropped else {}
         allocations = tuple(self._allocation(life, let_go.get(id(life)), dropped is not None) for life in self._lives)
         return Trace(
             allocations=allocations,
@@ -328,15 +340,21 @@ class _Step:
         lives = (self._blocks.at(address, number) for address in at)
         return tuple(self._places[id(life)] for life in lives if life is not None and id(life) in self._places)
 
-    def _let_go(self, dropped: DeviceTracer) -> dict[int, int]:
+    def _let_go(self, dropped: DeviceTracer, *, of_call: bool) -> dict[int, int]:
         """Return the last operator before only autograd holds a block of a forward, from a forward that dropped all."""
-        blocks, names = BlockLives(dropped), [ran.operator.name for ran in dropped.ran]
+        blocks, ((first, last), *_) = BlockLives(dropped), _calls(dropped) if of_call else [(0, len(dropped.ran))]
+        names = [ran.operator.name for ran in dropped.ran[first:last]]
         let_go = {}
-        for before, end in self._forwards:
+        for before, end in _calls(self._tracer) if of_call else self._forwards:
             if [operator.name for operator in self._operators[before:end]] != names:
                 raise Unsupported("the model's next forward runs other operators: what each block holds is not known")
             for number in range(1, len(names) + 1):
-                for own, other in zip(self._blocks.made[before + number], blocks.made[number], strict=False):
+                for own, other in zip(self._blocks.made[before + number], blocks.made[first + number], strict=False):
                     if other.died is not None:
-                        let_go[id(own)] = before + other.died
+                        let_go[id(own)] = before + other.died - first
         return let_go
+
+
+def _calls(tracer: DeviceTracer) -> list[tuple[int, int]]:
+    """Return the numbers of operators around each call of the whole module."""
+    return [(call.before, call.last) for call in tracer.calls if not call.module]

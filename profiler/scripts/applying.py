@@ -42,22 +42,32 @@ def apply(
     choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
     function, options = catalogue.load(choice, strategies.TABLE)
     try:
-        if is_compiled or "" in compiled_modules(module):
-            raise Unsupported("it is compiled: what is kept for the backward is then the compiler's choice")
-        if isinstance(module, (nn.DataParallel, *_of_fsdp1())):
-            raise Unsupported(f"it is wrapped by {type(module).__name__}")
+        refuse_module(module, is_compiled=is_compiled)
         names = _blocks(module, choice)
-        if not (names or marked_functions.are_there() or choice.name in WHOLE):
-            raise Unsupported("no modules are found in it that could be recomputed by themselves")
-        compiled = compiled_modules(module)
-        if any(is_left_alone(name, compiled) for name in names):
-            raise Unsupported("its blocks are parts of compiled modules")
+        refuse_blocks(module, names, needs_some=choice.name not in WHOLE)
         made = _applied(module, names, (arguments, keywords), choice, partial(function, **options))
     except Unsupported as error:
         return {"why": str(error)}
     _free_with(module)
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
     return {"num_blocks": len(made.recomputes), "split": made.split, "why": nothing[0] if nothing else None}
+
+
+def refuse_module(module: nn.Module, *, is_compiled: bool) -> None:
+    """Raise Unsupported for a module within which nothing can be changed."""
+    if is_compiled or "" in compiled_modules(module):
+        raise Unsupported("it is compiled: what is kept for the backward is then the compiler's choice")
+    if isinstance(module, (nn.DataParallel, *_of_fsdp1())):
+        raise Unsupported(f"it is wrapped by {type(module).__name__}")
+
+
+def refuse_blocks(module: nn.Module, names: tuple[str, ...], *, needs_some: bool = True) -> None:
+    """Raise Unsupported where there are no blocks, or blocks that cannot be changed."""
+    if needs_some and not (names or marked_functions.are_there()):
+        raise Unsupported("no modules are found in it that could be recomputed by themselves")
+    compiled = compiled_modules(module)
+    if any(is_left_alone(name, compiled) for name in names):
+        raise Unsupported("its blocks are parts of compiled modules")
 
 
 def _free_with(module: nn.Module) -> None:
@@ -97,13 +107,23 @@ def _applied(
     if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
         sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)
         return called_blocks.applied(sharded, choice.name, function)[1]
+    with observing(module, names, batch) as workload:
+        workload, made = called_blocks.applied(workload, choice.name, function)
+    called_blocks.follow_forwards(workload)
+    return made
+
+
+@contextmanager
+def observing(module: nn.Module, names: tuple[str, ...], batch: Any) -> Iterator[Workload]:
+    """Yield the workload on fake tensors, whose forward may be run within: with the blocks that run, or marked calls.
+
+    Raises Unsupported where the forward cannot run so.
+    """
     try:
         with _on_fakes(module, batch) as fake:
             workload = Workload(module=module, blocks=names, batch=fake, loss=_call)
             workload, _ = called_blocks.running(workload)
-            if marked_functions.are_there():
-                workload = called_blocks.marked(workload)
-            workload, made = called_blocks.applied(workload, choice.name, function)
+            yield called_blocks.marked(workload) if marked_functions.are_there() else workload
     except Unsupported:
         raise
     except Exception as error:
@@ -111,8 +131,6 @@ def _applied(
         raise Unsupported(
             f"its forward cannot be looked at without values ({text}); `all` does not need that"
         ) from error
-    called_blocks.follow_forwards(workload)
-    return made
 
 
 def _call(module: nn.Module, batch: Any) -> Any:

@@ -48,6 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     limit_seconds: float | None = None
     strategy: str | None = None  # applied to the model that it trains
     module: str | None = None  # a pattern of the modules that the strategy is applied to
+    chain_step: int | None = None  # of the optimizer, from 0: the stages of its models are costed, and then it ends
     values: str | None = None  # how values that are not known are assumed
     allow_writes: bool = False  # what it writes to files stays
     variables: dict[str, str] = {}  # for what is loaded in its processes
@@ -186,7 +187,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     limits = {
         "GCPROF_STEPS": asked.steps, "GCPROF_BATCHES": asked.batches, "GCPROF_STRATEGY": _in_place(asked.strategy),
         "GCPROF_MODULE": asked.module, "GCPROF_WORK": "1" if asked.gpus and asked.strategy else None,
-        "GCPROF_VALUES": asked.values,
+        "GCPROF_VALUES": asked.values, "GCPROF_CHAIN": asked.chain_step,
     }  # fmt: skip
     packages = dict.fromkeys((str(Path(__file__).parents[2]), str(Path(msgspec.__file__).parents[1])))
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -117,33 +117,13 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
     offers = [] if is_unfused else _saves(trial, trace, stage_spans)  # Inductor overwrites what would be saved
     found = {save: _selective(trial, case, save, build, in_calls=in_calls) for save in offers}
     selective = {save: of for save, of in found.items() if of is not None}
-    traced_peak_bytes = max(live(trace))
-    blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
 
     def chain(seconds: Sequence[Seconds]) -> Chain:
-        made = [
-            _stage(
-                span,
-                bytes_,
-                time,
-                blocks=tuple(blocks[index] for index in span.blocks),
-                options={save: of[span.name] for save, (_, _, of) in selective.items() if span.name in of},
-            )
-            for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
-        ]
-        return Chain(
-            input_bytes=0,  # the batch is live before the step
-            static_bytes=static_bytes(trace, stage_spans),
-            floor_bytes=floor_bytes(trace),
-            traced_peak_bytes=traced_peak_bytes,
-            workspace_bytes=taken_workspace(trace, workspace_bytes(case.foreseen, trial.calibration)),
-            stages=tuple(_apart(made, stage_spans)),
-            notes=notes,
-            doubts={
-                {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
-                for way, doubt in next((time.doubts for time in seconds if time.doubts), {}).items()
-            },
+        made = chain_of(
+            trace, stage_spans, prints, seconds, options={save: of for save, (_, _, of) in selective.items()}
         )
+        workspace = taken_workspace(trace, workspace_bytes(case.foreseen, trial.calibration))
+        return msgspec.structs.replace(made, workspace_bytes=workspace, notes=notes)
 
     if trial.budget is not UNSET:
         without_times = chain([NOTHING] * len(stage_spans))
@@ -151,6 +131,42 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
         if candidates.largest_stage(without_times)[1] > budget_bytes:
             return without_times
     return chain(_seconds(trial, works, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
+
+
+def chain_of(
+    trace: Trace,
+    stage_spans: Sequence[StageSpan],
+    prints: Mapping[str, tuple[str, ...]],
+    seconds: Sequence[Seconds],
+    *,
+    options: Mapping[str, Mapping[str, StageBytes]],
+) -> Chain:
+    """Return the chain of a step without checkpointing.
+
+    `prints` has the parameters of each block in order, `options` the bytes of stages under each save option, by name.
+    """
+    blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
+    made = [
+        _stage(
+            span,
+            bytes_,
+            time,
+            blocks=tuple(blocks[index] for index in span.blocks),
+            options={save: of[span.name] for save, of in options.items() if span.name in of},
+        )
+        for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
+    ]
+    return Chain(
+        input_bytes=0,  # the batch is live before the step
+        static_bytes=static_bytes(trace, stage_spans),
+        floor_bytes=floor_bytes(trace),
+        traced_peak_bytes=max(live(trace)),
+        stages=tuple(_apart(made, stage_spans)),
+        doubts={
+            {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
+            for way, doubt in next((time.doubts for time in seconds if time.doubts), {}).items()
+        },
+    )
 
 
 def _refuse_compiled_around(workload: Workload) -> None:
@@ -270,7 +286,7 @@ def _stage(
     time: Seconds,
     *,
     blocks: tuple[StageModule, ...],
-    options: dict[str, StageBytes],
+    options: Mapping[str, StageBytes],
 ) -> Stage:
     return Stage(
         name=span.name,

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
@@ -27,6 +28,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.weak import WeakIdKeyDictionary
 
 STRATEGY = os.environ.get("GCPROF_STRATEGY", "none")
+CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
 PATTERN = os.environ.get("GCPROF_MODULE")  # of the modules that are changed
 PACKAGES = ("profiler", "msgspec")  # what strategies need
 KEEP_OWN = ("none", "hf")  # strategies under which the script's own checkpoints stay
@@ -42,12 +44,15 @@ def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
     _own.append(_OwnCheckpoints(models))
     checkpoint: Any = TARGET
     checkpoint.__code__ = _redirected.__code__
-    if STRATEGY != "none":
-        if why := _missing():
+    if STRATEGY != "none" or CHAIN_STEP:
+        if why := _missing("costing" if CHAIN_STEP else "applying"):
             write({"kind": "applied", "strategy": STRATEGY, "needs": why})
             print(f"gcprof: {why}", file=sys.stderr, flush=True)
             os._exit(USAGE)
         models.begin()
+    if CHAIN_STEP:
+        costing: Any = import_module("profiler.scripts.costing")
+        watch.costing = models.costing = costing.Costing(int(CHAIN_STEP), write, models.look_for_costs)
 
 
 class _Finder:
@@ -60,13 +65,13 @@ class _Finder:
         return PathFinder.find_spec(name, self.places) if name in PACKAGES else None
 
 
-def _missing() -> str | None:
+def _missing(module: str) -> str | None:
     """Make gcprof importable; return what this Python lacks for it, if anything."""
     finder: Any = _Finder(os.environ["GCPROF_PACKAGES"].split(os.pathsep))
     sys.meta_path.append(finder)
     try:
         import_module("profiler.core.catalogue")
-        import_module("profiler.scripts.applying")
+        import_module(f"profiler.scripts.{module}")
     except (ImportError, SyntaxError, AttributeError) as error:  # the latter where this Python is older
         here = f"Python {sys.version_info.major}.{sys.version_info.minor} ({sys.executable})"
         return f"strategies need gcprof in the script's own {here}: {error}; install gcprof, or msgspec, there"
@@ -82,7 +87,8 @@ class _Models:
         self.known: Any = WeakIdKeyDictionary()  # parameters of models that have
         self.chosen: Any = WeakIdKeyDictionary()  # submodules that --module chooses
         self.changed: Any = WeakIdKeyDictionary()  # all modules of models that a strategy has changed
-        self.is_busy = False
+        self.is_busy = self.is_due = False
+        self.costing: Any = None  # traces a step for a plan, where that is asked for
         self.plain: Any = Module.__call__
 
     def begin(self) -> None:
@@ -112,7 +118,7 @@ class _Models:
             is_changed = models.met(self, arguments, keywords)
             return (self if is_changed and again else plain.__get__(self))(*arguments, **keywords)
 
-        is_on = Module.__call__ is not plain
+        is_on, on = Module.__call__ is not plain, on or self.is_due
         if on and not is_on:
             Module.__call__ = __call__  # type: ignore[method-assign]
         elif is_on and not on:
@@ -121,8 +127,21 @@ class _Models:
                 dynamo.unpatched_nn_module_call = plain
             Module.__call__ = plain  # type: ignore[method-assign]
 
+    def look_for_costs(self, is_due: bool) -> None:
+        """Begin or end to look for the call of a model whose step is to be traced."""
+        self.is_due = is_due
+        self._look(bool(self.due or self.chosen))
+
     def met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         """Look at a module that is being called; return whether it was changed."""
+        is_changed = self._met(module, arguments, keywords)
+        if self.is_due and self.costing.is_of(module):
+            with self._busy():
+                self.costing.begin(arguments, keywords)
+            return True  # so that the tracer sees this call
+        return is_changed
+
+    def _met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         if module in self.chosen:
             del self.chosen[module]
             self._look(bool(self.due or self.chosen))
@@ -145,19 +164,28 @@ class _Models:
         return is_changed
 
     def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
-        self.is_busy, depth = True, self.watch.depth
-        self.watch.held += 1
-        try:
-            made = import_module("profiler.scripts.applying").apply(
-                model, arguments, keywords, STRATEGY, is_compiled=module is not model
-            )
-        finally:
-            self.is_busy, self.watch.depth = False, depth
-            self.watch.held -= 1
+        with self._busy():
+            apply = self.costing.prepare if self.costing else self._apply_strategy
+            made = apply(model, arguments, keywords, is_compiled=module is not model)
         self._tell(model, **made)
         if made["why"] is None:
             self.changed.update(dict.fromkeys(model.modules(), True))
         return made["why"] is None
+
+    def _apply_strategy(self, model: Any, arguments: Any, keywords: Any, *, is_compiled: bool) -> Any:
+        applying: Any = import_module("profiler.scripts.applying")
+        return applying.apply(model, arguments, keywords, STRATEGY, is_compiled=is_compiled)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Have what runs within be neither watched nor looked at."""
+        self.is_busy, depth = True, self.watch.depth
+        self.watch.held += 1
+        try:
+            yield
+        finally:
+            self.is_busy, self.watch.depth = False, depth
+            self.watch.held -= 1
 
     def _tell(self, model: Any, **more: Any) -> None:
         row = {"kind": "applied", "strategy": STRATEGY, "module": _name(model), "num_blocks": 0, "split": None}
@@ -243,7 +271,8 @@ class _OwnCheckpoints:
             return original(*arguments, **keywords)
         module, root = _module_of(function), self.models.watch.root()
         self._note(function, module, root)
-        if STRATEGY.partition(":")[0] in KEEP_OWN or (root if module is None else module) not in self.models.changed:
+        is_kept = STRATEGY.partition(":")[0] in KEEP_OWN and not CHAIN_STEP
+        if is_kept or (root if module is None else module) not in self.models.changed:
             return original(*arguments, **keywords)
         if TAKES_TUPLE:
             return function(*arguments[1], **arguments[2])

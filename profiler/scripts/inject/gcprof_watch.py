@@ -40,6 +40,7 @@ GENERATES = {"generate", "sample", "sampling"}  # functions that call a model fo
 BESIDE = ("gcprof_recurrent", "gcprof_linalg", "gcprof_loading")  # what a hollow GPU cannot do, done otherwise or told
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
+CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
 MAIN_BATCHES = os.environ.get("GCPROF_BATCHES")  # every DataLoader ends after as many batches
 Devices = dict[int, tuple[Any, Any, Any]]  # of each: peak since the last look, live, and the most reserved; in bytes
 
@@ -140,6 +141,7 @@ class Watch:
         self.root: Callable[[], Any] = lambda: None  # the model of that class, if it still lives
         self.holders: Any = holding.Nothing()  # of the peaks
         self.work: Any = None  # counts what operators compute, where that is asked for
+        self.costing: Any = None  # traces a step for a plan, where that is asked for
         self.process = os.getpid()
         self.thread = threading.get_ident()
         self.is_on = False
@@ -153,7 +155,7 @@ class Watch:
         """Watch until the process ends."""
         if MAIN_BATCHES:
             _end_loaders(int(MAIN_BATCHES))
-        if hasattr(torch._C, "_cuda_memorySnapshot"):
+        if hasattr(torch._C, "_cuda_memorySnapshot") and not CHAIN_STEP:  # whose trace records the history itself
             self.holders = holding.Holders(counters.stats, lines.line_of)
         self.start(None)
         self._watch_processes()
@@ -242,6 +244,8 @@ class Watch:
         if phase == self.phase or os.getpid() != self.process or not self.is_on:
             return
         self._tell()
+        if self.costing:
+            self.costing.mark(phase)
         was, self.phase = self.phase, phase
         self.line = lines.line_now() if line is None else line
         if was == "after the backward" and phase != "optimizer":
@@ -357,6 +361,8 @@ class Watch:
         self.holders.stepped(self.step)
         if self.work:
             self.work.stepped(self.step)
+        if self.costing:
+            self.costing.stepped(self.step)
         if self._steps and self.step >= self._steps:
             if self.step > self._steps:  # the script caught the first one
                 os._exit(0)
