@@ -72,7 +72,8 @@ def _rounded(nbytes: int) -> int:
 def _case(ranks: int, strategy: str) -> Case:
     return Case(
         model=Choice("llama:size=70b,sequence=4096"), strategy=Choice(strategy), optimizer=Choice("adamw"),
-        batch_size=1, device=limited("rehearse:h100", memory=ROOM, context=0), precision="bf16", parallel=Choice("fsdp2"), ranks=ranks,
+        batch_size=1, device=limited("rehearse:h100", memory=ROOM, context=0),
+        precision="bf16", parallel=Choice("fsdp2"), ranks=ranks,
     )  # fmt: skip
 
 
