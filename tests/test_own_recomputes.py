@@ -11,7 +11,6 @@ from profiler.engines.replies import attempt
 from profiler.measuring.meters.own_recomputes import remark
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.predicting.shared_traces import SharedTraces
 from tests import make
 from tests.conftest import measured
 from tests.user_models import hooks, lstm, own_checkpoint, own_recompute, switched
@@ -76,13 +75,12 @@ def test_of_a_module_that_runs_again_the_modules_within_are_not_named():
 
 @pytest.mark.parametrize("way", [*RECOMPUTING, "none", "reentrant", "non-reentrant", "looking", "hooked", "saving"])
 def test_a_prediction_says_the_same_of_none_and_nothing_of_other_rows(way):
-    is_told, shared = way in RECOMPUTING, SharedTraces()
+    is_told = way in RECOMPUTING
     for strategy in ("none", "own", "all"):
         trial = Trial(case=make.case(strategy, model=model(way), batch_size=4, device="fake:cpu"))
         expected = [remark(LINEARS)] if is_told and strategy == "none" else []
 
         assert notes(predict(trial), "GCP064") == expected
-        assert notes(predict(trial, shared=shared), "GCP064") == expected
 
 
 @pytest.mark.parametrize("way", ["none", "reentrant", "non-reentrant", "looking", "hooked", "saving"])

@@ -11,10 +11,7 @@ from profiler.core.case import Case, Trial, decode
 from profiler.engines.replies import answer, attempt, tell, tell_record
 from profiler.predicting import late_compiler, prediction
 from profiler.predicting.prediction import follow_case, predict
-from profiler.predicting.shared_traces import SharedTraces
 from profiler.training.inspect_blocks import describe
-
-SHARING = 3  # the fewest trials for which a trace that others are composed from pays off
 
 
 def run_trial(request: str, channel: int) -> None:
@@ -25,18 +22,17 @@ def run_trial(request: str, channel: int) -> None:
 def run_trials(request: str, channel: int) -> None:
     """Do as `run_trial` for several trials; the next one begins when a byte arrives on the channel."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    shared = SharedTraces(beside=True) if len(trials) >= SHARING else None
     for place, trial in enumerate(trials):
         if place and not os.read(channel, 1):
             return
-        _run(trial, channel, shared)
+        _run(trial, channel)
 
 
-def _run(trial: Trial, channel: int, shared: SharedTraces | None = None) -> None:
+def _run(trial: Trial, channel: int) -> None:
     tell(channel, {"stage": "start", "at": time.monotonic()})
     late_compiler.install()
     on_pass = partial(_tell_stage, channel)
-    tell_record(channel, attempt(trial, on_pass=on_pass, by=partial(predict, shared=shared)))
+    tell_record(channel, attempt(trial, on_pass=on_pass, by=predict))
 
 
 def _tell_stage(channel: int, stage: str) -> None:

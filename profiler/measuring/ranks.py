@@ -76,6 +76,7 @@ class FirstRank(Group):
     def __init__(self, size: int) -> None:
         torch.cuda.set_device(0)
         torch.cuda.init()  # or the mesh would choose the device
+        os.environ["TORCH_NCCL_RANKS_PER_ROOT"] = str(size)  # with several roots, one would wait for the others' ids
         dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=size)
         self.size = size
         self.mesh = init_device_mesh("cuda", (size,))

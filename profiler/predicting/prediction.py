@@ -21,7 +21,6 @@ from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
 from profiler.predicting import device_trace, prediction_notes
 from profiler.predicting.block_choices import block_choices
-from profiler.predicting.shared_traces import SharedTraces
 from profiler.predicting.trace import roofline
 from profiler.predicting.traced_case import known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
@@ -35,20 +34,16 @@ def predict(
     *,
     on_pass: Callable[[str], None] = lambda name: None,
     build: Build | None = None,
-    shared: SharedTraces | None = None,
 ) -> Record:
     """Return a trial's predicted memory, and an estimate of its time if the device's rates are known.
 
-    `build` replaces the catalogue's model; `shared` holds the traces that predictions of one catalogue model share.
-    Raises Unsupported if the model or the strategy cannot be built or traced, and whatever the model raises.
+    `build` replaces the catalogue's model. Raises Unsupported if the model or the strategy cannot be built or traced,
+    and whatever the model raises.
     """
     began = time.monotonic()
     on_pass("build")
     case = trial.case
-    if shared:
-        built, trace, assumed = shared.traced(trial, on_pass)
-    else:
-        built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
+    built, trace, assumed = trace_case(case, calibration=trial.calibration, on_pass=on_pass, build=build)
     rates = known_rates(case.device, trial.calibration)
     seconds = {} if assumed.is_unfused else _seconds(trial, trace, rates, build)  # fused kernels have no rate
     return Record(
