@@ -107,8 +107,8 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
         steps = []
         for place, trial in enumerate(trials, start=1):
             screen.at_work(f"step {place} of {len(trials)}: {strategy_label(trial.case.strategy)}")
-            followed = _followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
-            steps.append(FollowedStep(case=trial.case, followed=followed, record=_record_of(records, trial.case)))
+            step = followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
+            steps.append(FollowedStep(case=trial.case, followed=step, record=_record_of(records, trial.case)))
         return steps
 
 
@@ -157,13 +157,17 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     return named
 
 
-def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
+def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
+    """Return the step of the trial's case, traced or rehearsed as it says. Raises UserError if it cannot be followed.
+
+    `with_choices` adds what other blocks come to.
+    """
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
     entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else f"{TRACING}:follow"
     entry = f"{entry}_with_choices" if with_choices and not trial.case.ranks else entry
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
-    followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
-    return followed
+    step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
+    return step
 
 
 def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:
