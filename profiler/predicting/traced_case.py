@@ -61,14 +61,13 @@ def trace_case(
     on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
     with_calls: bool = False,
-    with_growth: bool = False,
     build: Build | None = None,
     in_calls: bool = False,
 ) -> tuple[Assembled, Trace, Assumed]:
     """Return the case's fake model with its strategy, the trace of one step, and what the trace assumes.
 
-    A step whose sizes depend on its data is traced again with the case's routing. `with_saves`, `with_calls` and
-    `with_growth` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced again with the case's routing. `with_saves` and
+    `with_calls` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
     kind, is_kept = kind_of(case), matmul_workspaces.keeps_workspaces()
     workspace = workspace_bytes(case, calibration)
@@ -93,8 +92,6 @@ def trace_case(
                     kept_bytes=workspace if is_kept else 0,
                     with_saves=with_saves,
                     with_calls=with_calls,
-                    with_growth=with_growth,
-                    batch_size=case.batch_size,
                     buckets=rank.buckets.values if rank else None,
                     builder=builder,
                 )

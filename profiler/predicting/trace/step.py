@@ -17,7 +17,6 @@ from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
-from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
@@ -36,8 +35,6 @@ def follow(  # noqa: PLR0913
     kept_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
-    with_growth: bool = False,
-    batch_size: int | None = None,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
     builder: Builder | None = None,
 ) -> Trace:
@@ -47,10 +44,10 @@ def follow(  # noqa: PLR0913
     steps on zero gradients, unless it refuses them; if the traced step shows that this state was wrong (a parameter
     without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
     records what autograd saves and what modules take and return, from which `compose` derives other traces;
-    `with_calls` records only the latter. `with_growth` records what grows with the batch, whose size is inferred if no
-    tensor of it has `batch_size`. `buckets` is for several ranks: a whole first step is run, and `buckets` returns the
-    communication buckets that it has left. With a `builder`, the trace includes what was allocated while the workload
-    was built under it. `kept_bytes` is the workspace that each thread that multiplies matrices keeps. Bytes.
+    `with_calls` records only the latter. `buckets` is for several ranks: a whole first step is run, and `buckets`
+    returns the communication buckets that it has left. With a `builder`, the trace includes what was allocated while
+    the workload was built under it. `kept_bytes` is the workspace that each thread that multiplies matrices keeps.
+    Bytes.
     """
     make = partial(
         _FollowedStep,
@@ -61,7 +58,6 @@ def follow(  # noqa: PLR0913
         builder,
         with_saves=with_saves,
         with_calls=with_calls,
-        growth=partial(StepGrowth, batch_size=batch_size, hidden=hidden) if with_growth else None,
     )
     if buckets is not None:
         step(lambda phase: None)
@@ -156,7 +152,6 @@ class _FollowedStep:
         *,
         with_saves: bool,
         with_calls: bool,
-        growth: Callable[[Tracer, Sequence[torch.Tensor]], StepGrowth] | None,
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
@@ -172,7 +167,6 @@ class _FollowedStep:
         self._builder = builder
         self._built: list[StorageLife | None] = []  # by place in the trace: each storage's lifetime in the building
         self._hold()
-        self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
         """Track buckets that are live before the step, unless gradients that are views of them are tracked already."""
@@ -238,7 +232,6 @@ class _FollowedStep:
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
                     stream=life.stream,
-                    batch_power=self._tracer.growth.power(life) if self._tracer.growth else 1,
                 )
                 for life in self._tracer.lives
             ),
@@ -268,9 +261,7 @@ class _FollowedStep:
             self._keep(tensor, "inputs", "")
         unheld = self._builder.unheld(self._built) if self._builder else ()
         for storage in (one for one in unheld if one.device.type == "meta"):  # others have values: they are the host's
-            life = self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # as in the loss's closure
-            if life:
-                life.grown = None
+            self._keep(torch.empty(0, dtype=torch.uint8).set_(storage), "inputs", "")  # as in the loss's closure
 
     def _keep_state(self, kept: Iterable[torch.Tensor], module: str) -> None:
         for tensor in kept:
