@@ -65,7 +65,7 @@ def tensor(  # noqa: PLR0917  as pickle calls it
     values: bytes | None,
 ) -> torch.Tensor:
     """Return a tensor in the storage; what is read of it where nothing is computed are its values, if there are any."""
-    made = torch.empty(0, dtype=dtype).set_(storage.made(), offset, shape, strides)  # type: ignore[call-overload]
+    made = torch.empty(0, dtype=dtype).set_(storage.made(), offset, shape, strides)
     if values:
         known = torch.frombuffer(bytearray(values), dtype=dtype).reshape(shape)
         if made.is_cpu:
@@ -81,7 +81,7 @@ def set_state(made: torch.Tensor, state: tuple[Mapping[str, Any], Iterable[Any],
     attributes, hooks, after = state
     made.__dict__.update(attributes)
     for hook in hooks:
-        made.register_hook(hook)  # type: ignore[no-untyped-call]
+        made.register_hook(hook)
     for hook in after:
         made.register_post_accumulate_grad_hook(hook)
 

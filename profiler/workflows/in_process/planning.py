@@ -78,7 +78,7 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
         module, batch, loss = build()
         profiler.apply(module, plan)
     """
-    words = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
+    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
 
     def ask(engine: Engine, case: Case) -> Plan:
         return _planned(engine, case, stages_of(engine, case, None), budget, named(case, build))

@@ -121,19 +121,20 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
         before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-    model, words = (build, batch, loss, optimizer), {"precision": precision, "blocks": blocks, "seed": seed}
+    model = (build, batch, loss, optimizer)
+    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
 
     def ask(engine: Engine, case: Case) -> Record:
         with under(case, strategy) as (chosen, shown):
             return msgspec.structs.replace(record_of(engine, chosen), case=named(shown, build))
 
-    record, why = rehearsed(ask, *model, device=device, **words)
-    return record or with_reason(_estimated(model, strategy, device=device, **words), why)
+    record, why = rehearsed(ask, *model, **words)
+    return record or with_reason(_estimated(model, strategy, **words), why)
 
 
 @undisturbed
-def _estimated(model: tuple[Any, ...], strategy: str | PlanFile | Path, *, device: str, **words: Any) -> Record:
-    case, fresh = predicted(*model, device=device, **words)
+def _estimated(model: tuple[Any, ...], strategy: str | PlanFile | Path, **words: Any) -> Record:
+    case, fresh = predicted(*model, **words)
     with under(case, strategy) as (chosen, shown):
         return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=shown)
 
