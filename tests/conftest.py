@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -25,6 +26,7 @@ from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.engines.server import Server
 from profiler.rehearsal import device as hollow_device
+from profiler.request.device_choice import to_predict
 from profiler.training import models
 from tests import killed, machines, make
 from tests.hollow import Hollow, absent
@@ -91,6 +93,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """One fork server for all tests that need real processes."""
     with Local(stage_seconds=PATIENCE_SECONDS, logs=tmp_path_factory.mktemp("logs")) as engine:
         yield engine
+
+
+@pytest.fixture(autouse=True)
+def estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of Python estimate in this process, as tests of the estimate want; tests/test_live.py rehearses."""
+    if "torch" in sys.modules:
+        from profiler.workflows.in_process import rehearsing
+
+        monkeypatch.setattr(rehearsing, "for_gpus", lambda word, say: to_predict(word))
 
 
 @pytest.fixture(autouse=True)

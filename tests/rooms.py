@@ -42,7 +42,8 @@ ROOMS = {
     "integrations": _room("core analysis runs", "tensorboard wandb mlflow"),
     "workflows": _room("core planning analysis training request scripts runs engines views", "pandas"),
     "workflows/in_process": _room(
-        "core planning analysis training request scripts measuring predicting views workflows", "torch"
+        "core planning analysis training request scripts measuring predicting engines views workflows",
+        "torch cloudpickle",
     ),
     "workflows/published": _room("core scripts training measuring engines workflows/in_process", "torch transformers"),
     "api": _room("workflows/in_process"),

@@ -53,14 +53,16 @@ def explain(
     split: str | None = None,
     choices: BlockChoices | None = None,
     batch_size: int | None = None,
+    half_batch_bytes: int | None = None,
 ) -> Explanation:
     """Explain the peak of a traced step.
 
     `blocks` are the names of the model's blocks in order; `baseline` is the trace of the same step without
-    checkpointing, `choices` are what other blocks come to, `batch_size` is None if it is not known, and `split` is only
-    passed on. The floor is that of the baseline if there is one, since what runs only in a recompute is not in it. But
-    if the step's peak is below that floor, because its checkpoints hold more than these blocks, the floor is the step's
-    own. A trace that is its own baseline needs no reason.
+    checkpointing, `choices` are what other blocks come to, `batch_size` is None if it is not known, and so is
+    `half_batch_bytes`, the peak with half of it; `split` is only passed on. The floor is that of the baseline if there
+    is one, since what runs only in a recompute is not in it. But if the step's peak is below that floor, because its
+    checkpoints hold more than these blocks, the floor is the step's own. A trace that is its own baseline needs no
+    reason.
     """
     if baseline is trace:
         baseline = None
@@ -85,6 +87,7 @@ def explain(
             floor_bytes=least.nbytes,
             are_too_many=why is not None and why.kind == INPUTS,
             can_halve=batch_size != 1,
+            half_batch_bytes=half_batch_bytes,
         ),
         choices=choices,
         better=better_blocks(choices) if choices else None,
@@ -127,7 +130,12 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remedies(
-    trace: Trace, *, floor_bytes: int, are_too_many: bool = False, can_halve: bool = True
+    trace: Trace,
+    *,
+    floor_bytes: int,
+    are_too_many: bool = False,
+    can_halve: bool = True,
+    half_batch_bytes: int | None = None,
 ) -> tuple[Remedy, ...]:
     """Return every remedy that could lower the peak by a hundredth or more, the strongest first. Bytes.
 
@@ -137,7 +145,7 @@ def remedies(
     last used; the loss in chunks. What is impossible is left out: an optimizer in the backward if gradients of several
     micro-batches are added, the host as another memory if the step runs there, half of a batch that is not `can_halve`.
     If there `are_too_many` checkpoints, the way to the floor is fewer of them: `coarser` instead of
-    `checkpointing`.
+    `checkpointing`. `half_batch_bytes` is the peak of the step with half the batch, where it is known.
     """
     highest = max(live(trace))
     is_recomputed = any(operator.phase == "recompute" for operator in trace.operators)
@@ -154,6 +162,8 @@ def remedies(
     gains |= {
         kind: highest - _changed_peak(trace, change, is_half_batch=kind == "batch") for kind, change in changes.items()
     }
+    if can_halve and half_batch_bytes is not None:
+        gains["batch"] = highest - half_batch_bytes
     worth = [Remedy(kind=kind, nbytes=gain) for kind, gain in gains.items() if gain >= max(1, LEAST_GAIN * highest)]
     return tuple(sorted(worth, key=lambda remedy: -remedy.nbytes))
 
@@ -175,15 +185,15 @@ def _as_it_is(storage: Allocation) -> Iterable[Life]:
 
 
 def _half_batch(trace: Trace) -> Change:
-    """Return a change that shrinks what grows with the batch; sizes are rounded up as the allocator does.
+    """Return a change that halves what may grow with the batch; sizes are rounded up as the allocator does.
 
-    What the optimizer makes never grows.
+    It is an upper bound: some of it, such as weights that autocast makes, need not grow.
     """
     granule = GRANULE if trace.device == "cuda" else 1
 
     def change(storage: Allocation) -> Iterable[Life]:
-        if storage.batch_power and storage.category in GROWING and storage.phase != "optimizer":
-            yield -(-storage.nbytes // (granule << storage.batch_power)) * granule, storage.born, storage.died
+        if storage.category in GROWING and storage.phase != "optimizer":
+            yield -(-storage.nbytes // (2 * granule)) * granule, storage.born, storage.died
         else:
             yield from _as_it_is(storage)
 

@@ -30,7 +30,6 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     let_go: int | None = None  # the last operator before only autograd held a reference; None if not tracked
     unsplit: int = 0  # of `nbytes`: excess of its block over the request, because the allocator did not split it
     line: str = ""  # `file.py:12`: the user's line that requested it; "" if that is not known
-    batch_power: int = 1  # its bytes grow with this power of the batch size; 0: not at all; 1 also if not tracked
 
 
 class Operator(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -14,7 +14,7 @@ from profiler.core.errors import Exited
 
 OURS = Path(__file__).parents[1]
 MODELS = OURS / "training" / "models"
-ADAPTERS = ("user.py",)  # files of models that only call the user's code
+ADAPTERS = ("user.py", "live.py")  # files of models that only call the user's code
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 ELSEWHERE = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|^\?\?$")  # ??: C++ code
 

@@ -125,7 +125,6 @@ def _followed(trial: Trial, build: Build | None, *, with_choices: bool) -> Follo
         trial.case,
         calibration=trial.calibration,
         with_saves=with_choices,
-        with_growth=not trial.case.ranks,
         build=build,
     )
     notes = (

@@ -52,14 +52,13 @@ def trace_case(
     on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
     with_calls: bool = False,
-    with_growth: bool = False,
     build: Build | None = None,
     in_calls: bool = False,
 ) -> tuple[Assembled, Trace, Assumed]:
     """Return the case's fake model with its strategy, the trace of one step, and what the trace assumes.
 
-    A step whose sizes depend on its data is traced again with the case's routing. `with_saves`, `with_calls` and
-    `with_growth` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced again with the case's routing. `with_saves` and
+    `with_calls` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
     kind = kind_of(case)
 
@@ -82,8 +81,6 @@ def trace_case(
                     workspace_bytes=workspace_bytes(case, calibration),
                     with_saves=with_saves,
                     with_calls=with_calls,
-                    with_growth=with_growth,
-                    batch_size=case.batch_size,
                     buckets=rank.buckets.values if rank else None,
                 )
             if rank:

@@ -12,6 +12,7 @@ import msgspec
 from profiler import engines
 from profiler.analysis.explanation import Explanation
 from profiler.analysis.explanation import explain as explain_trace
+from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import plain_pickle
@@ -44,6 +45,7 @@ class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     followed: Followed
     record: Record | None
+    half_batch_bytes: int | None = None  # the peak with half the batch, if that was rehearsed
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +83,7 @@ def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
         split=followed.split,
         choices=baseline.choices,
         batch_size=chosen.case.batch_size,
+        half_batch_bytes=chosen.half_batch_bytes,
     )
     return Explained(step=chosen, explanation=explanation)
 
@@ -107,8 +110,10 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
         steps = []
         for place, trial in enumerate(trials, start=1):
             screen.at_work(f"step {place} of {len(trials)}: {strategy_label(trial.case.strategy)}")
-            followed = _followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
-            steps.append(FollowedStep(case=trial.case, followed=followed, record=_record_of(records, trial.case)))
+            step = followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
+            steps.append(FollowedStep(case=trial.case, followed=step, record=_record_of(records, trial.case)))
+        if with_choices:
+            steps[-1] = msgspec.structs.replace(steps[-1], half_batch_bytes=_half_batch_bytes(engine, trials[-1]))
         return steps
 
 
@@ -157,13 +162,29 @@ def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     return named
 
 
-def _followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
+def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Followed:
+    """Return the step of the trial's case, traced or rehearsed as it says. Raises UserError if it cannot be followed.
+
+    `with_choices` adds what other blocks come to.
+    """
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
     entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else f"{TRACING}:follow"
     entry = f"{entry}_with_choices" if with_choices and not trial.case.ranks else entry
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
-    followed: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
-    return followed
+    step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
+    return step
+
+
+def _half_batch_bytes(engine: Engine, trial: Trial) -> int | None:
+    """Return the peak of a rehearsed step with half its batch; None for an estimate, or a batch that has no half."""
+    size = trial.case.batch_size
+    if not trial.case.is_rehearsed or trial.case.ranks or size is None or size % 2:
+        return None
+    half = msgspec.structs.replace(trial.case, batch_size=size // 2)
+    try:
+        return peak(followed(engine, msgspec.structs.replace(trial, case=half)).trace).nbytes
+    except UserError:  # a model may refuse such a batch
+        return None
 
 
 def _record_of(records: Sequence[Record] | None, case: Case) -> Record | None:

@@ -153,19 +153,22 @@ class ModelOnDevice:
 
 def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = None) -> str | None:
     """Return words for better blocks, whose lower bound is below so many bytes; None if there are none, or no trace."""
-    failing = f"the blocks of '{case.model}' ended without a result"
     try:
-        case = case.baseline
-        entry, case = (
-            (f"{WORKER}:choices_rehearsed", case) if case.is_rehearsed else (f"{TRACING}:choices", case.foreseen)
-        )
-        answer = engine.ask(entry, encode(case).decode(), failing=failing)
-        choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
+        choices = block_choices(engine, case)
     except UserError:
         return None
     better = better_blocks(choices, lowers_floor=below_bytes is not None)
     is_lower = better is not None and (below_bytes is None or better.floor_bytes < below_bytes)
     return better_text(choices, better) if better and is_lower else None
+
+
+def block_choices(engine: Engine, case: Case) -> BlockChoices:
+    """Return floors and peaks of a case's blocks and of the model's other choices. Raises UserError if unknown."""
+    failing, case = f"the blocks of '{case.model}' ended without a result", case.baseline
+    entry, case = (f"{WORKER}:choices_rehearsed", case) if case.is_rehearsed else (f"{TRACING}:choices", case.foreseen)
+    answer = engine.ask(entry, encode(case).decode(), failing=failing)
+    choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
+    return choices
 
 
 def calibrate(engine: Engine, case: Case) -> Calibration | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profiler.core import safe_files
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -49,7 +49,7 @@ def owed(tmp_path: Path) -> Path:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What a writer would have slept while it waited for another."""
     found: list[float] = []
-    monkeypatch.setattr(safe_files.time, "sleep", found.append)
+    monkeypatch.setattr(time, "sleep", found.append)
     return found
 
 
@@ -68,7 +68,7 @@ def test_fault_39_a_second_run_waits_three_seconds_and_names_the_holder(owed: Pa
 
 def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkeypatch: pytest.MonkeyPatch):
     first = Writer(owed)
-    monkeypatch.setattr(safe_files.time, "sleep", lambda seconds: first.close())
+    monkeypatch.setattr(time, "sleep", lambda seconds: first.close())
 
     second = Writer(owed)
     second.append(make.record())

@@ -283,9 +283,7 @@ def _random_states(trace: Trace, placed: list[_PlacedSegment], moved: list[int])
         first = segment.piece.first
         category = "saved" if segment.held > moved[forward_ends[first]] else "temporaries"
         caller = _caller(segment.piece.module, called)
-        state = Allocation(
-            RANDOM_STATE, moved[first], segment.held, "random state", caller, "forward", category, batch_power=0
-        )
+        state = Allocation(RANDOM_STATE, moved[first], segment.held, "random state", caller, "forward", category)
         yield state
         if segment.start is not None:
             yield replace(

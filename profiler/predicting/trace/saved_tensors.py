@@ -106,22 +106,18 @@ class SavedTensors:
             saved.unpacked = len(self._tracer.operators)
         if not is_static:
             assert saved.life
-            unpacked = self._empty(packet.kind, saved.life)
+            unpacked = self._empty(packet.kind)
             if is_first:
                 saved.watch = weakref.ref(unpacked.untyped_storage(), lambda _: self._use(saved))
             return unpacked
-        key = packet.kind, saved.life and saved.life.grown
-        if key not in self._stand_ins:
-            self._stand_ins[key] = self._empty(packet.kind, saved.life)
-        return self._stand_ins[key]
+        if packet.kind not in self._stand_ins:
+            self._stand_ins[packet.kind] = self._empty(packet.kind)
+        return self._stand_ins[packet.kind]
 
-    def _empty(self, kind: Any, life: StorageLife | None) -> torch.Tensor:
+    def _empty(self, kind: Any) -> torch.Tensor:
         size, stride, dtype, device = kind
         with self._tracer.paused():
-            tensor = torch.empty_strided(size, stride, dtype=dtype, device=device)
-        if life and self._tracer.growth:
-            self._tracer.growth.stand_in(tensor, life)
-        return tensor
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     def _use(self, saved: _SavedTensor) -> None:
         saved.used = len(self._tracer.operators)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -14,7 +14,6 @@ from profiler.core.trace_data import BUCKETS, Allocation, Operator, Trace, recom
 from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.saved_tensors import SavedTensors
-from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, local, tensors
@@ -32,8 +31,6 @@ def follow(  # noqa: PLR0913
     workspace_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
-    with_growth: bool = False,
-    batch_size: int | None = None,
     buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
 ) -> Trace:
     """Trace a training step in its steady state, with gradients and optimizer state already allocated.
@@ -42,9 +39,8 @@ def follow(  # noqa: PLR0913
     steps on zero gradients, unless it refuses them; if the traced step shows that this state was wrong (a parameter
     without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
     records what autograd saves and what modules take and return, from which `compose` derives other traces;
-    `with_calls` records only the latter. `with_growth` records what grows with the batch, whose size is inferred if no
-    tensor of it has `batch_size`. `buckets` is for several ranks: a whole first step is run, and `buckets` returns the
-    communication buckets that it has left. `workspace_bytes` are those of cuBLAS's workspace.
+    `with_calls` records only the latter. `buckets` is for several ranks: a whole first step is run, and `buckets`
+    returns the communication buckets that it has left. `workspace_bytes` are those of cuBLAS's workspace.
     """
     make = partial(
         _FollowedStep,
@@ -54,7 +50,6 @@ def follow(  # noqa: PLR0913
         hidden,
         with_saves=with_saves,
         with_calls=with_calls,
-        growth=partial(StepGrowth, batch_size=batch_size) if with_growth else None,
     )
     if buckets is not None:
         step(lambda phase: None)
@@ -105,7 +100,6 @@ class _FollowedStep:
         *,
         with_saves: bool,
         with_calls: bool,
-        growth: Callable[[Tracer, Sequence[torch.Tensor]], StepGrowth] | None,
     ) -> None:
         self._device = device
         self.arrived: set[int] = set()
@@ -118,7 +112,6 @@ class _FollowedStep:
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._hold()
-        self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
     def hold(self, buckets: Iterable[torch.Tensor]) -> None:
         """Track buckets that are live before the step, unless gradients that are views of them are tracked already."""
@@ -167,7 +160,6 @@ class _FollowedStep:
                     life.phase,
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
-                    batch_power=self._tracer.growth.power(life) if self._tracer.growth else 1,
                 )
                 for life in self._tracer.lives
             ),

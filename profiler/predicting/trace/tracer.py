@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +20,10 @@ from profiler.core.trace_data import Operator
 from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
-from profiler.predicting.trace.batch_growth import Grown, tensors_of
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.checkpointing.call_routes import CalledBlock, running_name
 from profiler.training.workload import rounded
-
-if TYPE_CHECKING:
-    from profiler.predicting.trace.step_growth import StepGrowth
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 Seen = Callable[[str, Any], None]  # called after every operator, with its name and arguments
@@ -53,7 +49,7 @@ def on_host() -> Iterator[None]:
 class StorageLife:
     """The lifetime of one tracked storage; `died` is None while it is live."""
 
-    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "watch", *PLACE)
+    __slots__ = ("born", "died", "let_go", "nbytes", "watch", *PLACE)
 
     def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
@@ -61,7 +57,6 @@ class StorageLife:
         self.let_go: int | None = None  # if saves are recorded: from when on only autograd holds it
         self.category: str | None = None
         self.watch: weakref.ref[Any] | None = None
-        self.grown: Grown | None = ()  # with the batch; None if unknown
 
 
 class Tracer(TorchDispatchMode):
@@ -83,7 +78,6 @@ class Tracer(TorchDispatchMode):
         self._device = device
         self._hidden = hidden
         self.seen: Seen | None = None
-        self.growth: StepGrowth | None = None  # is called with the results of operators
         self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
@@ -117,10 +111,8 @@ class Tracer(TorchDispatchMode):
         self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
-            results = list(tensors_of(out))
-            made = [self._find(tensor, kind.name, module, phase) for tensor in results]
-            if self.growth and any(made) and phase != "optimizer":
-                self.growth.note(func, args, kwargs, out, made)
+            for tensor in tensors_of(out):
+                self._find(tensor, kind.name, module, phase)
         if self.seen:
             self.seen(kind.name, args)
         return out
@@ -254,3 +246,14 @@ def _nbytes(tree: Any) -> int:
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.itemsize
     return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0
+
+
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield all tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensors_of(item)
+    elif isinstance(tree, dict):
+        yield from tensors_of(tuple(tree.values()))

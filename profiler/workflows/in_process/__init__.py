@@ -1,1 +1,1 @@
-"""A user's own model checkpointed, measured, predicted, explained and planned in the caller's process, with torch."""
+"""A caller's own model: checkpointed, measured and estimated in this process, with torch, and rehearsed in another."""

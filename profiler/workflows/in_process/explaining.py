@@ -1,8 +1,9 @@
-"""Follows a caller's step in this process: why its peak is what it is, and what is live over time."""
+"""Follows a caller's step, rehearsed or estimated: why its peak is what it is, and what is live over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ from profiler.core.case import FAKE, Case, Trial, split_choices
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
+from profiler.engines import Engine
 from profiler.predicting.prediction import follow_case
-from profiler.training.assemble import Build
 from profiler.views.tables.columns import batch as batch_text
 from profiler.views.tables.columns import optimizer as optimizer_text
+from profiler.views.tables.evidence import device_word
+from profiler.workflows.explain import followed
 from profiler.workflows.in_process.arguments import Model, predicted, undisturbed
+from profiler.workflows.in_process.rehearsing import named, rehearsed
 from profiler.workflows.in_process.results import StepExplanation, Timeline
 from profiler.workflows.in_process.trials import under
 
 
-@undisturbed
 def explain(  # noqa: PLR0913  its keywords are a user's settings
     model: Model,
     batch: Any = None,
@@ -37,8 +40,8 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
 
     `model` is a module with its `batch`, a function as for `predict`, or a word (`mlp`, `train.py:make`). The module is
     called with the batch as `apply` calls it; with a `loss`, a batch of two is inputs and targets. It stays as it is,
-    and the step takes no memory. The other keywords are as for `predict`. A notebook shows the result as tables,
-    `print` as text; `peak_bytes` and `explanation` hold the numbers.
+    and the step takes no memory. Bytes are rehearsed or estimated as for `predict`, and so are the other keywords. A
+    notebook shows the result as tables, `print` as text; `peak_bytes` and `explanation` hold the numbers.
 
     Raises UserError for what cannot be asked for, Unsupported where the step cannot be traced, and whatever the model
     raises.
@@ -49,11 +52,11 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
         profiler.explain(model, batch, loss=nn.functional.mse_loss, device="h100")
     """
-    case, fresh = predicted(model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
-    baseline = follow_case(Trial(case=case), with_choices=True, build=fresh)
-    chosen, step = baseline, case
-    if strategy != "none":
-        step, chosen = _followed(case, strategy, fresh)
+    steps, why = _steps(
+        ["none", *([strategy] if strategy != "none" else [])], model, batch, loss, optimizer, device=device,
+        precision=precision, blocks=blocks, seed=seed, with_choices=True,
+    )  # fmt: skip
+    (_, baseline), (step, chosen) = steps[0], steps[-1]
     explained = explain_trace(
         chosen.trace,
         blocks=chosen.blocks,
@@ -63,11 +66,12 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
         batch_size=step.batch_size,
     )
     return StepExplanation(
-        title=_title(step, chosen, [str(step.strategy)]), explanation=explained, notes=chosen.remarks
+        title=_title(step, chosen, [str(step.strategy)]),
+        explanation=explained,
+        notes=(*chosen.remarks, *([why] if why else [])),
     )
 
 
-@undisturbed
 def timeline(  # noqa: PLR0913  its keywords are a user's settings
     model: Model,
     batch: Any = None,
@@ -92,22 +96,54 @@ def timeline(  # noqa: PLR0913  its keywords are a user's settings
         batch = torch.randn(4096, 256), torch.zeros(4096, 256)
         profiler.timeline(model, batch, "none,segments:k=4", loss=nn.functional.mse_loss).peak_bytes
     """
-    case, fresh = predicted(model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
     chosen = split_choices(strategies) if isinstance(strategies, str) else strategies
-    steps = [_followed(case, strategy, fresh) for strategy in chosen]
-    traces = {str(step.strategy): followed.trace for step, followed in steps}
-    return Timeline(title=_title(case, steps[0][1], []), traces=traces)
+    steps, _ = _steps(
+        list(chosen), model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
+    )
+    traces = {str(case.strategy): step.trace for case, step in steps}
+    return Timeline(title=_title(steps[0][0], steps[0][1], []), traces=traces)
 
 
-def _followed(case: Case, strategy: str | PlanFile | Path, fresh: Build | None) -> tuple[Case, Followed]:
-    """Return the case under a strategy, and its traced step."""
-    with under(case, strategy) as (chosen, named):
-        return named, follow_case(Trial(case=chosen), build=fresh)
+def _steps(
+    strategies: Sequence[str | PlanFile | Path], *model: Any, with_choices: bool = False, **words: Any
+) -> tuple[list[tuple[Case, Followed]], str]:
+    """Return the cases of these strategies, each with its step, and why they are estimated if they could be rehearsed.
+
+    `model` and `words` are as of `rehearsed`. With choices, the first step also has what other blocks come to.
+    """
+
+    def ask(engine: Engine, case: Case) -> list[tuple[Case, Followed]]:
+        def follow(trial: Trial, *, with_choices: bool) -> Followed:
+            return followed(engine, trial, with_choices=with_choices)
+
+        steps = _followed(case, strategies, follow, with_choices=with_choices)
+        return [(named(case, model[0]), step) for case, step in steps]
+
+    steps, why = rehearsed(ask, *model, **words)
+    return steps or _estimated(strategies, *model, with_choices=with_choices, **words), why
+
+
+@undisturbed
+def _estimated(
+    strategies: Sequence[str | PlanFile | Path], *model: Any, with_choices: bool, **words: Any
+) -> list[tuple[Case, Followed]]:
+    case, fresh = predicted(*model, **words)
+    return _followed(case, strategies, partial(follow_case, build=fresh), with_choices=with_choices)
+
+
+def _followed(
+    case: Case, strategies: Sequence[str | PlanFile | Path], follow: Callable[..., Followed], *, with_choices: bool
+) -> list[tuple[Case, Followed]]:
+    steps = []
+    for place, strategy in enumerate(strategies):
+        with under(case, strategy) as (chosen, shown):
+            steps.append((shown, follow(Trial(case=chosen), with_choices=with_choices and not place)))
+    return steps
 
 
 def _title(case: Case, followed: Followed, strategy: list[str]) -> str:
     """Return the model and settings that were followed, in one line, as `gcprof explain` prints it."""
     size = [batch_text(case)] if case.batch_size is not None else []
     at_work = optimizer_text(case, is_own=followed.has_own_optimizer)
-    settings = [*strategy, *size, at_work, case.precision, case.device.removeprefix(FAKE)]
+    settings = [*strategy, *size, at_work, case.precision, device_word(case.device.removeprefix(FAKE))]
     return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"

@@ -1,4 +1,4 @@
-"""A plan for a caller's model and a budget, traced in this process."""
+"""A plan for a caller's model and a budget, from steps that are rehearsed or estimated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 
 import msgspec
 
+from profiler.analysis.explanation import better_blocks
 from profiler.core import plan_file
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
+from profiler.core.trace_data import BlockChoice
 from profiler.core.units import bytes_text, parse_budget
+from profiler.engines import Engine
 from profiler.planning import candidates, solver
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
@@ -23,14 +26,17 @@ from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import known_rates
 from profiler.request.model_choice import optimizer_text
 from profiler.training.assemble import Build
+from profiler.views.tables.evidence import device_word
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows import plan_fitting
 from profiler.workflows.in_process.arguments import Model, predicted, undisturbed
+from profiler.workflows.in_process.rehearsing import named, rehearsed
 from profiler.workflows.in_process.results import Found, Plan
 from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
+from profiler.workflows.stages import block_choices
+from profiler.workflows.stages import stages as stages_of
 
 
-@undisturbed
 def plan(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
     budget: str | int,
@@ -46,11 +52,12 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
     """Returns the plan that recomputes least of those whose peak fits the budget.
 
     `build`, `device` and the other keywords are as for `predict`. `budget` is of the peak of allocated bytes in a step:
-    "8GiB", a number of bytes, "60%" of the peak without checkpointing, or "max". What each block holds is traced, and
-    the step under the plan is traced before the plan is returned: `predict(build, plan).readings.peak_bytes` is within
-    the budget. For a GPU that is known by name the plan adds the least estimated seconds, and may keep the
-    results of matrix products, convolutions or attention within a block; for `cuda` and `cpu` every block costs the
-    same. Nothing is measured: `gcprof plan` does that too. A notebook shows the plan beside its rivals.
+    "8GiB", a number of bytes, "60%" of the peak without checkpointing, or "max". What each block holds is rehearsed or
+    estimated, as `predict` says, and so is the step under the plan before the plan is returned:
+    `predict(build, plan).readings.peak_bytes` is within the budget. For a GPU that is known by name the plan adds the
+    least estimated seconds, and may keep the results of matrix products, convolutions or attention within a block; for
+    `cpu` every block costs the same. Nothing is measured: `gcprof plan` does that too. A notebook shows the plan beside
+    its rivals.
 
     The plan goes to `apply`, `measure` and `predict` as a strategy; `plan.save("plan.json")` writes it to a file, which
     `gcprof run --strategies plan:file=plan.json` and `apply(module, Path("plan.json"))` read. `plan.plan` says it in
@@ -71,25 +78,40 @@ def plan(  # noqa: PLR0913  its keywords are a user's settings
         module, batch, loss = build()
         profiler.apply(module, plan)
     """
-    case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
-    chain = _chain(case, fresh)
+    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
+
+    def ask(engine: Engine, case: Case) -> Plan:
+        return _planned(engine, case, stages_of(engine, case, None), budget, named(case, build))
+
+    made, _ = rehearsed(ask, build, batch, loss, optimizer, **words)
+    return made or _estimated(budget, build, batch, loss, optimizer, **words)
+
+
+@undisturbed
+def _estimated(budget: str | int, *model: Any, **words: Any) -> Plan:
+    case, fresh = predicted(*model, **words)
+    engine: Any = _InThisProcess(fresh)  # as far as traced steps need one
+    return _planned(engine, case, _chain(case, fresh), budget, case)
+
+
+def _planned(engine: Engine, case: Case, chain: Chain, budget: str | int, shown: Case) -> Plan:
+    """Return the plan for the case's chain; `shown` is the case as its title has it."""
     budget_bytes = _budget_bytes(budget, whole_bytes=candidates.whole_bytes(chain))
     name, floor = candidates.largest_stage(chain)
     points = POINTS if len(chain.stages) > LONG else None
     for levels in DEPTHS:
         frontier = solver.frontier(chain, levels=levels, points=points)
-        if point := _fitted(case, fresh, chain, frontier, budget_bytes):
-            return Plan.of(plan_file_of(chain, point.plan), _found(case, chain, frontier, point, budget_bytes))
+        if point := _fitted(engine, case, chain, frontier, budget_bytes):
+            return Plan.of(plan_file_of(chain, point.plan), _found(shown, chain, frontier, point, budget_bytes))
         if frontier.peak_bytes[0] <= floor:
             break  # deeper plans are no smaller
-    better = better_choice(case, build=fresh)
+    better = engine.better_choice(case) if isinstance(engine, _InThisProcess) else _better_choice(engine, case)
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
-    named = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
-    others = f"{named} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
+    pattern = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
+    others = f"{pattern} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
     message = f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself"
     lower = workspace_text(chain, floor) or "a smaller batch lowers it; so do 16 bits, or an optimizer with less state"
-    hint = others + lower
-    raise UserError(message, hint=hint, exit_code=GATE)
+    raise UserError(message, hint=others + lower, exit_code=GATE)
 
 
 def _chain(case: Case, fresh: Build | None) -> Chain:
@@ -119,19 +141,19 @@ def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
 
 
 def _fitted(
-    case: Case, fresh: Build | None, chain: Chain, frontier: solver.Frontier, budget_bytes: int
+    engine: Engine, case: Case, chain: Chain, frontier: solver.Frontier, budget_bytes: int
 ) -> solver.Point | None:
-    """Return the fastest plan of a frontier whose traced step fits; None if none does."""
+    """Return the fastest plan of a frontier whose step fits, rehearsed or traced; None if none does."""
     with TemporaryDirectory() as folder:
         fitted = plan_fitting.fit_plan(
-            _InThisProcess(fresh),  # type: ignore[arg-type]  # an engine, as far as traced steps need one
+            engine,
             case,
             chain,
             frontier,
             budget_bytes=budget_bytes,
             path=Path(folder) / plan_file.USUAL,
             calibration=None,
-            measure=False,
+            measure=case.is_rehearsed,
         )
     return fitted.point if fitted else None
 
@@ -139,7 +161,8 @@ def _fitted(
 def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
     """Return what the plan was chosen from."""
     percent = f"{budget_bytes / candidates.whole_bytes(chain) * 100:.0f} % of the peak without checkpointing"
-    settings = f"{optimizer_text(case)}, {case.precision}, {case.device.removeprefix(FAKE)}: predicted, not measured"
+    device = device_word(case.device.removeprefix(FAKE))
+    settings = f"{optimizer_text(case)}, {case.precision}, {device}: predicted, not measured"
     return Found(
         title=f"{case.model}, {settings}: at most {bytes_text(budget_bytes)}, {percent}",
         chain=chain,
@@ -147,6 +170,14 @@ def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Po
         ways=candidates.ways(chain, point, budget_bytes),
         none=candidates.none(chain),
     )
+
+
+def _better_choice(engine: Engine, case: Case) -> BlockChoice | None:
+    """Return the other blocks with the lowest floor, by a rehearsed step; None if none is lower, or none is known."""
+    try:
+        return better_blocks(block_choices(engine, case), lowers_floor=True)
+    except UserError:
+        return None
 
 
 class _InThisProcess:
@@ -157,3 +188,6 @@ class _InThisProcess:
 
     def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
         return (predict_trial(trial, build=self._build) for trial in trials)
+
+    def better_choice(self, case: Case) -> BlockChoice | None:
+        return better_choice(case, build=self._build)

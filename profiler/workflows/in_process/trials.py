@@ -1,4 +1,4 @@
-"""One step of a caller's model, measured or predicted in this process."""
+"""One step of a caller's model: measured in this process, rehearsed in another, or estimated."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from profiler.core import catalogue, plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Record
+from profiler.engines import Engine
 from profiler.measuring.trial import measure as measure_trial
 from profiler.predicting.prediction import predict as predict_trial
 from profiler.request import device_choice
@@ -28,6 +29,7 @@ from profiler.workflows.in_process.arguments import (
     predicted,
     undisturbed,
 )
+from profiler.workflows.in_process.rehearsing import named, record_of, rehearsed, with_reason
 
 
 @undisturbed
@@ -81,7 +83,6 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
         return msgspec.structs.replace(measure_trial(trial, build=made), case=named)
 
 
-@undisturbed
 def predict(  # noqa: PLR0913  its keywords are a user's settings
     build: Model,
     strategy: str | PlanFile | Path = "none",
@@ -94,16 +95,17 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
     blocks: str | None = None,
     seed: int = 0,
 ) -> Record:
-    """Predict what `measure` would find on a device that need not be there: one step is traced, nothing is computed.
+    """Predict what `measure` would find on a device that need not be there.
 
-    `build` is as for `measure`; the tensors that it makes take no memory, so that a model may be larger than this
-    machine. A function makes its module itself: one that was made before would be changed, and is refused. A module
-    that is given with a `batch` is copied without its memory, and stays as it is. `strategy` is as for `apply`,
-    `device` a GPU of `gcprof predict` (`h100`, `a100-80`, `rtx-4090`), `cuda` for one of no particular kind, or `cpu`.
-    In the record, `readings.peak_bytes`, `saved_bytes`, `static_bytes` and `phases` are bytes; `reserved_bytes` is what
-    PyTorch's caching allocator would take from a GPU; `step_seconds` holds one estimate in seconds for a GPU that is
-    known by name, and is None for others. The notes say how sure it is. The random state of this process stays as it
-    was.
+    A GPU's bytes are rehearsed where torch can do that, on Linux with its CUDA build: another process runs the step by
+    PyTorch's own CUDA code on a device that computes nothing. `build` is as for `measure`; it is sent there, a module
+    as its shapes, types and shared storages, what your script defines by value. Where that cannot be, and for `cpu` and
+    `fake:h100`, a step is traced here under fake tensors instead; a note says why. Nothing is computed either way, the
+    module stays as it is, and a model may be larger than this machine. `strategy` is as for `apply`, `device` a GPU of
+    `gcprof predict` (`h100`, `a100-80`, `rtx-4090`), `cuda` for an H100, or `cpu`. In the record,
+    `readings.peak_bytes`, `saved_bytes`, `static_bytes` and `phases` are bytes; `step_seconds` holds one estimate in
+    seconds for a GPU that is known by name. A step that does not fit a GPU has the outcome `out_of_memory`. The notes
+    say how sure it is. The random state of this process stays as it was.
 
     Raises UserError for what cannot be asked for, Unsupported where the strategy cannot be applied or the step cannot
     be traced (it depends on values of its data), TypeError for a `build` that returns something else, and whatever it
@@ -119,9 +121,22 @@ def predict(  # noqa: PLR0913  its keywords are a user's settings
         before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-    case, fresh = predicted(build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
-    with under(case, strategy) as (chosen, named):
-        return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=named)
+    model = (build, batch, loss, optimizer)
+    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
+
+    def ask(engine: Engine, case: Case) -> Record:
+        with under(case, strategy) as (chosen, shown):
+            return msgspec.structs.replace(record_of(engine, chosen), case=named(shown, build))
+
+    record, why = rehearsed(ask, *model, **words)
+    return record or with_reason(_estimated(model, strategy, **words), why)
+
+
+@undisturbed
+def _estimated(model: tuple[Any, ...], strategy: str | PlanFile | Path, **words: Any) -> Record:
+    case, fresh = predicted(*model, **words)
+    with under(case, strategy) as (chosen, shown):
+        return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=shown)
 
 
 @contextmanager
