@@ -22,7 +22,6 @@ from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.predicting.trace import convolutions, matmul_workspaces
-from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.predicting.trace.host_state import HostMarking, host_state
@@ -39,6 +38,7 @@ from profiler.training.checkpointing.observed_forward import Observation, Seen, 
 from profiler.training.workload import Step
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+RANKS_ARE_REHEARSED = "ranks are rehearsed, not estimated: --device h100, on Linux on x86-64 with a CUDA build of torch"
 T = TypeVar("T")
 
 
@@ -70,20 +70,22 @@ def trace_case(
     A step whose sizes depend on its data is traced again with the case's routing. `with_saves`, `with_calls` and
     `with_growth` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
+    if case.ranks:
+        raise Unsupported(RANKS_ARE_REHEARSED)
     kind, is_kept = kind_of(case), matmul_workspaces.keeps_workspaces()
     workspace = workspace_bytes(case, calibration)
     hidden = _hidden(case, calibration, 0 if is_kept else workspace)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
-        with _rank(case) as rank, unfused() as compiled, _fakes(case, routing, calibration) as fakes:
-            make = partial(assemble, case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
-            built, builder = _followed(make, kind, hidden) if kind == "cuda" and not case.parallel else (make(), None)
+        with unfused() as compiled, _fakes(case, routing, calibration) as fakes:
+            make = partial(assemble, case, build=build, in_calls=in_calls)
+            built, builder = _followed(make, kind, hidden) if kind == "cuda" else (make(), None)
             if built.applied.changes_kernels:
                 raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be predicted")
             on_pass("memory")
             optimizer, step = _trainer(built, kind)
             on_host = host_state(optimizer) if kind == "cuda" else nullcontext()
-            with on_host, on_parts(optimizer) if rank else nullcontext(), unseen(), fakes.in_step():
+            with on_host, unseen(), fakes.in_step():
                 trace = follow(
                     built.workload,
                     optimizer,
@@ -95,11 +97,8 @@ def trace_case(
                     with_calls=with_calls,
                     with_growth=with_growth,
                     batch_size=case.batch_size,
-                    buckets=rank.buckets.values if rank else None,
                     builder=builder,
                 )
-            if rank:
-                rank.refuse_unused()
         return built, trace, Assumed(fakes.num_guesses, routing, compiled.num_graphs > 0)
 
     return _as_data_allow(case, traced)
@@ -192,18 +191,6 @@ def _fakes(case: Case, routing: str | None, calibration: Calibration | None = No
 def _where(error: Exception) -> str:
     line = innermost_line(error)
     return f", at {line}" if line else ""
-
-
-@contextmanager
-def _rank(case: Case) -> Iterator[Any]:
-    """Act as the first of the case's ranks; yields None if the case is not parallel."""
-    if not case.parallel:
-        yield None
-        return
-    from profiler.predicting.trace.fake_process_group import fake_rank  # noqa: PLC0415  takes a third of the time of importing torch
-
-    with fake_rank(case.num_ranks) as rank:
-        yield rank
 
 
 def kind_of(case: Case) -> str:

@@ -12,16 +12,15 @@ import torch
 from torch import nn
 
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import BUCKETS, Allocation, Building, Operator, Trace, recompute_ends
+from profiler.core.trace_data import Allocation, Building, Operator, Trace, recompute_ends
 from profiler.predicting.trace import matmul_workspaces
-from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.host_state import is_on_host
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.step_growth import StepGrowth
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.predicting.trace.user_hooks import refuse_cycles
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
-from profiler.training.workload import Step, Workload, local, tensors
+from profiler.training.workload import Step, Workload, tensors
 
 TRIES = 3
 
@@ -38,7 +37,6 @@ def follow(  # noqa: PLR0913
     with_calls: bool = False,
     with_growth: bool = False,
     batch_size: int | None = None,
-    buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
     builder: Builder | None = None,
 ) -> Trace:
     """Trace a training step in its steady state, with gradients and optimizer state already allocated.
@@ -48,9 +46,8 @@ def follow(  # noqa: PLR0913
     without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
     records what autograd saves and what modules take and return, from which `compose` derives other traces;
     `with_calls` records only the latter. `with_growth` records what grows with the batch, whose size is inferred if no
-    tensor of it has `batch_size`. `buckets` is for several ranks: a whole first step is run, and `buckets` returns the
-    communication buckets that it has left. With a `builder`, the trace includes what was allocated while the workload
-    was built under it. `kept_bytes` is the workspace that each thread that multiplies matrices keeps. Bytes.
+    tensor of it has `batch_size`. With a `builder`, the trace includes what was allocated while the workload was built
+    under it. `kept_bytes` is the workspace that each thread that multiplies matrices keeps. Bytes.
     """
     make = partial(
         _FollowedStep,
@@ -63,12 +60,6 @@ def follow(  # noqa: PLR0913
         with_calls=with_calls,
         growth=partial(StepGrowth, batch_size=batch_size, hidden=hidden) if with_growth else None,
     )
-    if buckets is not None:
-        step(lambda phase: None)
-        followed = make()
-        followed.hold(buckets())
-        followed.go(step)
-        return matmul_workspaces.with_workspaces(followed.trace(), kept_bytes)
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         try:
@@ -163,9 +154,7 @@ class _FollowedStep:
         self.cycle_bytes = 0
         self._workload = workload
         self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, device=device, hidden=hidden, sharded=sharded_types())
-        self._exchange = Exchange(self._tracer)
-        self._tracer.seen = self._exchange.see
+        self._tracer = Tracer(workload.module, device=device, hidden=hidden)
         self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
@@ -174,17 +163,12 @@ class _FollowedStep:
         self._hold()
         self._tracer.growth = growth(self._tracer, tensors(workload.batch)) if growth else None
 
-    def hold(self, buckets: Iterable[torch.Tensor]) -> None:
-        """Track buckets that are live before the step, unless gradients that are views of them are tracked already."""
-        for bucket in buckets:
-            self._keep(bucket, BUCKETS, "")
-
     def go(self, step: Step) -> None:
-        """Run the step, recording its modules, operators, collectives and gradients, and what autograd saves."""
+        """Run the step, recording its modules, operators and gradients, and what autograd saves."""
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
-        tracing = self.collecting(), self._tracer.modules(), self._random_state(), saving, self._exchange.follow()
+        tracing = self.collecting(), self._tracer.modules(), self._random_state(), saving
         with ExitStack() as stack:
             for context in (*tracing, self._tracer):
                 stack.enter_context(context)
@@ -237,7 +221,6 @@ class _FollowedStep:
                     life.phase,
                     life.category or categories.of(life),
                     last if self._saving and life.let_go is None else life.let_go,
-                    stream=life.stream,
                     batch_power=self._tracer.growth.power(life) if self._tracer.growth else 1,
                 )
                 for life in self._tracer.lives
@@ -278,7 +261,7 @@ class _FollowedStep:
                 self._keep(tensor, "optimizer", module)
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> StorageLife | None:
-        life = self._tracer.hold(local(tensor), "", module)
+        life = self._tracer.hold(tensor, "", module)
         if life:
             life.category = category
             self._built.append(self._builder.life(tensor) if self._builder else None)
@@ -290,7 +273,7 @@ class _FollowedStep:
 
     def _arrive(self, parameter: torch.Tensor) -> None:
         self.arrived.add(id(parameter))
-        life = self._tracer.life(local(parameter.grad)) if parameter.grad is not None else None
+        life = self._tracer.life(parameter.grad) if parameter.grad is not None else None
         if life:
             life.category = "gradients"
 

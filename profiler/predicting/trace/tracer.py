@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from profiler.predicting.trace.step_growth import StepGrowth
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
-Seen = Callable[[str, Any], None]  # called after every operator, with its name and arguments
 
 FLOP_FORMULAS = flop_formulas()
 
@@ -59,11 +58,10 @@ def on_host() -> Iterator[None]:
 class StorageLife:
     """The lifetime of one tracked storage; `died` is None while it is live."""
 
-    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "stream", "watch", *PLACE)
+    __slots__ = ("born", "died", "grown", "let_go", "nbytes", "watch", *PLACE)
 
-    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str, stream: int = 0) -> None:
+    def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
-        self.stream = stream
         self.died: int | None = None
         self.let_go: int | None = None  # if saves are recorded: from when on only autograd holds it
         self.category: str | None = None
@@ -74,14 +72,11 @@ class StorageLife:
 class Tracer(TorchDispatchMode):
     """Dispatch mode that records every operator and every storage of what runs under it.
 
-    `device` is the kind whose allocator rounds bytes up; `hidden` returns an operator's hidden bytes; tensors of the
-    types `sharded` are unwrapped to their local shard before they are recorded. In phase `backward`, operators with
-    gradients enabled are recomputes: autograd itself disables gradients.
+    `device` is the kind whose allocator rounds bytes up; `hidden` returns an operator's hidden bytes. In
+    phase `backward`, operators with gradients enabled are recomputes: autograd itself disables gradients.
     """
 
-    def __init__(
-        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, sharded: tuple[type, ...] = ()
-    ) -> None:
+    def __init__(self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lives: list[StorageLife] = []
         self.operators: list[Operator] = []
@@ -90,15 +85,12 @@ class Tracer(TorchDispatchMode):
         self.gone_bytes = 0  # of storages that were freed
         self._device = device
         self._hidden = hidden
-        self.seen: Seen | None = None
         self.growth: StepGrowth | None = None  # is called with the results of operators
-        self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
         self._called: list[CalledBlock] = []  # running calls that are blocks, the innermost last
         self._is_paused = False
         self._there: dict[int, StorageLife] = {}  # live storages, by address
-        self._streams = {torch.cpu.current_stream(): 0}  # CPU streams stand for CUDA's: FSDP2 enters the same ones
         self._module_of_node: dict[int, str] = {}  # by the sequence number of an autograd node
         self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
 
@@ -111,8 +103,6 @@ class Tracer(TorchDispatchMode):
         return True  # it sees what compiled code runs, not how it is compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._sharded and any(kind in types for kind in self._sharded):
-            return NotImplemented  # its own handler calls again with the local shard
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kind = _kind(func)
@@ -134,22 +124,12 @@ class Tracer(TorchDispatchMode):
             made = [self._find(tensor, kind.name, module, phase) for tensor in results]
             if self.growth and any(made) and phase != "optimizer":
                 self.growth.note(func, args, kwargs, out, made)
-        if self.seen:
-            self.seen(kind.name, args)
         return out
 
     def hold(self, tensor: torch.Tensor, operator: str, module: str) -> StorageLife | None:
         """Track a storage that no operator made; None if it is tracked already, or empty."""
         during = 0 if self.phase == "before" else 1  # it is live from the next operator on
         return self._find(tensor, operator, module, self.phase, after=during)
-
-    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> StorageLife | None:
-        """End the lifetime of a storage and resize it; return the lifetime of its new bytes, None without any."""
-        life = self._there.pop(storage._cdata, None)
-        if life:
-            life.died, life.watch = len(self.operators), None
-        resize()
-        return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
     def life(self, tensor: torch.Tensor) -> StorageLife | None:
         """Return the lifetime of a tensor's storage, if it is tracked."""
@@ -235,8 +215,7 @@ class Tracer(TorchDispatchMode):
         nbytes = rounded(storage.nbytes(), self._device)
         if not nbytes:
             return None
-        stream = self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
-        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase, stream)
+        life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase)
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
         self._there[key] = life
         self.lives.append(life)
