@@ -56,7 +56,7 @@ def predict(
         notes=(
             *prediction_notes.of_model(built, case, trace),
             *prediction_notes.of_blocks(built, case, trace),
-            *prediction_notes.stated(trial, None if case.parallel else rates, assumed),
+            *prediction_notes.stated(trial, rates, assumed),
         ),
         stage_seconds={"build": time.monotonic() - began},
     )
@@ -68,6 +68,10 @@ def with_estimates(record: Record, trial: Trial) -> Record:
     Without one where a rate is missing: of several ranks, of compiled code, of what goes to the host and back.
     """
     case = trial.case
+    if case.ranks:
+        text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
+        note = Note(code="GCP037", text=f"{text} itself; no time, as the network's rates are unknown")
+        return msgspec.structs.replace(record, notes=(*record.notes, note))
     rates = gpu_specs.find(rehearsed_gpu.of_device(case.device).gpu)
     try:
         step = device_trace.trace_case(case, data_directory=trial.data_directory)
@@ -167,7 +171,7 @@ def _environment(rates: Rates | None) -> Environment:
 
 
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:
-    if rates is None or trace.uses_host or trial.case.parallel:  # transfers to host or other ranks have no rates
+    if rates is None or trace.uses_host:  # transfers to the host have no rates
         return {}
     case, measured = trial.case, prediction_notes.measured_seconds(trial, rates)
     estimate = roofline.seconds(trace, rates, case.precision)

@@ -45,19 +45,10 @@ def stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
         "GCP015": ESTIMATED[kind_of(trial.case)] if trial.calibration is None else None,
         "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
         "GCP017": GUESSED if assumed.num_guesses else None,
-        "GCP037": _stated_ranks(trial.case) if trial.case.parallel else None,
         "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
         "GCP065": UNFUSED if assumed.is_unfused else None,
     }
     return [Note(code=code, text=text) for code, text in texts.items() if text]
-
-
-def _stated_ranks(case: Case) -> str:
-    on_cuda = " without what NCCL takes of the device itself;" if case.twin.device == "cuda" else ""
-    return (
-        f"one of {case.num_ranks} ranks, the one that holds the most;{on_cuda} no time, as the network's rates are "
-        "unknown"
-    )
 
 
 def _stated_error(trial: Trial, rates: Rates) -> str:

@@ -19,7 +19,6 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
 from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
-from profiler.predicting.trace.collectives import on_parts
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
 from profiler.predicting.trace.step import follow
@@ -30,6 +29,7 @@ from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Observation, observe
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+RANKS_ARE_REHEARSED = "ranks are rehearsed, not estimated: --device h100, on Linux on x86-64 with a CUDA build of torch"
 T = TypeVar("T")
 
 
@@ -60,18 +60,20 @@ def trace_case(
     A step whose sizes depend on its data is traced again with the case's routing. `with_saves` and
     `with_calls` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
     """
+    if case.ranks:
+        raise Unsupported(RANKS_ARE_REHEARSED)
     kind = kind_of(case)
 
     def traced(routing: str | None) -> tuple[Assembled, Trace, Assumed]:
-        with _rank(case) as rank, unfused() as compiled, _fakes(case, routing, calibration) as fakes:
-            built = assemble(case, build=build, mesh=rank.mesh if rank else None, in_calls=in_calls)
+        with unfused() as compiled, _fakes(case, routing, calibration) as fakes:
+            built = assemble(case, build=build, in_calls=in_calls)
             if built.applied.changes_kernels:
                 raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be predicted")
             on_pass("memory")
             optimizer, step = built.trainer()
             if kind == "cuda":
                 foreach(optimizer)
-            with on_parts(optimizer) if rank else nullcontext(), unseen(), fakes.in_step():
+            with unseen(), fakes.in_step():
                 trace = follow(
                     built.workload,
                     optimizer,
@@ -81,10 +83,7 @@ def trace_case(
                     workspace_bytes=workspace_bytes(case, calibration),
                     with_saves=with_saves,
                     with_calls=with_calls,
-                    buckets=rank.buckets.values if rank else None,
                 )
-            if rank:
-                rank.refuse_unused()
         return built, trace, Assumed(fakes.num_guesses, routing, bool(compiled))
 
     return _as_data_allow(case, traced)
@@ -137,18 +136,6 @@ def _fakes(case: Case, routing: str | None, calibration: Calibration | None = No
 def _where(error: Exception) -> str:
     line = innermost_line(error)
     return f", at {line}" if line else ""
-
-
-@contextmanager
-def _rank(case: Case) -> Iterator[Any]:
-    """Act as the first of the case's ranks; yields None if the case is not parallel."""
-    if not case.parallel:
-        yield None
-        return
-    from profiler.predicting.trace.fake_process_group import fake_rank  # noqa: PLC0415  takes a third of the time of importing torch
-
-    with fake_rank(case.num_ranks) as rank:
-        yield rank
 
 
 def kind_of(case: Case) -> str:

@@ -174,6 +174,9 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
         raise UserError(f"--routing has no effect on '{device}', where the data decide", hint="leave it out")
     if device.startswith(REHEARSE) and request.rounds is not None:
         raise UserError("--rounds has no effect on a rehearsal, whose bytes are exact", hint="leave it out")
+    if request.ranks is not None and (device.startswith(FAKE) or request.predict):
+        hint = "--device h100, on Linux on x86-64 with a CUDA build of torch"
+        raise UserError("--ranks: ranks are rehearsed, not estimated", hint=hint)
     if not device.startswith(FAKE):
         if request.calibrate:
             raise UserError("calibrate has no effect on a measurement", hint="leave it out; predict uses it by itself")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
@@ -10,18 +10,17 @@ from itertools import pairwise
 import torch
 
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import BUCKETS, Allocation, Operator, Trace, recompute_ends
+from profiler.core.trace_data import Allocation, Operator, Trace, recompute_ends
 from profiler.predicting.trace import matmul_workspaces
-from profiler.predicting.trace.collectives import Exchange, sharded_types
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
 from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
-from profiler.training.workload import Step, Workload, local, tensors
+from profiler.training.workload import Step, Workload, tensors
 
 TRIES = 3
 
 
-def follow(  # noqa: PLR0913
+def follow(
     workload: Workload,
     optimizer: torch.optim.Optimizer,
     step: Step,
@@ -31,7 +30,6 @@ def follow(  # noqa: PLR0913
     workspace_bytes: int = 0,
     with_saves: bool = False,
     with_calls: bool = False,
-    buckets: Callable[[], Iterable[torch.Tensor]] | None = None,
 ) -> Trace:
     """Trace a training step in its steady state, with gradients and optimizer state already allocated.
 
@@ -39,8 +37,7 @@ def follow(  # noqa: PLR0913
     steps on zero gradients, unless it refuses them; if the traced step shows that this state was wrong (a parameter
     without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
     records what autograd saves and what modules take and return, from which `compose` derives other traces;
-    `with_calls` records only the latter. `buckets` is for several ranks: a whole first step is run, and `buckets`
-    returns the communication buckets that it has left. `workspace_bytes` are those of cuBLAS's workspace.
+    `with_calls` records only the latter. `workspace_bytes` are those of cuBLAS's workspace.
     """
     make = partial(
         _FollowedStep,
@@ -51,12 +48,6 @@ def follow(  # noqa: PLR0913
         with_saves=with_saves,
         with_calls=with_calls,
     )
-    if buckets is not None:
-        step(lambda phase: None)
-        followed = make()
-        followed.hold(buckets())
-        followed.go(step)
-        return matmul_workspaces.with_workspaces(followed.trace(), workspace_bytes)
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         try:
@@ -105,25 +96,18 @@ class _FollowedStep:
         self.arrived: set[int] = set()
         self._workload = workload
         self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, device=device, hidden=hidden, sharded=sharded_types())
-        self._exchange = Exchange(self._tracer)
-        self._tracer.seen = self._exchange.see
+        self._tracer = Tracer(workload.module, device=device, hidden=hidden)
         self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []
         self._hold()
 
-    def hold(self, buckets: Iterable[torch.Tensor]) -> None:
-        """Track buckets that are live before the step, unless gradients that are views of them are tracked already."""
-        for bucket in buckets:
-            self._keep(bucket, BUCKETS, "")
-
     def go(self, step: Step) -> None:
-        """Run the step, recording its modules, operators, collectives and gradients, and what autograd saves."""
+        """Run the step, recording its modules, operators and gradients, and what autograd saves."""
         parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
         saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
-        tracing = self._tracer.modules(), self._random_state(), saving, self._exchange.follow()
+        tracing = self._tracer.modules(), self._random_state(), saving
         with ExitStack() as stack:
             for context in (*tracing, self._tracer):
                 stack.enter_context(context)
@@ -192,7 +176,7 @@ class _FollowedStep:
                 self._keep(tensor, "optimizer", module)
 
     def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
-        life = self._tracer.hold(local(tensor), "", module)
+        life = self._tracer.hold(tensor, "", module)
         if life:
             life.category = category
 
@@ -202,7 +186,7 @@ class _FollowedStep:
 
     def _arrive(self, parameter: torch.Tensor) -> None:
         self.arrived.add(id(parameter))
-        life = self._tracer.life(local(parameter.grad)) if parameter.grad is not None else None
+        life = self._tracer.life(parameter.grad) if parameter.grad is not None else None
         if life:
             life.category = "gradients"
 

@@ -26,7 +26,6 @@ from profiler.training.checkpointing.call_routes import CalledBlock, running_nam
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
-Seen = Callable[[str, Any], None]  # called after every operator, with its name and arguments
 
 FLOP_FORMULAS = flop_formulas()
 
@@ -63,13 +62,10 @@ class Tracer(TorchDispatchMode):
     """Dispatch mode that records every operator and every storage of what runs under it.
 
     `device` is the kind whose allocator rounds bytes up; `hidden` returns what was measured of an operator's hidden
-    bytes; tensors of the types `sharded` are unwrapped to their local shard before they are recorded. In phase
-    `backward`, operators with gradients enabled are recomputes: autograd itself disables gradients.
+    bytes. In phase `backward`, operators with gradients enabled are recomputes: autograd itself disables gradients.
     """
 
-    def __init__(
-        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, sharded: tuple[type, ...] = ()
-    ) -> None:
+    def __init__(self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lives: list[StorageLife] = []
         self.operators: list[Operator] = []
@@ -77,8 +73,6 @@ class Tracer(TorchDispatchMode):
         self.uses_host = False
         self._device = device
         self._hidden = hidden
-        self.seen: Seen | None = None
-        self._sharded = sharded
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
         self._called: list[CalledBlock] = []  # running calls that are blocks, the innermost last
@@ -96,8 +90,6 @@ class Tracer(TorchDispatchMode):
         return True  # it sees what compiled code runs, not how it is compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._sharded and any(kind in types for kind in self._sharded):
-            return NotImplemented  # its own handler calls again with the local shard
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kind = _kind(func)
@@ -113,22 +105,12 @@ class Tracer(TorchDispatchMode):
         if not kind.is_view and not _ON_HOST.get():
             for tensor in tensors_of(out):
                 self._find(tensor, kind.name, module, phase)
-        if self.seen:
-            self.seen(kind.name, args)
         return out
 
     def hold(self, tensor: torch.Tensor, operator: str, module: str) -> StorageLife | None:
         """Track a storage that no operator made; None if it is tracked already, or empty."""
         during = 0 if self.phase == "before" else 1  # it is live from the next operator on
         return self._find(tensor, operator, module, self.phase, after=during)
-
-    def resize(self, storage: torch.UntypedStorage, resize: Callable[[], Any]) -> StorageLife | None:
-        """End the lifetime of a storage and resize it; return the lifetime of its new bytes, None without any."""
-        life = self._there.pop(storage._cdata, None)
-        if life:
-            life.died, life.watch = len(self.operators), None
-        resize()
-        return self._follow(storage, "resize", self.module, self._phase(), after=1)
 
     def life(self, tensor: torch.Tensor) -> StorageLife | None:
         """Return the lifetime of a tensor's storage, if it is tracked."""

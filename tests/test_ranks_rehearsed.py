@@ -1,0 +1,101 @@
+"""What one rank of many holds, rehearsed with nobody else there: against the arithmetic of sharding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from profiler.analysis.memory_fit import fits
+from profiler.analysis.rows import rows
+from profiler.cli import answer
+from profiler.core import gpu_specs
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.trace_data import BUCKETS
+from profiler.engines.local import Local
+from profiler.training.models import llama, transformer
+from profiler.views.tables import max_batch
+from profiler.views.tables.terminal import Paper
+from tests import examples, make
+
+GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
+TINY = "llama:size=tiny,sequence=16"
+UNEVEN = "transformer:layers=2,width=36,heads=2,sequence=16,vocabulary=50"  # 36 and 50 cannot be cut into 8
+BUILDS = {
+    TINY: lambda: llama.build(size="tiny", sequence=16, batch_size=2),
+    UNEVEN: lambda: transformer.build(layers=2, width=36, heads=2, sequence=16, vocabulary=50, batch_size=2),
+}
+
+
+def case(model=TINY, ranks=4, way="fsdp2", strategy="none", device="rehearse:h100"):
+    return Case(
+        model=Choice(model), strategy=Choice(strategy), optimizer=Choice("adamw"), batch_size=2, device=device,
+        parallel=Choice(way), ranks=ranks,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rehearsed(hollow):
+    with Local(rehearses=True) as engine:
+        yield lambda one: next(iter(engine.run([Trial(case=one, passes=("memory",))])))
+
+
+def shard_bytes(shape, ranks):
+    """fp32; the first dimension is cut, and padded to a multiple of the ranks; in a block of its own."""
+    nbytes = math.ceil(shape[0] / ranks) * math.prod(shape[1:]) * 4
+    return -(-nbytes // GRANULE) * GRANULE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "ranks"), [(TINY, 4), (TINY, 4096), (UNEVEN, 8)])
+def test_static_bytes_are_the_arithmetic_of_sharding(rehearsed, model, ranks):
+    shapes = [tuple(parameter.shape) for parameter in BUILDS[model]().module.parameters()]
+    expected = sum(shard_bytes(shape, ranks) for shape in shapes)
+
+    static = rehearsed(case(model, ranks)).readings.static_bytes
+
+    assert static["parameters"] == expected
+    assert static["optimizer"] == 2 * expected  # Adam counts its steps on the host
+
+
+@pytest.mark.slow
+def test_gradients_that_are_views_of_buckets_are_counted_once(rehearsed):
+    apart, views = (rehearsed(case(way=way)).readings.static_bytes for way in ("ddp", "ddp:views=true"))
+
+    assert abs(apart[BUCKETS] - apart["gradients"]) <= GRANULE * len(list(BUILDS[TINY]().module.parameters()))
+    assert views[BUCKETS] == 0
+
+
+@pytest.mark.slow
+def test_a_rehearsal_of_ranks_says_whose_it_is_and_tells_no_time(rehearsed):
+    record = rehearsed(case(ranks=64))
+
+    (text,) = [note.text for note in record.notes if note.code == "GCP037"]
+    assert "64 ranks" in text
+    assert record.readings.step_seconds is None
+
+
+def test_an_estimate_refuses_ranks(capsys):
+    assert answer(["predict", "mlp", "--ranks", "2", "--device", "cpu"]) == 2
+
+    assert "rehearsed, not estimated" in capsys.readouterr().err
+
+
+def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
+    held = {2: 2**35, 8: 2**33}
+    records = [make.record(case=case(ranks=ranks, device="fake:cuda"), peak=peak) for ranks, peak in held.items()]
+
+    found = fits(rows(records), [gpu_specs.find("t4")])
+
+    assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
+    assert "one of 8 ranks, fsdp2" in max_batch.fit_table(found, paper=Paper(120)).plain
+
+
+@pytest.mark.slow
+def test_a_run_of_ranks_is_not_explained_by_a_floor_that_is_none(tmp_path, capsys):
+    record = make.record(case=make.case(model=Choice("llama"), batch_size=1, ranks=2, parallel=Choice("fsdp2")))
+    run = examples.run(tmp_path / "run", [record]).folder
+
+    assert answer(["explain", str(run)]) == 2
+
+    assert "has no floor yet" in capsys.readouterr().err
