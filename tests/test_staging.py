@@ -37,12 +37,12 @@ from profiler.predicting.staging.pooled_seconds import (
 from profiler.predicting.staging.stage_operators import spans
 from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS, LOOKS, ROUNDS, step_text
 from profiler.predicting.staging.stages import stages
-from profiler.predicting.trace.compose import RANDOM_STATE
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
 from profiler.workflows.stages import stages as model_stages
 from tests import make
 
+RANDOM_STATE = 5056  # bytes of torch.get_rng_state(): the Mersenne Twister of the CPU
 FORCES = Path(__file__).parent / "user_models" / "forces.py"
 MODELS = (
     "mlp",

@@ -5,9 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from profiler.analysis.peak_floor import floor
-from profiler.core.errors import Unsupported
-from profiler.core.trace_data import BlockChoice, BlockChoices, Trace, live
-from profiler.predicting.trace.compose import compose
+from profiler.core.errors import NotOnce, Unsupported
+from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
+from profiler.planning.candidates import all_stages
+from profiler.planning.simulator import simulate
+from profiler.predicting.staging.pooled_seconds import NOTHING
+from profiler.predicting.staging.stage_operators import refuse_backward_in_forward, spans
+from profiler.predicting.staging.stages import chain_of
 from profiler.training.blocks import offered_blocks
 
 MOST = 24  # choices that are evaluated, the shallowest first
@@ -39,8 +43,11 @@ def block_choices(
 
 
 def _peak_of_all(trace: Trace, blocks: tuple[str, ...]) -> int | None:
-    """Return the peak with each block checkpointed by itself; None if that trace cannot be composed."""
+    """Return the peak with each block checkpointed by itself; None if its blocks are not a chain of stages."""
     try:
-        return max(live(compose(trace, blocks, [[index] for index in range(len(blocks))])))
-    except Unsupported:
+        refuse_backward_in_forward(trace)
+        stages = spans(trace, blocks)
+    except (NotOnce, Unsupported):
         return None
+    chain = chain_of(trace, stages, dict.fromkeys(blocks, ()), [NOTHING] * len(stages), options={})
+    return simulate(chain, all_stages(chain)).peak_bytes

@@ -70,8 +70,8 @@ def trace_case(
 ) -> DeviceStep:
     """Return the case's model on its device, and the trace of its second step, whose peak is that of a plain step.
 
-    `with_saves` records what autograd saves, from which stages are cut and other traces composed; the case must then be
-    one without checkpointing. `with_lines` finds the line of Python that asked for each block. `in_calls` and `build`
+    `with_saves` records what autograd saves, from which stages are cut; the case must then be one without
+    checkpointing. `with_lines` finds the line of Python that asked for each block. `in_calls` and `build`
     are those of `assemble`. Raises Unsupported for several ranks, and with saves if the model packs them by hooks of
     its own; ReadsValues if the first step reads values and fails; and whatever the model raises.
     """

@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 
 from profiler.analysis.live_bytes import stage_of
-from profiler.core.errors import NotOnce
+from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.trace_data import Call, Trace
 from profiler.training.checkpointing.observed_forward import NOT_ONCE
 
@@ -60,6 +60,14 @@ def spans(trace: Trace, blocks: Sequence[str], *, linked: Sequence[bool] = ()) -
         return stages
     merged = _merged(trace, stages, linked)
     return [msgspec.structs.replace(stage, feeds_next=_feeds_next(stage, linked)) for stage in merged]
+
+
+def refuse_backward_in_forward(trace: Trace) -> None:
+    """Raise Unsupported if a forward of the step unpacks what autograd has saved, as only a backward does."""
+    forwards = [(first, last) for phase, first, last in trace.spans() if phase == "forward"]
+    unpacked = [save.unpacked for save in trace.saves if save.unpacked is not None]
+    if any(first <= number < last for number in unpacked for first, last in forwards):
+        raise Unsupported("the forward runs a backward of its own: where checkpoints recompute in it is not known")
 
 
 def _merged(trace: Trace, stages: list[StageSpan], linked: Sequence[bool]) -> Iterator[StageSpan]:

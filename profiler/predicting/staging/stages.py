@@ -25,8 +25,7 @@ from profiler.predicting import device_trace
 from profiler.predicting.staging import estimated_seconds, stage_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
-from profiler.predicting.staging.stage_operators import StageSpan, spans
-from profiler.predicting.trace.compose import refuse_backward_in_forward
+from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
 from profiler.predicting.trace.matmul_workspaces import taken_workspace
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
 from profiler.training.assemble import Assembled, Build

@@ -36,8 +36,8 @@ def follow(
     `step` runs one training step and marks its phases. Tensors must be fake. Instead of a first step, the optimizer
     steps on zero gradients, unless it refuses them; if the traced step shows that this state was wrong (a parameter
     without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
-    records what autograd saves and what modules take and return, from which `compose` derives other traces;
-    `with_calls` records only the latter. `workspace_bytes` are those of cuBLAS's workspace.
+    records what autograd saves and what modules take and return, from which stages are cut; `with_calls` records only
+    the latter. `workspace_bytes` are those of cuBLAS's workspace.
     """
     make = partial(
         _FollowedStep,
