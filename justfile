@@ -83,7 +83,7 @@ bench-predict:
 bench-answers *words:
     {{python}} -m benchmarks.answers {{words}}
 
-# Llama-70B over 64 and 4096 ranks, predicted; against the arithmetic of sharding
+# Llama-70B over 64 and 4096 ranks, rehearsed; against the arithmetic of sharding
 bench-ranks:
     {{python}} -m benchmarks.ranks
 

@@ -1,4 +1,4 @@
-"""Ranks by NCCL, each on a CUDA device of its own, hollow or not: what each holds against what is predicted.
+"""Ranks by NCCL, each on a CUDA device of its own, hollow or not: what each holds against the first rank alone.
 
 `pytest --hollow h100,count=8 -m gpu -n 0 tests/test_ranks_cuda.py` needs no GPU.
 """
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from profiler.core import gpu_specs
-from profiler.core.case import FAKE, Choice, Trial
+from profiler.core.case import Choice, Trial
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.core.trace_data import BUCKETS, WORKSPACES
 from profiler.training.assemble import assemble
@@ -67,17 +68,17 @@ def measured_and_predicted(engine, key, folder):
         written(strategy, name, folder), model=Choice(name), batch_size=batch_size, optimizer=Choice("adam"),
         parallel=Choice(way), ranks=ranks, device="cuda:0",
     )  # fmt: skip
-    foreseen = msgspec.structs.replace(case, device=FAKE + word())
+    foreseen = msgspec.structs.replace(case, device=REHEARSE + word())
     return tuple(engine.run([Trial(case=case, passes=("flops", "memory")), Trial(case=foreseen, passes=("memory",))]))
 
 
 def word():
-    """The word for the GPU that is here, real or hollow; `cuda` where it is not known."""
-    return gpu_specs.word_of(torch.cuda.get_device_name()) or "cuda"
+    """The word for the GPU that is here, real or hollow; an H100 where it is not known."""
+    return gpu_specs.word_of(torch.cuda.get_device_name()) or "h100"
 
 
 @pytest.mark.parametrize("key", [parameter(key) for key in EVERY + EIGHT])
-def test_each_rank_holds_what_one_rank_was_predicted_to_hold(ran, key):
+def test_each_rank_holds_what_the_first_rank_alone_was_rehearsed_to_hold(ran, key):
     measured, predicted = ran(key)
 
     assert measured.outcome == "ok", measured.detail

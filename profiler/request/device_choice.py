@@ -233,12 +233,12 @@ def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
             raise UserError(message, hint=hint, exit_code=3)
         if case.device == "cpu" and case.num_ranks > most:
             message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would overload this machine"
-            raise UserError(message, hint=f"gcprof predict --device {FAKE}cpu needs none of them", exit_code=3)
+            raise UserError(message, hint="gcprof predict --device h100 needs none of them", exit_code=3)
         first = _number(case.device)
         gpus = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
         if _is_cuda(case.device) and case.num_ranks > max(1, len(gpus)):
             message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(gpus)} are here"
-            hint = f"--device cpu measures them here; gcprof predict --device {FAKE}cuda needs no device"
+            hint = "--device cpu measures them here; gcprof predict --device h100 needs no device"
             raise UserError(message, hint=hint, exit_code=3)
 
 

@@ -71,9 +71,6 @@ def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
         raise UserError("only one strategy can be explained at once", hint=hint)
     steps = followed_steps(request, screen, with_choices=True)
     chosen = steps[-1]
-    if chosen.case.ranks:
-        hint = f"gcprof timeline {request.target} draws what one of them holds"
-        raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
     followed = chosen.followed
     baseline = steps[0].followed
     explanation = explain_trace(
@@ -102,6 +99,9 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
     """
     records = _records(request)
     trials = _trials_of_model(request, screen) if records is None else _trials_of_run(records, request)
+    if any(trial.case.ranks for trial in trials):
+        hint = "gcprof show has what each of them holds"
+        raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
     settings = {trial.case.baseline for trial in trials}
     if len(settings) > 1:
         raise UserError("only one model, batch size and precision can be followed at once", hint="name one of each")
@@ -169,7 +169,7 @@ def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fol
     """
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
     entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else f"{TRACING}:follow"
-    entry = f"{entry}_with_choices" if with_choices and not trial.case.ranks else entry
+    entry = f"{entry}_with_choices" if with_choices else entry
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
     step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return step
