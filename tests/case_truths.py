@@ -151,10 +151,6 @@ def named() -> dict[str, Facts]:
     return {"none": {"num_parameters": sum(parameter.numel() for parameter in module.parameters())}}
 
 
-def needs_data() -> dict[str, Facts]:
-    return {"none": {"outcome": "skipped", "detail": "the model's own hook on saved tensors (saved_hooks.py:"}}
-
-
 def unknown_operator() -> dict[str, Facts]:
     return {"none": {"outcome": "skipped", "detail": "'users.twice.default' does not say what it returns"}}
 

@@ -50,7 +50,6 @@ from tests.case_truths import (
     kept,
     lossy,
     named,
-    needs_data,
     no_gradients,
     overlooked,
     routed,
@@ -119,7 +118,6 @@ CASES = (
     Case(FLOORS, "body_in_a_dict.py:make", ("none",), in_a_dict),
     Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed),
     Case(PACKED, "saved_hooks.py:make:hooks=half", ("none",), packed, predicted),
-    Case(PACKED, "saved_hooks.py:make:hooks=item", ("none",), needs_data, predicted),
     Case(HOOKS, "hooks.py:hooked", ("none", "all", "first:n=2"), hooked),
     *(
         Case(SECOND, f"keeps.py:{factory}", BOTH, partial(kept, factory))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -66,20 +65,6 @@ def test_a_line_says_the_same_whatever_lines_are_before_it():
 
     assert {"ok", "skipped"} < said
     assert len(said) > 100
-
-
-@pytest.mark.parametrize("part", ["case", "built", "readings", "equality", "environment"])
-def test_a_key_that_is_there_twice_is_refused_behind_any_number_of_sound_lines(part):
-    record = make.record("none")
-    line = encode(record)
-    name, value = next(pair for pair in json.loads(line)[part].items() if not isinstance(pair[1], dict))
-    first = f'"{part}":{{'.encode()
-    twice = line.replace(first, first + f'"{name}":{json.dumps(value)},'.encode())
-    shared = Shared(plan([record, record]))
-
-    assert of_line(line, shared) == of_line(line, shared) == record
-    assert of_line(twice, shared) == f"here: the key '{name}' is there twice"
-    assert of_line(line, shared) == record
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 2, 0, 1), (1, 3)])

@@ -230,7 +230,7 @@ def test_a_run_and_shards_of_what_it_planned_are_whole(tmp_path):
 def test_a_part_goes_on_with_what_it_owes(tmp_path):
     part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
     store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
-    begun = owed_trials.run_owed(Fake(), tmp_path / "part")
+    begun = owed_trials.run_owed(Fake(), store.load(tmp_path / "part"))
     next(begun)
     begun.close()
 

@@ -206,10 +206,9 @@ def test_a_mode_that_fails_as_it_is_entered_is_not_left_on(monkeypatch):
                 raise KeyboardInterrupt
             return out
 
-        monkeypatch.setattr(TorchDispatchMode, "__enter__", failing)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(TorchDispatchMode, "__enter__", failing)
             FUNCTIONS["explain"](net, (batch, batch), nn.functional.mse_loss)
-        monkeypatch.undo()
 
     assert _get_current_dispatch_mode_stack() == []
     assert type(batch @ batch.T) is torch.Tensor

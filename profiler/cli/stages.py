@@ -53,7 +53,7 @@ def stages(
     if json:
         say_bytes(encode_indented(chain))
     else:
-        foreseen = f": {SAID['predicted']}" if asked.evidence != "measured" else ""
+        foreseen = f": {SAID[asked.evidence]}" if asked.evidence != "measured" else ""
         say(plans.stages(chain, title=f"{asked.heading}{foreseen}", paper=paper()))
     if output is not None:
         next_command("gcprof", "plan", "--stages", str(output), "--frontier")

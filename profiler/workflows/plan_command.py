@@ -119,7 +119,7 @@ def _rehearsed(asked: Asked, strategy: str) -> tuple[Ended, Variant]:
     asked = msgspec.structs.replace(asked, strategy=strategy)
     end = launch.run(asked, on_line=lambda line: None, stdout=2)
     if end.interrupted:
-        raise UserError("interrupted: there is no plan", exit_code=128 + end.interrupted)
+        raise UserError("interrupted: there is no plan", exit_code=end.exit_code)
     if end.needs:
         raise UserError(end.needs)
     assert asked.gpus
@@ -170,7 +170,7 @@ def _chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
         msgspec.structs.replace(asked, chain_step=_largest_step(end)), on_line=lambda line: None, stdout=2
     )
     if traced.interrupted:
-        raise UserError("interrupted: there is no plan", exit_code=128 + traced.interrupted)
+        raise UserError("interrupted: there is no plan", exit_code=traced.exit_code)
     if traced.needs:
         raise UserError(traced.needs)
     rows = [row for rows in traced.lines.values() for row in rows]
