@@ -56,8 +56,7 @@ amp-bf16; {num_strategies} strategies; h100, a100-40, t4 and rtx-4090. A bare lo
 same model and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads the
 allocator's statistics of its second step. `exact` counts rows in which peak, saved and reserved bytes are all equal to
 the byte; `refused` those whose strategy does not fit the model, which gcprof says with the reason; the worst
-differences are beside it. The last columns have the error of the estimate's peak, its median and its worst. cuDNN's
-workspaces are 0 in all of them.
+differences are beside it. cuDNN's workspaces are 0 in all of them.
 Made by `python -m benchmarks.instrument` with gcprof {version} and torch {torch}.
 
 """
@@ -273,15 +272,17 @@ def _summary(judged: Sequence[Judged]) -> str:
 
 
 def _by(factor: str, judged: Sequence[Judged], key: Callable[[Row], str]) -> str:
-    text = f"| {factor} | rows | refused | exact | peak, worst | saved | reserved | estimate, median | worst |\n"
-    text += "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+    more = [" estimate, median | worst |", "--:|--:|"] if any(one.estimate for one in judged) else ["", ""]
+    text = f"| {factor} | rows | refused | exact | peak, worst | saved | reserved |{more[0]}\n"
+    text += f"|---|--:|--:|--:|--:|--:|--:|{more[1]}\n"
     for value in dict.fromkeys(key(one.row) for one in judged):
         own = [one for one in judged if key(one.row) == value]
         held = [one for one in own if one.truth]
         worst = [max((one.error(name) for one in held), key=abs, default=0.0) for name in READINGS]
         guesses = [one.error("peak_bytes", of="estimate") for one in held if one.estimate]
         cells = [f"{error:+.3%}" if error else "0" for error in worst]
-        cells += [f"{median(map(abs, guesses)):.2%}", f"{max(guesses, key=abs):+.2%}"] if guesses else ["-", "-"]
+        if more[0]:
+            cells += [f"{median(map(abs, guesses)):.2%}", f"{max(guesses, key=abs):+.2%}"] if guesses else ["-", "-"]
         counts = f"{len(own)} | {sum(bool(one.refused) for one in own)} | {sum(one.is_exact for one in held)}"
         name = value if len(value) < 60 else ":".join(value.split(":")[:2])
         text += f"| `{name}` | {counts} | {' | '.join(cells)} |\n"
