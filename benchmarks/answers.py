@@ -43,8 +43,8 @@ QUESTIONS = {
     "predict": Question(("predict",), 1.6),
     "rehearse": Question(("rehearse", "mlp", "--strategies", "none"), 1.4),
     "rehearse-7": Question(("rehearse", "mlp", "--strategies", SEVEN), 1.6),
-    "explain": Question(("explain", "mnist-cnn"), 1.6, is_written=False),
-    "plan": Question(("plan", "transformer", "--budget", "60%"), 8.0, is_written=False),
+    "explain": Question(("explain", "mnist-cnn"), 1.5, is_written=False),
+    "plan": Question(("plan", "transformer", "--device", "h100", "--budget", "60%"), 2.5, is_written=False),
     "run": Question(("run", "--device", "cpu"), 20.0, num_rows=7, first_goal=8.0),
 }
 
