@@ -75,10 +75,6 @@ bench-loops:
 bench-cost:
     {{python}} -m benchmarks.cost
 
-# a traced step, against MemTracker
-bench-predict:
-    {{python}} -m benchmarks.predict
-
 # whole commands, each beside an import of torch; on quiet cores
 bench-answers *words:
     {{python}} -m benchmarks.answers {{words}}
