@@ -36,7 +36,7 @@ ENVIRONMENT = {
 }
 PYTHON = (sys.executable,)
 PYTEST = (*PYTHON, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu")
-BYTES = [f"tests/test_{name}.py" for name in ("gpu_buffers", "allocations", "copies", "gpu_predicted")]
+BYTES = ("tests/test_predict.py", "tests/test_leaks.py", "tests/test_equality.py")
 OTHERS = ("tests/test_gpu.py", "tests/faults/test_gpu_workers.py", "tests/faults/test_gpu_conditions.py")
 IMPORTED = "import transformers, torchvision.models, timm, accelerate, torch._dynamo"
 BERT = "hf:bert:head=classification,sequence=128 --batch-size 64 --optimizer adamw"
@@ -84,7 +84,7 @@ def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False
     there = f"--device {device}"
     sweep = "--model mnist-cnn:channels=8 --batch-size 8" if small else ""
     rows = "--most 3 --workers 2" if small else ""
-    bytes_tests = f"-n 0 {BYTES[0]} -k first_dimension" if small else f"-n 5 --dist worksteal {' '.join(BYTES)}"
+    bytes_tests = f"-n 0 {BYTES[0]} -k static_bytes" if small else f"-n 5 --dist worksteal {' '.join(BYTES)}"
     published = "--predict" if small else there
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
     tests = f"{OTHERS[0]} -k survey" if small else " ".join(OTHERS)

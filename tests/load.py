@@ -112,7 +112,7 @@ def long_run(folder: Path, number: int) -> tuple[str, list[str]]:
     alone = alone.each(len(plan[:SYNCED]))
     made = costs(lambda: [answered(trial) for trial in plan]).each(len(plan))
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-        spent = costs(lambda: follow(Ready(), folder, Terminal()))
+        spent = costs(lambda: follow(Ready(), store.load(folder), Terminal()))
     records = store.load(folder).records
     whole = spent.each(len(records))
     overhead = whole.processor - alone.processor - made.processor
@@ -141,7 +141,7 @@ def real_run(folder: Path, number: int) -> tuple[str, list[str]]:
         engine.survey()
         server = left(temporary)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
-            follow(engine, folder / "run", Terminal())
+            follow(engine, store.load(folder / "run"), Terminal())
         at_work = left(temporary)
     seconds = time.monotonic() - began
     records = store.load(folder / "run").records

@@ -292,7 +292,7 @@ def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, 
 def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json"]
 
-    assert answer(["max-batch", *words, "--memory", "5%", "--context", "730MiB"]) == GATE
+    assert answer(["max-batch", *words, "--memory", "5%", "--context", "744MiB"]) == GATE
 
     said = json.loads(capsys.readouterr().out)
     assert said["memory_bytes"] == int(0.05 * gpu_specs.find("t4").memory_bytes)

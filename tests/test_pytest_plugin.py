@@ -48,7 +48,7 @@ def test_a_peak_is_predicted_and_listed_after_the_tests(tmp_path):
 
     assert done.returncode == 0, done.stdout
     assert "peak memory by gcprof" in done.stdout
-    line = r"test_mine.py::test_it_fits: [\d.]+ MiB predicted \(Sequential under none, sgd, fp32, cuda\)"
+    line = r"test_mine.py::test_it_fits: [\d.]+ MiB rehearsed \(Sequential under none, sgd, fp32, h100\)"
     assert re.search(line, done.stdout)
     assert "measured" not in done.stdout
 
@@ -73,7 +73,7 @@ def test_a_peak_over_the_budget_of_the_run_fails_in_few_lines(tmp_path):
 
     assert done.returncode == 1
     assert re.search(r"is [\d.]+ MiB over --gcprof-budget of 20\.0 MiB\n", done.stdout)
-    assert re.search(r"in the backward the most is held by [\w. ]+ [\d.]+ MiB", done.stdout)
+    assert "the peak is in the backward" in done.stdout
     assert "profiler.plan" in done.stdout
     assert "Traceback" not in done.stdout
     assert "pytest_plugin.py" not in done.stdout

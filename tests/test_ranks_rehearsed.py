@@ -11,6 +11,7 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
+from profiler.core.schedule import REHEARSED_PASSES
 from profiler.core.trace_data import BUCKETS
 from profiler.engines.local import Local
 from profiler.training.models import llama, transformer
@@ -37,7 +38,7 @@ def case(model=TINY, ranks=4, way="fsdp2", strategy="none", device="rehearse:h10
 @pytest.fixture(scope="module")
 def rehearsed(hollow):
     with Local(rehearses=True) as engine:
-        yield lambda one: next(iter(engine.run([Trial(case=one, passes=("memory",))])))
+        yield lambda one: next(iter(engine.run([Trial(case=one, passes=REHEARSED_PASSES)])))
 
 
 def shard_bytes(shape, ranks):

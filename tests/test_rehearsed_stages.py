@@ -7,6 +7,7 @@ import pytest
 
 from profiler.core import plan_file
 from profiler.core.case import Choice, Trial
+from profiler.core.errors import UserError
 from profiler.engines.local import Local
 from profiler.planning import candidates
 from profiler.planning.plan import plan_file_of
@@ -70,19 +71,20 @@ def make(batch_size=512, reads=True, compiled=False):
 """
 
 
-def test_stages_of_a_step_that_reads_values_or_is_compiled_say_so(engine, tmp_path):
+def test_stages_of_a_step_that_reads_values_say_so_and_of_a_compiled_one_are_refused(engine, tmp_path):
     (tmp_path / "reading.py").write_text(READING)
 
     def chain(words: str):
         model = Choice(f"{tmp_path / 'reading.py'}:make:{words}")
         return stages.stages(engine, make.case("none", model=model, device="rehearse:h100", batch_size=512), None)
 
-    plain, reading, compiled = map(chain, ("reads=false", "reads=true", "reads=false,compiled=true"))
+    plain, reading = map(chain, ("reads=false", "reads=true"))
 
     assert plain.notes == ()
     assert "reads values" in reading.notes[0]
     assert [stage.saved_bytes for stage in reading.stages[:3]] == [stage.saved_bytes for stage in plain.stages[:3]]
-    assert "estimated, not rehearsed" in compiled.notes[0]
+    with pytest.raises(UserError, match="what each block holds is not known"):
+        chain("reads=false,compiled=true")
 
 
 def test_seconds_are_estimated_and_options_have_bytes(engine):

@@ -145,7 +145,8 @@ def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehea
     cases = [msgspec.structs.replace(of, strategy=Choice("all"), blocks=choice.pattern or None) for choice in few]
     records = rehearsing.run([Trial(case=one, passes=("memory",)) for one in cases])
     peaks = [record.readings.peak_bytes for record in records]
-    assert [choice.all_bytes for choice in few] == peaks
+    casts = 0.01 if precision == "amp-bf16" else 0  # costs of stages count the casts of a weight once
+    assert [choice.all_bytes for choice in few] == pytest.approx(peaks, rel=casts, abs=0)
     assert all(choice.floor_bytes <= peak for choice, peak in zip(few, peaks, strict=True))
 
 

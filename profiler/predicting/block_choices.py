@@ -44,6 +44,8 @@ def block_choices(
 
 def _peak_of_all(trace: Trace, blocks: tuple[str, ...]) -> int | None:
     """Return the peak with each block checkpointed by itself; None if its blocks are not a chain of stages."""
+    ends = {call.module: call.last for call in trace.calls}
+    blocks = tuple(sorted(blocks, key=lambda name: ends[name]))  # in the order in which they run
     try:
         refuse_backward_in_forward(trace)
         stages = spans(trace, blocks)

@@ -39,7 +39,7 @@ def written(folder: Path, text: str | bytes) -> Path:
         ("rounds = 1\nmodel = '", "sweep.toml:2: this is not TOML", "key = value"),
         (b"rounds = 1\nmodel = 'm\xfc'\n", "sweep.toml:2: this is not UTF-8", "UTF-8"),
         ("rounds = 1\n".encode("utf-16"), "sweep.toml:1: this is not UTF-8", "UTF-8"),
-        ("model = " + "[" * 100_000, "sweep.toml:1: this is not TOML: it is nested deeper", "key = value"),
+        ("model = " + "[" * 100_000, "sweep.toml:1: this is not TOML: maximum recursion depth", "key = value"),
     ],
     ids=[
         "key",

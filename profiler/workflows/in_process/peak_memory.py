@@ -10,11 +10,12 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Evidence, Record, evidence
 from profiler.core.units import bytes_text, parse_bytes
+from profiler.views.tables.evidence import device_word
 from profiler.workflows.in_process.arguments import Model
 from profiler.workflows.in_process.trials import measure, predict
 
 BY = {"predicted": predict, "measured": measure}
-REHEARSED = "a rehearsal takes a process of its own: gcprof rehearse, or by='predicted'"
+REHEARSED = "by='predicted' rehearses a GPU where that is possible"
 
 
 class PeakMemory(int):
@@ -35,7 +36,7 @@ class PeakMemory(int):
 
     def __repr__(self) -> str:
         case = self.record.case
-        device = case.device.removeprefix(FAKE)
+        device = device_word(case.device).removeprefix(FAKE)
         settings = f"{case.model} under {case.strategy}, {case.optimizer}, {case.precision}, {device}"
         return f"{bytes_text(int(self))} {self.evidence} ({settings})"
 
@@ -74,5 +75,7 @@ def failure(peak: PeakMemory, budget: int | None, *, named: str) -> str | None:
         largest = sorted(readings.timeline.modules.items(), key=lambda item: -item[1])[:3]
         held = [f"{name or 'outside of all modules'} {bytes_text(size)}" for name, size in largest]
         lines.append(f"in the {readings.peak_phase} the most is held by {', '.join(held)}")
+    elif readings:
+        lines.append(f"the peak is in the {readings.peak_phase}")
     lines.append("profiler.explain says why, profiler.plan where to checkpoint so that it fits")
     return "\n".join(lines)
