@@ -16,7 +16,7 @@ PERCENT = {  # of the script's own peak, most of which is cuBLAS's workspace in 
     "trainer": 90,
     "bert_mlm": 97,
     "timm_like": 93,
-    "accelerate_loop": 90,
+    "accelerate_loop": 97,
 }
 WIDENED = {"accelerate_loop": (("96", "6144"), ("batch_size=16", "batch_size=1024"))}  # its activations are 100 KiB
 QUICK = {"nanogpt_like"}
