@@ -251,6 +251,7 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     from profiler.planning.plan import plan_file_of
     from profiler.views.export.files import write_whole
     from profiler.views.tables import plans
+    from profiler.views.tables.evidence import SAID
 
     path, force = asked.output, asked.force
     if path is None:
@@ -262,7 +263,8 @@ def _write(planned: Planned, points: list[Point], asked: _Asked) -> None:
     elif path.suffix.lower() == ".csv":
         write_whole(path, plans.csv(points), force=force)
     else:
-        foreseen = ": predicted, not measured" if planned.evidence in ("predicted", "rehearsed") else ""
+        said = SAID.get(planned.evidence or "measured")
+        foreseen = f": {said}" if said else ""
         plan_curves = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
         plan_curves.plot(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
     aside(f"wrote {path}")

@@ -24,6 +24,7 @@ from profiler.measuring.meters.context_bytes import kept_on_ctx
 from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.measuring.meters.saved_by_blocks import SavedByBlocks
+from profiler.measuring.ranks import Ranks
 from profiler.training.assemble import Assembled
 from profiler.training.compiled_code import compiled_modules
 from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
@@ -223,7 +224,10 @@ def _tell_growth(
         )
         return
     with_operators = not built.applied.changes_kernels
-    grown = memory_growth.read(built.workload, optimizer, bench.device, step, with_operators=with_operators)
+    is_alone = not isinstance(bench.group, Ranks)  # several take part in each other's steps, so all run them all
+    grown = memory_growth.read(
+        built.workload, optimizer, bench.device, step, with_operators=with_operators, is_alone=is_alone
+    )
     if grown:
         bench.note("GCP048", str(grown))
 

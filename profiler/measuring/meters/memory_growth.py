@@ -61,15 +61,22 @@ def with_state(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def read(
-    workload: Workload, optimizer: torch.optim.Optimizer, device: Device, step: Step, *, with_operators: bool = True
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    device: Device,
+    step: Step,
+    *,
+    with_operators: bool = True,
+    is_alone: bool = True,
 ) -> Growth | None:
     """Run NUM_STEPS steps; return what each of them has left behind.
 
-    None if one of them has left nothing, or if bounded queues keep all that stays. Python's garbage collector is off
-    meanwhile, and runs at the end. `with_operators` runs Python at each operator, which compiled code does not allow.
+    None if one of them has left nothing, after which no more are run if the process `is_alone`, or if bounded queues
+    keep all that stays. Python's garbage collector is off meanwhile, and runs at the end. `with_operators` runs Python
+    at each operator, which compiled code does not allow.
     """
     made, known = _Made(), with_state(optimizer)
-    lasting = [lasting_bytes(workload, optimizer, known)]
+    lasting, held = [lasting_bytes(workload, optimizer, known)], device.held_bytes()
     with uncollected(), device.watch(0) as watch:
         watch.mark()
         for _ in range(NUM_STEPS):
@@ -78,6 +85,9 @@ def read(
             made.end_step()
             watch.mark()
             lasting.append(lasting_bytes(workload, optimizer, known))
+            before, held = held, device.held_bytes()
+            if is_alone and before is not None and held is not None and held - before <= lasting[-1] - lasting[-2]:
+                return None
         places = made.places(workload)
         gc.collect()
         watch.mark()

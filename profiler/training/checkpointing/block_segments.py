@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -38,29 +36,6 @@ class OwnCheckpoint(NamedTuple):
 BlockSegment = Sequence[Any] | OwnCheckpoint
 
 
-class SegmentChoice:
-    """Records what a strategy chose to checkpoint."""
-
-    def __init__(self) -> None:
-        self.segments: list[BlockSegment] | None = None  # None if it checkpoints in another way
-        self.blocks: tuple[str, ...] = ()  # the blocks that the indices refer to
-        self.has_own_checkpoint = False
-
-
-_CHOICE: ContextVar[SegmentChoice | None] = ContextVar("_CHOICE", default=None)
-
-
-@contextmanager
-def chosen_segments() -> Iterator[SegmentChoice]:
-    """Inside the context, `checkpoint_segments` only records what it is given."""
-    choice = SegmentChoice()
-    token = _CHOICE.set(choice)
-    try:
-        yield choice
-    finally:
-        _CHOICE.reset(token)
-
-
 def checkpoint_segments(
     workload: Workload, segments: Iterable[BlockSegment], *, checkpoint: Checkpoint | None = None
 ) -> Switch:
@@ -78,10 +53,6 @@ def checkpoint_segments(
     refuse_none(workload.blocks)
     chosen = list(segments)
     _refuse_twice(workload, chosen)
-    choice = _CHOICE.get()
-    if choice:
-        choice.segments, choice.blocks, choice.has_own_checkpoint = chosen, workload.blocks, checkpoint is not None
-        return unswitched
     together = [pair for segment in chosen for pair in pairwise(flat(segment))]
     seen = refuse_unlinked(workload, together) if together else None
     routed = [
