@@ -100,7 +100,7 @@ def rehearsing(hollow):
 
 
 def case(model, strategy="none", **settings):
-    return make.case(strategy, model=Choice(model), device="rehearse:h100", batch_size=4, **settings)
+    return make.case(strategy, **{"model": Choice(model), "device": "rehearse:h100", "batch_size": 4, **settings})
 
 
 def followed(engine, entry, of):
@@ -116,6 +116,8 @@ CASES = [
     case(TRANSFORMER, "recursive", keep_gradients=True),
     case(f"{USER_MODELS}/wrapped_optimizers.py:ahead"),  # whose slow weights are an attribute of the optimizer
     case(f"{USER_MODELS}/wrapped_optimizers.py:in_backward"),  # whose optimizers hooks step
+    case(f"{USER_MODELS}/encoder.py:make", device="rehearse:t4", batch_size=8),
+    case(f"{USER_MODELS}/encoder.py:make", "selective:save=matmul", device="rehearse:t4", batch_size=8),
     case("mlp:width=64", "compile-budget:budget=0.5"),  # whose kernels allocate without a call
 ]
 

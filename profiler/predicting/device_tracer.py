@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.allocator_history import Block, blocks_in_use
@@ -24,7 +25,7 @@ from profiler.core.user_code import is_ours
 from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
-from profiler.predicting.trace.in_place import is_in_place
+from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear
 from profiler.training.checkpointing.call_routes import CalledBlock, running_name
 from profiler.training.workload import dense_parts, tensors, uncollected
 
@@ -129,7 +130,8 @@ class DeviceTracer(TorchDispatchMode):
         number = len(self.ran) + 1
         torch._C._cuda_setMemoryMetadata(f"{self.label}{number}")
         torch._C._cuda_resetPeakMemoryStats(self._device)
-        out = _written(func, args, kwargs) if is_in_place(func, args) else func(*args, **kwargs)
+        is_written = is_in_place(func, args) or is_sum_in_place(func, args)
+        out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
         self.num_to_host += _num_to_host(args, out)
         current, peak = self._count()
         torch._C._cuda_setMemoryMetadata(f"{self.label}{number}.")
@@ -156,6 +158,7 @@ class DeviceTracer(TorchDispatchMode):
                 stack.enter_context(uncollected())
                 if self._with_modules:
                     stack.enter_context(mock.patch.object(nn.Module, "__call__", self._calling()))
+                    stack.enter_context(mock.patch.object(functional, "linear", linear))
                 if self._with_saves:
                     stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
                     stack.enter_context(_refused_hooks())

@@ -97,7 +97,8 @@ def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_c
     if compiled_modules(step.built.workload.module):
         raise _Compiled
     reads = f"{ZEROS}: {step.value_reads}; sizes that follow from them are not real"
-    return _Traced(step.built, step.trace, notes=(reads,) if step.value_reads else ())
+    notes = [*([reads] if step.value_reads else []), *([step.off] if step.off else [])]
+    return _Traced(step.built, step.trace, notes=tuple(notes))
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 
 from profiler.core.own_thread import replaced
 from profiler.predicting.trace.autocast import cast, cuda_autocast
-from profiler.predicting.trace.in_place import adding_in_place
+from profiler.predicting.trace.in_place import linear
 from profiler.training.optimizers.wrapped import wrapped
 
 aten = torch.ops.aten
 AMPERE = (8, 0)  # compute capability
 HALF = (torch.float16, torch.bfloat16)
-unfused_dropout, out_of_place_linear = F.dropout, F.linear
+unfused_dropout = F.dropout
 unfused_rms_norm = F.rms_norm
 unfused_attention = F.scaled_dot_product_attention  # for calls that no fused kernel takes
 _CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("_CAPABILITY", default=AMPERE)
@@ -60,12 +60,6 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace:
         return unfused_dropout(input, p, training, True)
     out: torch.Tensor = torch.native_dropout(input, p, True)[0]
     return out
-
-
-def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Add the bias in place if the product does not include it (aten/src/ATen/native/Linear.cpp)."""
-    with adding_in_place():
-        return out_of_place_linear(input, weight, bias)
 
 
 _RMS_NORM_IS_CAST = torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "AutocastCUDA")  # not in 2.11

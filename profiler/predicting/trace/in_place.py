@@ -1,20 +1,21 @@
 """Tells where autograd would write in place if tensors were not fake: it treats fake tensors as subclasses.
 
-Its formulas have an in-place and an out-of-place form (`areAnyTensorSubclassLike` in
-torch/csrc/autograd/FunctionsManual.cpp), and so has the sum of gradients of a tensor that was used more than once
-(torch/csrc/autograd/input_buffer.cpp).
+The same is so under any dispatch mode. Its formulas have an in-place and an out-of-place form
+(`areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp), and so has the sum of gradients of a tensor
+that was used more than once (torch/csrc/autograd/input_buffer.cpp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+out_of_place_linear = F.linear
 _ADDS_IN_PLACE: ContextVar[bool] = ContextVar("_ADDS_IN_PLACE", default=False)
 
 aten = torch.ops.aten
@@ -35,12 +36,15 @@ NODES = {  # by operator: backward nodes that have it in an in-place form
 ADDING = ("VarMeanBackward0", "StdMeanBackward0")  # nodes whose formulas themselves add, out of place
 
 
-@contextmanager
-def adding_in_place() -> Iterator[None]:
-    """Write sums of the forward into their first term within."""
-    token = _ADDS_IN_PLACE.set(True)
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Add the bias in place if the product does not include it (aten/src/ATen/native/Linear.cpp).
+
+    Not under a dispatch mode that a plain step has, too, as that of selective checkpoints.
+    """
+    is_plain = all(type(mode).__module__.startswith("profiler.") for mode in _get_current_dispatch_mode_stack())
+    token = _ADDS_IN_PLACE.set(is_plain)
     try:
-        yield
+        return out_of_place_linear(input, weight, bias)
     finally:
         _ADDS_IN_PLACE.reset(token)
 
