@@ -165,6 +165,11 @@ class _Planning:
             points, fitted = self._fitted(budget, self._frontier(self.chain, self.request.levels or DEPTHS[0]))
         if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
             fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
+        elif fitted is not None and self.model is not None and self.model.case.is_rehearsed:
+            by_costs = best(points, candidates.cost_limit(self.chain, budget))
+            if by_costs and fitted.point.step_seconds > by_costs.step_seconds:  # what the costs prefer did not fit
+                rule = self._by_steps(plan_fitting.fit_rule, self.model, budget)
+                fitted = rule if rule and rule.point.step_seconds < fitted.point.step_seconds else fitted
         return points, fitted
 
     def _fitted(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
