@@ -40,7 +40,7 @@ class FittedPlan(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[Record, ...] = ()  # of the step if it was rehearsed; if gradients were compared, of `none` and it
 
 
-def fit_plan(  # noqa: PLR0913
+def fit_plan(
     engine: Engine,
     case: Case,
     chain: Chain,

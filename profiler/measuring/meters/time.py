@@ -138,7 +138,7 @@ def read_together(device: Device, step: Step, switches: Sequence[Switch], **how:
     return _read(device, step, [_Series(switch) for switch in switches], ALONE, **how)
 
 
-def _read(  # noqa: PLR0913  `read_together` explains them
+def _read(
     device: Device,
     step: Step,
     series: list[_Series],

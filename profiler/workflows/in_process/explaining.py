@@ -24,7 +24,7 @@ from profiler.workflows.in_process.results import StepExplanation, Timeline
 from profiler.workflows.in_process.trials import under
 
 
-def explain(  # noqa: PLR0913  its keywords are a user's settings
+def explain(
     model: Model,
     batch: Any = None,
     strategy: str | PlanFile | Path = "none",
@@ -72,7 +72,7 @@ def explain(  # noqa: PLR0913  its keywords are a user's settings
     )
 
 
-def timeline(  # noqa: PLR0913  its keywords are a user's settings
+def timeline(
     model: Model,
     batch: Any = None,
     strategies: str | Iterable[str | PlanFile | Path] = "none,all",

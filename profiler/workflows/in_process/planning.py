@@ -37,7 +37,7 @@ from profiler.workflows.stages import block_choices
 from profiler.workflows.stages import stages as stages_of
 
 
-def plan(  # noqa: PLR0913  its keywords are a user's settings
+def plan(
     build: Model,
     budget: str | int,
     *,

@@ -33,7 +33,7 @@ from profiler.workflows.in_process.rehearsing import named, record_of, rehearsed
 
 
 @undisturbed
-def measure(  # noqa: PLR0913  its keywords are a user's settings
+def measure(
     build: Model,
     strategy: str | PlanFile | Path = "none",
     *,
@@ -83,7 +83,7 @@ def measure(  # noqa: PLR0913  its keywords are a user's settings
         return msgspec.structs.replace(measure_trial(trial, build=made), case=named)
 
 
-def predict(  # noqa: PLR0913  its keywords are a user's settings
+def predict(
     build: Model,
     strategy: str | PlanFile | Path = "none",
     *,
