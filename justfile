@@ -35,7 +35,7 @@ smoke:
     {{python}} -m profiler.rehearsal.smoke
     {{python}} -m pytest -n 0 -m "" tests/test_torch_versions.py
 
-# small changes to the code that tests must notice: writes docs/mutants.md; takes hours, or minutes with --sample 60
+# small changes to the code that tests must notice; takes hours, or minutes with --sample 60
 mutants *words:
     {{python}} -m tests.mutants {{words}}
 
@@ -103,10 +103,6 @@ bench-kill times="50":
 bench-noise *words:
     {{python}} -m benchmarks.noise -o docs/noise.md {{words}}
 
-# how often comparisons are right: intervals, verdicts; and how long three devices take
-bench-compare:
-    {{python}} -m benchmarks.comparing
-
 # every published system at CPU size, two minutes each
 bench-published *names:
     {{python}} -m benchmarks.published --within 120 {{names}}
@@ -118,10 +114,6 @@ bench-families *words:
 # models of timm, transformers and torchvision, held to plain PyTorch: writes docs/verdicts.md; takes half an hour
 bench-verdicts *words:
     {{python}} -m benchmarks.verdicts {{words}}
-
-# what it costs to compare more than the first step's gradients; fails above 5 % of a run
-bench-rules *words:
-    {{python}} -m benchmarks.rules {{words}}
 
 # when sampling stops, on simulated steps of which the median is known
 bench-sampling:
@@ -155,10 +147,6 @@ bench-scripts *words:
 bench-script-overhead:
     {{python}} -m benchmarks.script_overhead
 
-# every model family traced at full size, without a device
-bench-full-size *words:
-    {{python}} -m benchmarks.full_size {{words}}
-
 # the documentation: pages made from the code, then the site, strictly
 docs:
     {{python}} -m tests.pages
@@ -183,10 +171,6 @@ fuzz-modules *words:
 # a run of 10,000 trials, one of 1,000 real ones and 500 rehearsals: costs, and what is left behind
 bench-load *words:
     {{python}} -m tests.load {{words}}
-
-# a Ray cluster of two nodes here: one killed at work, and what the driver costs
-bench-ray *words:
-    {{python}} -m benchmarks.ray_cases {{words}}
 
 # wheels, one pure and one for Linux with the prebuilt libraries of the hollow device, and source distribution in dist/,
 # looked through; then the wheel in an empty folder, without test packages

@@ -1,7 +1,9 @@
-"""Mutation tests of the rooms where truth is made: `just mutants` runs mutmut there and writes docs/mutants.md.
+"""Mutation tests of the rooms where truth is made: `just mutants [ROOM or FILE ...] [--sample N] [--seed S]`.
 
-Takes rooms of ROOMS or single files of them; the rows of all other files stay as they are. With `--sample N` it runs N
-mutants of each room, drawn at random, and writes what share of all is killed, with its interval.
+A mutant is the code with one small change: `<` for `<=`, an argument dropped, a name set to None. A test that fails on
+it kills it. mutmut runs the room's tests, but the nightly ones, on each mutant, or on N that are drawn at random, of
+which the share that is killed is printed with its 95 % interval. Functions that only other processes call are not
+reached, and count as not killed. Judge tests that were written for the survivors of one sample by another seed.
 """
 
 from __future__ import annotations
@@ -17,27 +19,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "mutants"
-PAGE = ROOT / "docs" / "mutants.md"
 COPIED = ("profiler", "tests", "benchmarks", "configs", "results/reference", "docs", "pyproject.toml", "README.md")
-ABOUT = """# Mutants
-
-A mutant is the code with one small change: `<` for `<=`, an argument dropped, a name set to None. A test that fails on
-it kills it; a mutant that survives is a change that no test of the room notices but perhaps a nightly one, or one that
-changes nothing. The rooms are those whose errors would be wrong numbers: what reads memory and time, what judges
-gradients, planning, and analysis. Functions that only other processes call are not reached, and count as not killed.
-Made by `just mutants` (`tests/mutants.py`); a file that is not here has not been mutated yet.
-
-A whole room takes hours. `just mutants --sample 60` draws 60 mutants of each room, all equally likely, and runs these:
-the share is then an estimate, with its 95 % interval (Wilson's).
-"""
 ARGUMENTS = ["-n", "0", "-m", "not nightly", "-p", "no:cacheprovider", "-p", "tests.quickest_first"]
 
 # mutated code asks for mutmut's settings, which are in the working folder: processes that tests start have another one
@@ -150,36 +138,8 @@ ROOMS = {
 }
 
 
-class Row(NamedTuple):
-    """What became of the mutants of one file."""
-
-    room: str
-    file: str
-    mutants: int
-    killed: int  # by a failing test, or by the limit of time
-    survived: int
-    unreached: int  # in functions that no selected test calls in its own process
-    date: str
-    versions: str
-
-
-class Sample(NamedTuple):
-    """What became of mutants that were drawn at random from files of a room."""
-
-    room: str
-    files: str
-    mutants: int  # of all these files
-    drawn: int
-    killed: int
-    survived: int
-    unreached: int
-    seed: int
-    date: str
-    versions: str
-
-
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="mutants", description="Run mutants of rooms and write docs/mutants.md.")
+    parser = argparse.ArgumentParser(prog="mutants", description="Run mutants of rooms.")
     parser.add_argument(
         "names", nargs="*", help=f"rooms ({', '.join(ROOMS)}) or files of them; all where none is named"
     )
@@ -187,22 +147,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     options = parser.parse_args(words)
 
-    rows, samples = parsed(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else ([], [])
     for room, files in chosen(options.names).items():
-        when = {"date": datetime.now(UTC).date().isoformat(), "versions": versions()}
         prepare(room, files)
-        if options.sample:
-            names = mutants_of(room, files)
-            statuses = run(room, drawn(names, options.sample, options.seed))
-            sample = sampled(room, files, statuses, mutants=len(names), seed=options.seed, **when)
-            samples = [old for old in samples if (old.room, old.files) != (sample.room, sample.files)] + [sample]
-            print(f"{room}, seed {options.seed}: {estimate(sample)}")
-        else:
-            counts = counted(room, run(room), **when)
-            rows = [row for row in rows if row.file not in files and (ROOT / row.file).is_file()] + counts
-            print(f"{room}: {total(counts)}")
+        names = drawn(mutants_of(room, files), options.sample, options.seed)
+        print(f"{room}: {told(Counter(run(room, names).values()))}")
         print(f"a survivor: cd {WORK / room} && mutmut results, mutmut show NAME", flush=True)
-        PAGE.write_text(page(rows, samples), encoding="utf-8")
     return 0
 
 
@@ -247,9 +196,9 @@ def mutants_of(room: str, files: list[str]) -> list[str]:
         ]
 
 
-def drawn(names: list[str], size: int, seed: int) -> list[str]:
+def drawn(names: list[str], size: int | None, seed: int) -> list[str]:
     """So many different names, all equally likely; all of them where there are no more."""
-    return random.Random(seed).sample(names, min(size, len(names)))
+    return random.Random(seed).sample(names, min(size or len(names), len(names)))
 
 
 def run(room: str, names: Sequence[str] = ()) -> dict[str, str]:
@@ -289,46 +238,6 @@ def settings(room: str, files: list[str]) -> str:
     return "\n[tool.mutmut]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
-def counted(room: str, statuses: dict[str, str], *, date: str, versions: str) -> list[Row]:
-    """A row for each file, from the statuses of its mutants, which are named `module.function__mutmut_number`."""
-    by_file: dict[str, Counter[str]] = {}
-    for mutant, status in statuses.items():
-        module = mutant.rpartition(".")[0]
-        by_file.setdefault(module.replace(".", "/") + ".py", Counter())[status] += 1
-    return [
-        Row(
-            room=room,
-            file=file,
-            mutants=counts.total(),
-            killed=counts["killed"] + counts["timeout"],
-            survived=counts["survived"],
-            unreached=counts["no tests"],
-            date=date,
-            versions=versions,
-        )
-        for file, counts in sorted(by_file.items())
-    ]
-
-
-def sampled(
-    room: str, files: list[str], statuses: dict[str, str], *, mutants: int, seed: int, date: str, versions: str
-) -> Sample:
-    """What became of the mutants that were drawn from all of these files."""
-    rows = counted(room, statuses, date=date, versions=versions)
-    return Sample(
-        room=room,
-        files="all" if files == files_of(ROOMS[room]) else " ".join(Path(file).name for file in files),
-        mutants=mutants,
-        drawn=len(statuses),
-        killed=sum(row.killed for row in rows),
-        survived=sum(row.survived for row in rows),
-        unreached=sum(row.unreached for row in rows),
-        seed=seed,
-        date=date,
-        versions=versions,
-    )
-
-
 def interval(hits: int, draws: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share (Wilson 1927), of which hits in so many draws were seen."""
     z = NormalDist().inv_cdf(0.975)
@@ -338,54 +247,11 @@ def interval(hits: int, draws: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def estimate(sample: Sample) -> str:
-    """The share that a sample shows, with its interval."""
-    low, high = interval(sample.killed, sample.drawn)
-    return (
-        f"{sample.killed:,} of {sample.drawn:,} killed that were drawn from {sample.mutants:,} mutants "
-        f"({sample.killed / sample.drawn:.0%}, 95 % interval {low:.0%} to {high:.0%}), {sample.files} files"
-    )
-
-
-def versions() -> str:
-    return ", ".join(f"{name} {version(name)}" for name in ("gcprof", "mutmut", "torch"))
-
-
-def total(rows: list[Row]) -> str:
-    """What was killed of all mutants of several files."""
-    killed, mutants = sum(row.killed for row in rows), sum(row.mutants for row in rows)
-    share = f" ({killed / mutants:.0%})" if mutants else ""
-    return (
-        f"{killed:,} of {mutants:,} mutants killed{share}, in {len(rows)} of {len(files_of(ROOMS[rows[0].room]))} files"
-    )
-
-
-def page(rows: list[Row], samples: list[Sample]) -> str:
-    """docs/mutants.md."""
-    by_room = [[row for row in sorted(rows) if row.room == room] for room in ROOMS]
-    drawn = [sample for room in ROOMS for sample in sorted(samples) if sample.room == room]
-    lines = [f"- `{sample.room}`, a sample: {estimate(sample)}" for sample in drawn]
-    lines += [f"- `{of[0].room}`: {total(of)}" for of in by_room if of]
-    tables = [_table(Sample, drawn), _table(Row, [row for of in by_room for row in of])]
-    return "\n\n".join([ABOUT + "\n" + "\n".join(lines), *filter(None, tables)]) + "\n"
-
-
-def _table(kind: type[Row | Sample], rows: Sequence[Row | Sample]) -> str:
-    if not rows:
-        return ""
-    marks = ["--:" if isinstance(value, int) else "---" for value in rows[0]]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [kind._fields, marks, *rows])
-
-
-def parsed(text: str) -> tuple[list[Row], list[Sample]]:
-    """The rows and the samples of docs/mutants.md, which differ in their number of columns."""
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    rows = [row for row in cells if row[0] in ROOMS and len(row) == len(Row._fields)]
-    samples = [row for row in cells if row[0] in ROOMS and len(row) == len(Sample._fields)]
-    return (
-        [Row(*row[:2], *map(int, row[2:6]), *row[6:]) for row in rows],
-        [Sample(*row[:2], *map(int, row[2:8]), *row[8:]) for row in samples],
-    )
+def told(statuses: Counter[str]) -> str:
+    """The share that was killed, by a failing test or by the limit of time, with its interval."""
+    killed, number = statuses["killed"] + statuses["timeout"], statuses.total()
+    low, high = interval(killed, number)
+    return f"{killed} of {number} killed ({killed / number:.0%}, {low:.0%} to {high:.0%}): {dict(statuses)}"
 
 
 if __name__ == "__main__":
