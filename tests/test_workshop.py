@@ -11,7 +11,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_bytes()) for path in sorted(ROOT.glob(".github/workflows/*.yml"))}
-RECIPES = set(re.findall(r"^([\w-]+)(?: [^:\n]*)?:(?!=)", (ROOT / "justfile").read_text(encoding="utf-8"), re.MULTILINE))
+JUST = (ROOT / "justfile").read_text(encoding="utf-8")
+RECIPES = set(re.findall(r"^([\w-]+)(?: [^:\n]*)?:(?!=)", JUST, re.MULTILINE))
 
 
 def steps(name: str) -> list[dict[str, Any]]:
