@@ -111,10 +111,6 @@ bench-published *names:
 bench-families *words:
     {{python}} -m tests.families {{words}}
 
-# models of timm, transformers and torchvision, held to plain PyTorch: writes docs/verdicts.md; takes half an hour
-bench-verdicts *words:
-    {{python}} -m benchmarks.verdicts {{words}}
-
 # when sampling stops, on simulated steps of which the median is known
 bench-sampling:
     {{python}} -m benchmarks.sampling

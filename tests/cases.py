@@ -215,8 +215,7 @@ Steps of users that are easily read wrong: what gcprof says of each, and what is
 PyTorch from seeds 0 and 1, run twice as they are and once with `torch.utils.checkpoint` around the same blocks by hand;
 in `tests/case_bytes.py` by arithmetic or PyTorch's own allocator. `tests/test_cases.py` holds the one to the other
 whenever the tests run. `just cases` writes this page, each row from the trials that it runs, with all notes but those
-of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`, and models
-that others wrote are in [verdicts](verdicts.md).
+of PyTorch's own warnings. Modules that are made by chance are held to plain PyTorch by `just fuzz-modules`.
 
 | family | file of the user | what is asked | what gcprof says | what is true |
 |---|---|---|---|---|

@@ -131,7 +131,6 @@ ROOMS = {
             "tests/faults/test_conditions.py",
             "tests/faults/test_device_memory.py",
             "tests/faults/test_results.py",
-            "tests/faults/test_typed_numbers.py",
         ),
         left_out="wider or picture or names_peak or below_their_unit or record_is_whole or device_that_answers",
     ),
