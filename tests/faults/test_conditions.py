@@ -15,7 +15,7 @@ from profiler.measuring.devices.cpu import Cpu
 from profiler.measuring.devices.cuda import Cuda
 from tests.conftest import measured
 from tests.gpu_records import THROTTLED, WELL, notes, record
-from tests.nvml import ANSWERS, NotSupported, Nvml
+from tests.nvml import NotSupported, Nvml
 
 MISMATCH = "Driver/library version mismatch"
 SLOW = msgspec.structs.replace(WELL, clock_hertz=0.99e9)  # half of the usual
@@ -61,16 +61,6 @@ def test_fault_09_a_mig_device_is_found_by_its_own_name(monkeypatch):
     assert isinstance(nvml.find("MIG-56"), nvml.Board)
 
 
-def test_fault_09_a_device_whose_driver_is_too_old_is_measured_without_its_conditions(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml(init=no_driver))
-    device = cuda(monkeypatch)
-
-    found = device.conditions()
-
-    assert found == Conditions(at_seconds=found.at_seconds)
-    assert device.untold() == f"NVML: {MISMATCH}"
-
-
 def test_fault_09_the_record_is_whole_and_says_why_the_fields_are_empty(monkeypatch):
     monkeypatch.setattr(Cpu, "untold", lambda self: f"NVML: {MISMATCH}")
 
@@ -78,13 +68,6 @@ def test_fault_09_the_record_is_whole_and_says_why_the_fields_are_empty(monkeypa
 
     assert (found.outcome, len(found.readings.step_seconds)) == ("ok", 1)
     assert MISMATCH in next(note.text for note in found.notes if note.code == "GCP031")
-
-
-def test_fault_09_a_device_that_answers_has_no_such_note(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml(**ANSWERS))
-
-    assert cuda(monkeypatch).untold() is None
-    assert "GCP031" not in {note.code for note in measured("mlp", "none", passes=("time",)).notes}
 
 
 # --- 47: throttling, clocks, temperature

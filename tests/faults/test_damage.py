@@ -80,49 +80,6 @@ def test_fault_42_every_reader_names_the_line_and_ends_with_4(command, results, 
     assert (code, "trials.jsonl:2: " in said) == (4, True)
 
 
-@pytest.mark.parametrize("kind", LINES)
-def test_fault_42_a_damaged_manifest_is_named(kind, results, capsys):
-    (results / "damaged" / "manifest.json").write_bytes(LINES[kind])
-
-    code, said = told(["show", "damaged"], capsys)
-
-    assert (code, "results/damaged/manifest.json: " in said) == (4, True)
-
-
-@pytest.mark.parametrize("kind", LINES)
-def test_fault_42_the_other_runs_and_the_other_lines_are_still_used(kind, results, capsys):
-    damage(results, LINES[kind])
-
-    listed, seen = told(["list"], capsys)
-    shown, _ = told(["show", "sound"], capsys)
-    _, found = told(["validate", "results/damaged"], capsys)
-
-    assert (listed, shown) == (0, 0)
-    assert "unreadable" in seen
-    assert "2/2" in seen
-    assert "2 records, damaged in 1 place" in found
-
-
-def test_fault_42_a_tail_that_was_never_a_record_is_no_torn_one(results):
-    path = results / "damaged" / "trials.jsonl"
-    path.write_bytes(path.read_bytes() + gzip.compress(LINE).replace(b"\n", b" "))
-
-    with pytest.raises(UserError, match=r"trials\.jsonl:3: ") as caught:
-        store.load(results / "damaged")
-
-    assert caught.value.exit_code == 4
-
-
-def test_fault_42_what_has_no_end_is_not_begun(results, capsys):
-    path = results / "damaged" / "trials.jsonl"
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-    code, said = told(["show", "damaged"], capsys)
-
-    assert (code, "trials.jsonl': it is not a regular file" in said) == (4, True)
-
-
 def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
     monkeypatch.setattr(strict_files, "MOST_BYTES", 100)
 
@@ -156,19 +113,6 @@ def _load(folder: Path, *, error: Exception) -> store.Run:
     if folder.name == "bad":
         raise error
     return store.load(folder)
-
-
-def test_fault_42_a_run_that_is_very_large_is_not_read_for_the_list(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    examples.run(here / "results" / "bad", [make.record("none")] * 3)
-    examples.run(here / "results" / "good", [make.record("none")])
-    monkeypatch.setattr(listing, "LISTED_BYTES", 2 * (here / "results/good/trials.jsonl").stat().st_size)
-
-    code = answer(["list"])
-
-    out = capsys.readouterr().out
-    assert (code, "large" in out, "1/1" in out) == (0, True, True)
 
 
 def test_fault_42_an_option_given_twice_is_named():

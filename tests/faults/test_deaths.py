@@ -29,25 +29,6 @@ def test_fault_14_a_trial_that_the_host_kills_is_a_row_that_says_why_and_the_oth
     assert "all: crashed: killed in memory by SIGKILL: possibly out of host memory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("membership", "counter"),
-    [
-        ("0::/user/me\n", "user/me/memory.events"),
-        ("0::/\n", "memory.events"),
-        ("9:cpu:/\n4:memory:/box\n0::/\n", "memory/box/memory.oom_control"),
-        ("4:cpu,memory:/box\n", "memory/memory.oom_control"),
-    ],
-)
-def test_fault_14_the_count_is_read_by_either_version_of_control_groups(tmp_path, monkeypatch, membership, counter):
-    (tmp_path / "cgroup").write_text(membership)
-    (tmp_path / counter).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / counter).write_text("low 0\noom 3\noom_kill 2\n")
-    monkeypatch.setattr(children, "MEMBERSHIP", tmp_path / "cgroup")
-    monkeypatch.setattr(children, "MOUNT", tmp_path)
-
-    assert children.memory_kills() == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), DEATHS.items())
 def test_fault_15_a_crash_is_a_row_with_its_signal_and_the_others_run(here, shared, capsys, kind, name):

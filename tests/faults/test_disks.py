@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +12,7 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core.errors import UserError
 from profiler.runs import store
-from profiler.runs.writer import Writer
 from profiler.views.export import files
 from tests import examples, make
 from tests.program import row_names
@@ -73,17 +70,3 @@ def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(her
     assert (msgspec.json.decode(out)["exit_code"], len(msgspec.json.decode(out)["records"])) == (74, 2)
     assert "cannot write 'run/derived/table.csv': File too large" in err
     assert texts(folder) == before
-
-
-def test_fault_36_a_device_without_space_takes_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = examples.run(tmp_path / "run", GOOD[:1]).folder
-    writer = Writer(folder)
-    full, write = os.open("/dev/full", os.O_WRONLY), os.write
-    monkeypatch.setattr(os, "write", lambda file, text: write(full, text))
-
-    with pytest.raises(UserError, match="cannot write the result: No space left on device") as refused:
-        writer.append(GOOD[1])
-
-    os.close(full)
-    writer.close()
-    assert (refused.value.exit_code, store.load(folder).records) == (74, tuple(GOOD[:1]))

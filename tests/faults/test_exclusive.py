@@ -59,20 +59,6 @@ def test_fault_48_where_the_device_must_be_exclusive_the_run_ends_with_3_and_kee
     assert len(store.load(here / "run").records) == 1
 
 
-def test_fault_48_where_nobody_can_tell_the_device_is_not_taken_to_be_exclusive(here, script, capsys):
-    script += [()]
-
-    assert answer([*WORDS, "--exclusive", "error"]) == 3
-
-    assert "--exclusive error: other processes of the device are not known: no NVML" in capsys.readouterr().err
-
-
-def test_fault_48_a_device_of_ones_own_is_measured_to_the_end(here, script):
-    script += [(WELL, WELL), (WELL, WELL)]
-
-    assert answer([*WORDS, "--exclusive", "error"]) == 0
-
-
 @pytest.mark.parametrize(
     "words",
     [["--exclusive", "maybe"], ["--exclusive", "error", "--dry-run"], ["--exclusive", "error", "--device", "fake:cpu"]],

@@ -42,29 +42,6 @@ def test_fault_38_what_is_there_stays_until_force_is_given(command: list[str], r
     assert target.read_bytes() not in (b"mine", b"")
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        ("run mlp", "name the file or folder to write"),
-        ("export run --to csv", "without it a file is printed"),
-        ("export run --to tensorboard", "without it a file is printed"),
-        ("report run", "name the file"),
-        ("merge run run", "name the file or folder"),
-        ("plot run", "name the file"),
-        ("stages mlp", "--json prints the costs"),
-        ("timeline mlp", "name the file"),
-        ("plan mlp --budget 60%", "name the file"),
-        ("predict mlp", "name the file or folder"),
-    ],
-)
-def test_fault_38_no_file_or_folder_is_called_by_a_dash(words: str, hint: str, run: store.Run, capsys: Any):
-    code = answer([*words.split(), "-o", "-"])
-
-    assert code == 2
-    assert f"-o cannot be '-'\nhint: {hint}" in capsys.readouterr().err
-    assert not Path("-").exists()
-
-
 def full(path: Path, *mode: str) -> Any:
     """Opened, but it takes nothing."""
     path.touch()
@@ -108,13 +85,3 @@ def test_fault_38_a_plan_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     assert plan_file.read(tmp_path / "link.json") == plan
     assert (tmp_path / "plan.json").read_text() == "mine"
-
-
-def test_fault_38_a_link_is_replaced_and_what_it_points_to_is_not_touched(tmp_path: Path):
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / "link").symlink_to(tmp_path / "precious")
-
-    files.write_whole(tmp_path / "link", b"new", force=True)
-
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert (tmp_path / "link").read_text() == "new"

@@ -89,13 +89,6 @@ def test_fault_37_what_only_making_it_can_tell_is_told_before_the_first_trial(
     assert [path.name for path in here.iterdir()] == ["link"]
 
 
-def test_fault_37_a_name_that_is_no_text_is_refused(here: Path, no_server: None, capsys: Any):
-    assert answer([*RUN, "-o", os.fsdecode(b"\xff\xfe")]) == 2
-
-    assert complaint(capsys.readouterr().err) == r"gcprof: '\udcff\udcfe' is not text in utf-8"
-    assert list(here.iterdir()) == []
-
-
 # 59: no git, no HOME, no temporary folder
 
 BARE = (  # in sitecustomize.py: a machine without users, where temporary files have no place but the folder at hand
@@ -128,36 +121,3 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     assert done.returncode == 0, done.stderr
     assert "segments:k=2" in done.stdout
     assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]
-
-
-TOO_LONG = "a" * 300
-REFERENCE = "ref:predicted-t4/transformer"
-
-
-@pytest.mark.parametrize("name", [TOO_LONG, f"{TOO_LONG}/b"])
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["show", "NAME"], 4),
-        (["show", REFERENCE, "-o", "NAME"], 2),
-        (["compare", REFERENCE, "NAME"], 4),
-        (["validate", "NAME"], 4),
-        (["merge", "NAME", "NAME/b", "-o", "new"], 4),
-        (["merge", REFERENCE, "ref:predicted-t4/transformer-batches", "-o", "NAME"], 74),
-        (["list", "--folder", "NAME"], 2),
-        (["explain", "NAME"], 2),
-        (["export", REFERENCE, "-o", "NAME"], 74),
-        (["export", REFERENCE, "--to", "tensorboard", "-o", "NAME"], 74),
-        (["plot", REFERENCE, "-o", "NAME.png"], 74),
-        (["report", REFERENCE, "-o", "NAME.html"], 74),
-        (["run", "--resume", "NAME"], 4),
-        (["run", "--config", "NAME"], 2),
-        (["run", "--model", "mlp", "-o", "NAME"], 74),
-        (["plan", "--stages", "NAME", "--frontier"], 2),
-    ],
-)
-def test_fault_37_a_name_that_is_too_long_is_refused_by_every_command(words, code, name, here, no_server, capsys):
-    assert answer([word.replace("NAME", name) for word in words]) == code
-
-    assert "internal error" not in capsys.readouterr().err
-    assert list(here.iterdir()) == []

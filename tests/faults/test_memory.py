@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial
@@ -15,26 +13,12 @@ from profiler.engines import error_record
 from profiler.engines.replies import attempt
 from profiler.measuring.trial import measure
 from profiler.runs import store
-from profiler.views.plots import frontier
 from profiler.views.tables import columns
 from tests import examples, make
 from tests.faults.trials import outcomes, run
 from tests.program import next_words
 
 FULL = Shortage(of="device", asked_bytes=20 * GIB, free_bytes=3 * GIB // 2)
-LIMIT = 130 * MIB
-
-
-def cross(limit: int | None) -> tuple[float, float]:
-    """Where the frontier's picture has the one setting that ran out of memory, and the device's memory; in MiB."""
-    environment = msgspec.structs.replace(examples.ENVIRONMENT, device_bytes=limit)
-    full = make.failed("all", "out_of_memory", "why", environment=environment)
-    axes = Figure().add_subplot()
-    table = examples.table([make.record("none"), make.record("sqrt", peak=80 * MIB), full])
-    frontier.draw(axes, table, table)
-    (crosses,) = (found for found in axes.collections if found.get_label() == "out of memory, no time")
-    ((_, height),) = crosses.get_offsets()
-    return float(height), LIMIT / MIB
 
 
 LARGE = """
@@ -67,12 +51,6 @@ def test_fault_11_out_of_memory_at_one_setting_is_a_row_with_its_bytes_and_the_o
     assert (here / "run" / "derived" / "frontier.png").exists()
 
 
-def test_fault_11_what_ran_out_of_memory_is_a_cross_at_the_limit_of_the_device():
-    height, limit = cross(LIMIT)
-
-    assert height == limit
-
-
 def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_try(here, shared, capsys):
     code = run("oom", "none,all")
 
@@ -90,16 +68,6 @@ def test_fault_12_of_several_requests_the_smallest_counts():
 
     assert "the smallest request that failed was 2.00 MiB; try" in smallest(FULL, None, few)
     assert smallest(None, None).startswith("nothing fits into memory; try")
-
-
-def test_fault_12_what_was_tried_is_not_advised_again():
-    tried = [make.failed(name, "out_of_memory", "why") for name in ("none", "all", "offload")]
-    alone = [make.failed("none", "out_of_memory", "why", case=make.case("none", batch_size=1))]
-
-    of_tried, of_one_sample = (columns.reasons(examples.table(records))[-1] for records in (tried, alone))
-
-    assert "try a smaller --batch-size or a smaller model; gcprof max-batch" in of_tried
-    assert of_one_sample.endswith("try --strategies all,offload or a smaller model")
 
 
 def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_path):

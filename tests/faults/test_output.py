@@ -7,7 +7,6 @@ import unicodedata
 
 import pytest
 
-from profiler.engines import capped_log
 from profiler.engines.capped_log import LOG_BYTES, TAIL_BYTES
 from profiler.views.tables import progress
 from tests.faults.trials import log_of, outcomes, run, trial
@@ -31,14 +30,6 @@ def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out
     assert len(log) < LOG_BYTES + TAIL_BYTES + 100
 
 
-def test_fault_20_the_last_words_of_a_long_log_are_kept(engine, monkeypatch):
-    monkeypatch.setattr(capped_log, "LOG_BYTES", 10)
-
-    (record,) = engine.run([trial("segv", round=3, passes=("flops",))])  # PyTorch's profiler prints words of its own
-
-    assert log_of(engine, record) == b"planted: about to read at 0\n"
-
-
 def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
     (tmp_path / "log").write_text("".join(f"    line {number} {ODD}\n" for number in range(30)))
 
@@ -46,16 +37,6 @@ def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
 
     assert lines == [f"    line {number} red 2J plain" for number in range(10, 30)]
     assert not controls(lines)
-
-
-def test_fault_20_what_an_earlier_trial_printed_is_not_what_this_one_did(tmp_path):
-    earlier = tmp_path / "trial.log"
-    earlier.write_text("the device is lost")
-
-    log = capped_log.Log(earlier)
-    log.close()
-
-    assert progress.last_lines(earlier) == []
 
 
 @pytest.mark.slow

@@ -81,25 +81,6 @@ def break_library(library: str, how: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "meta_path", [Broken(library, errors(library)[how]), *sys.meta_path])
 
 
-@pytest.mark.parametrize("how", errors(""))
-@pytest.mark.parametrize(("library", "command"), [("matplotlib", "plot"), ("jinja2", "report")])
-def test_fault_60_only_the_picture_or_the_page_fails_and_says_what_to_install(
-    library: str, command: str, how: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    folder = examples.run(here / "run", examples.sweep((2, 4))).folder
-    before = (folder / "trials.jsonl").read_bytes()
-    break_library(library, how, monkeypatch)
-
-    assert answer([command, "run"]) == 1
-
-    first, hint = capsys.readouterr().err.splitlines()
-    again = "pip install" if how == "missing" else "if its message does not help: pip install --force-reinstall"
-    assert library in first
-    assert hint == f"hint: {again} {library}"
-    assert answer(["show", "run"]) == answer(["export", "run"]) == 0
-    assert (folder / "trials.jsonl").read_bytes() == before
-
-
 @pytest.mark.parametrize("how", ["missing", "binary"])
 def test_fault_60_a_run_without_matplotlib_is_measured_shown_and_kept(
     how: str, here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -160,16 +141,3 @@ def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkey
     assert "Traceback (most recent call last)" in log.read_text()
     assert 'raise KeyError("lost")' in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-
-
-def test_fault_65_what_a_run_measured_before_is_kept(
-    here: Path, shared: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    monkeypatch.setattr(process, "FOLDER", str(here))
-    monkeypatch.setattr("profiler.views.tables.terminal.table", lost)
-
-    assert answer([*RUN, "-o", "run"]) == 70
-
-    monkeypatch.undo()
-    assert "internal error: KeyError" in capsys.readouterr().err
-    assert [record.outcome for record in store.load(here / "run").records] == ["ok", "ok"]

@@ -14,13 +14,12 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core import safe_files
-from profiler.core.case import Choice, Trial, encode
+from profiler.core.case import Choice
 from profiler.engines import local
 from profiler.engines.local import Local
-from profiler.runs import find, run_diff, store
+from profiler.runs import find, store
 from profiler.runs.writer import Writer
 from profiler.workflows import owed_trials
-from tests import make
 from tests.conftest import Lent
 from tests.program import next_words
 
@@ -71,12 +70,6 @@ def pretend(folder: Path, **fields: Any) -> None:
     document = msgspec.json.decode(path.read_bytes())
     document["environment"].update(fields)
     path.write_bytes(msgspec.json.encode(document))
-
-
-def forge(folder: Path, **fields: Any) -> None:
-    """The manifest says something else."""
-    forged = msgspec.structs.replace(store.load(folder).manifest, **fields)
-    (folder / "manifest.json").write_bytes(encode(forged))
 
 
 def model_of(folder: Path) -> str:
@@ -135,13 +128,6 @@ def test_fault_61_other_words_and_another_torch_are_listed_at_once(half: Path, c
     assert records(half) == [("none", 1)]
 
 
-@pytest.mark.slow
-def test_fault_61_the_same_words_go_on(half: Path, capsys: Any):
-    assert answer(["run", "--resume", "run", "--model", "mlp", *WORDS]) == 0
-
-    assert records(half) == [("none", 1), ("all", 1)]
-
-
 @pytest.fixture
 def mine(here: Path, shared: None, capsys: Any) -> Path:
     """The same of a model in a file of the user's, which was changed since."""
@@ -178,36 +164,6 @@ def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path,
     assert records(folder) == [("none", 1), ("all", 1)]
 
 
-@pytest.mark.slow
-def test_fault_61_a_new_run_of_other_words_is_of_these(half: Path, capsys: Any):
-    words = ["--model", "mlp", *WORDS, "--strategies", "none,sqrt"]
-
-    code = answer(["run", "--resume", "run", "--new-run", *words, "-o", "other"])
-
-    assert code == 0
-    assert records(half.parent / "other") == [("none", 1), ("sqrt", 1)]
-
-
-def test_fault_61_a_new_run_needs_the_device_of_the_plan(half: Path, capsys: Any):
-    (half / "manifest.json").write_text((half / "manifest.json").read_text().replace('"cpu"', '"cuda:7"'))
-
-    code = answer(["run", "--resume", "run", "--new-run", "-o", "other"])
-
-    assert code in (2, 3)  # 3 where there is no CUDA device at all
-    assert not (half.parent / "other").exists()
-
-
-def test_fault_61_a_plan_file_is_among_the_files_that_are_compared(here: Path):
-    (here / "plan.json").write_text("one")
-    cases = [make.case("plan:file=plan.json"), make.case("plan:file=gone.json"), make.case("none")]
-    before = run_diff.code_digests(cases)
-
-    (here / "plan.json").write_text("other")
-
-    assert list(before) == ["plan.json"]
-    assert run_diff.code_digests(cases) != before
-
-
 def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     (done,) = store.load(half).records
     lost = msgspec.structs.replace(done, case=msgspec.structs.replace(done.case, strategy=Choice("all")))
@@ -222,32 +178,6 @@ def test_fault_61_what_crashed_is_said_before_and_after(half: Path, monkeypatch:
     assert code == 1
     assert "note: 1 trial measured again: crashed, timed out, or had a baseline that did" in err
     assert "note: 1 trial crashed or timed out; gcprof run --resume run measures such trials again" in err
-
-
-def test_fault_61_a_new_run_takes_the_words_just_typed_and_can_be_pasted(half: Path, shared: None, capsys: Any):
-    half.rename(half.with_name("my run"))
-    pretend(half.with_name("my run"), torch="1.13.1")
-    words = ["--strategies", "none,selective:save=matmul+attention", "--model", "mlp", *WORDS[2:]]
-    answer(["run", "--resume", "my run", *words])
-
-    _, hint = complaint(capsys.readouterr().err)
-
-    command, told, _ = hint.removeprefix("hint: ").partition(" measures it anew")
-    assert told
-    assert shlex.split(command) == ["gcprof", "run", "--resume", "my run", *words, "--new-run"]
-
-
-@pytest.mark.parametrize("name", ["mine.py", "plan.json"])
-def test_fault_61_a_new_run_of_a_file_that_is_gone_is_refused(name: str, half: Path, capsys: Any):
-    model, strategy = {"mine.py": ("mine.py:build", "none"), "plan.json": ("mlp", "plan:file=plan.json")}[name]
-    forge(half, plan=(Trial(case=make.case(strategy, model=Choice(model))),))
-    named = ["--model", model] if name == "mine.py" else ["--strategies", strategy]
-
-    code = answer(["run", "--resume", "run", "--new-run", *named, "-o", "other"])
-
-    assert code == 2
-    assert f"this run is of files that are not here: {name}" in capsys.readouterr().err
-    assert not (half.parent / "other").exists()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from profiler.cli import answer, process
 from profiler.core import secret_filter
-from profiler.engines import capped_log
 from profiler.runs import store
 from tests.program import gcprof
 
@@ -88,14 +86,6 @@ def test_fault_58_nor_does_an_export(kind: str, folder: Path, tmp_path: Path):
     assert found(tmp_path / "exported") == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["none"])
-def test_fault_58_nor_does_a_report(level: str, folder: Path, tmp_path: Path):
-    assert answer(["report", str(folder), "-o", str(tmp_path / "report.html"), "--redact", level]) == 0
-
-    assert found(tmp_path / "report.html") == []
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -125,19 +115,6 @@ def test_fault_58_what_is_no_secret_is_left_alone(text: str):
     assert secret_filter.hide(text) == text
 
 
-@pytest.mark.parametrize("cut", [1, 20, 4000])
-def test_fault_58_a_log_hides_one_that_comes_in_pieces(cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
-    data = b"\x00\xff" + b"." * 5000 + SECRETS["HF_TOKEN"].encode() + b"\nthe end"
-    log = capped_log.Log(tmp_path / "trial.log")
-
-    for start in range(0, len(data), cut):
-        log.write(data[start : start + cut])
-    log.close()
-
-    assert (tmp_path / "trial.log").read_bytes() == b"\x00\xff" + b"." * 5000 + b"[hidden]\nthe end"
-
-
 NAMES = """KAGGLE_KEY AZURE_STORAGE_KEY ENCRYPTION_KEY SECRET_KEY_BASE PGPASSWORD MYSQL_PWD DB_PASS GITHUB_PAT
 npm_config__authToken SENTRY_DSN SLACK_WEBHOOK_URL
 SSHPASS JWT MY_JWT AUTH DOCKER_AUTH DBPASS PGPASS ROOTPASS SESSION_COOKIE COOKIES CLIENT_SECRET_ID ROLE_SECRETID SECRETS
@@ -164,13 +141,6 @@ def key_block(kind: str, *, body: str = BODY) -> str:
 @pytest.mark.parametrize("written", [str, lambda text: repr(text)[1:-1], lambda text: text.replace("\n", "\r\n")])
 def test_fault_58_a_private_key_is_hidden_whole(kind: str, written: Any):
     assert secret_filter.hide(f"before {written(key_block(kind))} after") == "before [hidden] after"
-
-
-def test_fault_58_so_is_a_key_of_putty_and_one_that_does_not_end():
-    putty = f"PuTTY-User-Key-File-2: ssh-rsa\nEncryption: none\nPrivate-Lines: 6\n{BODY}"
-
-    assert secret_filter.hide(f"{putty}\nthe end") == "[hidden]\nthe end"
-    assert secret_filter.hide(key_block("")[:300]) == "[hidden]"
 
 
 @pytest.mark.parametrize("name", [*NAMES.split(), *KEY_NAMES])
@@ -205,13 +175,6 @@ def test_fault_58_a_variable_that_sounds_like_it_is_left_alone(name: str, monkey
 def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
     assert secret_filter.hide(f"x {text} y") == f"x {hidden} y"
     assert secret_filter.hide(hidden) == hidden
-
-
-def test_fault_58_no_line_takes_long_to_look_through():
-    for piece in (b"a.", b"-eyJ", b"?a_", b"://a", b"hf_", b"bearer ", b"-----BEGIN PRIVATE KEY-----\n\n"):
-        began = time.process_time()
-        secret_filter.hide_bytes(piece * ((1 << 16) // len(piece)))
-        assert time.process_time() - began < 3, piece
 
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):

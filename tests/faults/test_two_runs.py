@@ -53,19 +53,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.mark.slow
-def test_fault_39_a_second_run_waits_three_seconds_and_names_the_holder(owed: Path, pauses: list[float]):
-    first = Writer(owed)
-
-    with pytest.raises(UserError, match="another gcprof is writing") as refused:
-        Writer(owed)
-
-    first.close()
-    assert f"process {os.getpid()} on {os.uname().nodename}" in refused.value.message
-    assert refused.value.exit_code == 2
-    assert sum(pauses) == pytest.approx(3.0)
-
-
 def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkeypatch: pytest.MonkeyPatch):
     first = Writer(owed)
     monkeypatch.setattr(time, "sleep", lambda seconds: first.close())
@@ -115,14 +102,3 @@ LOCKS = [refusing(errno.ENOLCK), refusing(errno.EOPNOTSUPP)]
 @pytest.fixture(params=LOCKS, ids=["ENOLCK", "EOPNOTSUPP"])
 def lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", request.param)
-
-
-def test_fault_40_a_run_goes_on_without_a_lock_and_says_so(owed: Path, lock: None):
-    told: list[str] = []
-
-    for _ in owed_trials.run_owed(Idle(), store.load(owed), warn=told.append):
-        continue
-
-    assert told == [f"locks do not work in '{owed}': make sure that no other gcprof writes there"]
-    assert records(owed) == [("none", 1), ("all", 1), ("sqrt", 1)]
-    assert not (owed / ".writer").exists()

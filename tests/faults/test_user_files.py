@@ -9,10 +9,8 @@ import pytest
 from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
-from profiler.engines.replies import attempt
-from profiler.measuring.trial import measure
 from tests import make
-from tests.faults.trials import log_of, outcomes, run, trial
+from tests.faults.trials import log_of, outcomes, run
 
 HERE = Path(__file__).parents[1] / "user_models"
 BROKEN = HERE / "broken.py"
@@ -101,15 +99,6 @@ def test_fault_23_what_the_users_code_raises_is_the_outcome_with_the_users_line(
     assert (record.outcome, record.detail) == ("failed", detail)
 
 
-def test_fault_23_the_log_has_the_users_traceback_without_our_frames(engine):
-    (record,) = engine.run([broken("wrong_shape")])
-
-    log = log_of(engine, record).decode()
-    assert "broken.py" in log
-    assert "torch/nn/modules/linear.py" in log  # below the user's last line, where it happened
-    assert PACKAGE not in log
-
-
 @pytest.mark.parametrize(
     ("factory", "detail"),
     [
@@ -126,26 +115,6 @@ def test_fault_24_a_step_without_a_loss_is_invalid_with_its_reason(engine, facto
     (record,) = engine.run([broken(factory)])
 
     assert (record.outcome, record.detail) == ("invalid", detail)
-
-
-@pytest.mark.parametrize("kind", ["vector", "integer"])
-def test_fault_24_it_is_exit_code_1_and_told_once_without_a_table(here, shared, capsys, kind):
-    code = run(kind, "all,segments:k=1")
-
-    printed = capsys.readouterr()
-    assert (code, printed.out) == (1, "")
-    assert outcomes(here / "run") == {"none": "invalid"}
-    assert printed.err.count(": invalid, the loss ") == 1
-    assert "RuntimeError" not in printed.err
-
-
-@pytest.mark.parametrize("kind", ["vector", "integer"])
-@pytest.mark.parametrize("name", ["memory", "time"])  # what fails in the pass of FLOPs, which is ours, is noted
-def test_fault_24_every_pass_that_meets_it_first_tells_the_same(kind, name):
-    record = attempt(trial(kind, "all", passes=(name,)), on_pass=lambda name: None, by=measure)
-
-    assert record.outcome == "invalid"
-    assert record.detail.startswith(("the loss must be ", "the loss is of "))
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from profiler.runs import store
 from tests.conftest import run_folder
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
-BAD_SEGMENTS = ["0", "-1", "1.5", "abc", "", "1,,2", "1e9"]
 
 
 def planned(**asked: Any) -> CheckedRequest:
@@ -35,17 +34,6 @@ def refusal(**asked: Any) -> UserError:
 
 
 # 1: numbers of segments that are none
-
-
-@pytest.mark.parametrize("text", BAD_SEGMENTS)
-def test_fault_1_a_bad_number_of_segments_is_one_line_and_nothing_is_made(text: str, here: Path, capsys: Any):
-    assert answer(["run", "--model", "mlp", f"--segments={text}"]) == 2
-
-    first, hint = capsys.readouterr().err.splitlines()
-    bad = "''" if text == "1,,2" else f"'{text}'"
-    assert first == f"gcprof: --segments: {bad} is not a number of segments"
-    assert hint.startswith("hint: whole numbers from 1 to 1000000")
-    assert list(here.iterdir()) == []
 
 
 @given(st.text(max_size=20) | st.from_regex(r"[-0-9.,:xe ]{0,12}", fullmatch=True))
@@ -93,14 +81,6 @@ def test_fault_3_segments_keep_their_order_come_once_and_it_is_said():
     assert found.remarks == ("--segments: 8, 2 was given more than once and is measured once",)
 
 
-def test_fault_3_the_note_is_on_stderr(here: Path, shared: None, capsys: Any):
-    assert answer(["run", "--model", "mlp", "--segments", "4,4", *QUICK, "--dry-run"]) == 0
-
-    out, err = capsys.readouterr()
-    assert "note: --segments: 4 was given more than once and is measured once" in err.splitlines()
-    assert "more than once" not in out
-
-
 # 4: segments=1 beside the baseline
 
 
@@ -130,14 +110,6 @@ def test_fault_5_an_uneven_split_is_told_as_it_is_with_what_evens_it():
     assert note.text.endswith("the remainder (8x1+8); segments:k=9,split=balanced evens it")
 
 
-def test_fault_5_balanced_is_more_even():
-    applied = apply(chain(16), "segments:k=9,split=balanced", example=torch.randn(2, 2))
-
-    sizes = [int(part.rpartition("x")[2]) for part in str(applied.split).split("+")]
-    assert max(sizes) < 8
-    assert applied.notes == ()
-
-
 # 6: unknown options and commands
 
 
@@ -153,14 +125,6 @@ def test_fault_6_the_nearest_command_is_proposed(command: str, capsys: Any):
     first, hint = capsys.readouterr().err.splitlines()
     assert first == f"gcprof: no such command '{shortened(command)}'"
     assert hint == f"hint: did you mean '{command}'?"
-
-
-@pytest.mark.parametrize("flag", ["--segments", "--strategies", "--optimizer", "--device", "--output", "--stage-limit"])
-def test_fault_6_the_nearest_option_is_proposed_and_nothing_is_made(flag: str, here: Path, capsys: Any):
-    assert answer(["run", shortened(flag), "1"]) == 2
-
-    assert capsys.readouterr().err == f"gcprof: no such option: {shortened(flag)}\nhint: did you mean '{flag}'?\n"
-    assert list(here.iterdir()) == []
 
 
 # 10: devices that are not there
