@@ -11,8 +11,6 @@ from profiler.core.errors import UserError
 from profiler.request.device_choice import any_device, choose_device, planned, to_predict, to_rehearse
 from profiler.workflows import instrument
 
-COSTS = Path(__file__).parent / "planning" / "hetero12.stages.json"
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["t4", "T4", "v100", "fake:t4"])
@@ -80,11 +78,3 @@ def test_explain_takes_strategies_as_all_others_do(here: Path, shared, capsys: p
     assert capsys.readouterr().out == said.out
 
     assert answer([*words, "--strategy", "all", "--strategies", "none"]) == 2
-
-
-def test_the_former_name_is_not_in_the_help(capsys: pytest.CaptureFixture[str]):
-    assert answer(["explain", "--help"]) == 0
-
-    words = capsys.readouterr().out.split()
-    assert "--strategies" in words
-    assert "--strategy" not in words

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -36,18 +35,6 @@ def test_what_is_made_from_the_code_is_what_the_code_says(path):
     assert path.read_text(encoding="utf-8") == pages()[path], "run `just docs` and look at the difference"
 
 
-def test_there_are_examples():
-    assert {"tutorial.md", "recipes.md"} <= set(WITH_EXAMPLES)
-    assert all(commands(name) for name in WITH_EXAMPLES)
-
-
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_no_example_has_what_a_shell_would_take_for_a_pipe(name):
-    lines = re.findall(r"^(gcprof .*)$", (DOCS / name).read_text(encoding="utf-8"), re.MULTILINE)
-
-    assert [line for line in lines if "|" in list(shlex.shlex(line, posix=True, punctuation_chars="|"))] == []
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 @pytest.mark.usefixtures("shared")
@@ -71,24 +58,3 @@ def test_every_link_of_a_page_leads_somewhere(path):
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
 
     assert [link for link in links if not (path.parent / link).exists()] == []
-
-
-def anchors(path: Path) -> set[str]:
-    """The places in a page that a link can name, as the site names them."""
-    headings = re.findall(r"^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
-
-
-def test_every_term_of_the_glossary_is_short_and_links_to_a_place_that_says_more():
-    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    terms = [
-        " ".join(term.split()) for term in re.findall(r"^- (\*\*.*?)(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    ]
-
-    assert len(terms) >= 12
-    for term in terms:
-        said, _, more = term.partition(" See ")
-        assert len(re.findall(r"[a-z`*][.](?= |$)", said)) <= 3, term
-        links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", more)
-        assert links, term
-        assert all(not place or place in anchors(DOCS / page) for page, place in links), term

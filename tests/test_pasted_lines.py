@@ -14,7 +14,7 @@ import typer.main
 from profiler.cli import SCRIPTS, application
 from profiler.cli.output import SCRIPT, split_script
 from tests import examples, make
-from tests.pasted_lines import ROOT, every, lines_of, pages, sources
+from tests.pasted_lines import ROOT, every, pages
 from tests.program import PATIENCE_SECONDS, environment
 
 # What is not run as it is pasted, and why; the first pattern that a line begins with counts.
@@ -61,13 +61,6 @@ def shell(folder: Path, program: str, *lines: str, **more: str) -> subprocess.Co
     )  # fmt: skip
 
 
-def test_pages_have_lines_and_none_has_a_prompt_that_would_be_pasted_with_it():
-    assert {"README.md", "help", "docs/tutorial.md", "docs/recipes.md"} <= set(pages())
-    assert len(set(every())) > 120
-    assert lines_of("```\ngcprof show  # a run\nother\n```\n```python\ngcprof x\n```\n") == ["gcprof show  # a run"]
-    assert [page for page, text in sources().items() if re.search(r"^\$ ", text, flags=re.MULTILINE)] == []
-
-
 @pytest.mark.slow
 def test_a_shell_makes_of_every_line_one_command_with_words_that_gcprof_knows(tmp_path):
     """The shell runs all lines; their words are then read as the command line reads them."""
@@ -100,12 +93,6 @@ def is_read(words: list[str]) -> bool:
         SCRIPT.reset(before)
 
 
-def test_a_line_with_a_wrong_option_or_an_open_pipe_would_be_seen(tmp_path):
-    assert not is_read(["show", "--nothing"])
-    assert is_read(["show", "last"])
-    assert shell(tmp_path, SHIM, "gcprof run mlp --strategies none,segments:k=2|4", PASTED="x").returncode != 0
-
-
 @pytest.fixture
 def reader(tmp_path: Path) -> Path:
     """A folder as a reader of the pages has it: a model, and some runs, of which NAMED is the last."""
@@ -133,9 +120,3 @@ def test_the_lines_of_a_page_run_in_a_shell(page, reader):
         done = shell(reader, REAL, f"{command.strip()} --dry-run" if is_dry else line)
         expected = 2 if line in rm and "--yes" not in line else 0
         assert done.returncode == expected, f"{line}\n{done.stdout[-500:]}{done.stderr}"
-
-
-def test_most_lines_are_run():
-    run = [line for _, line in every() if not why_not(line)]
-
-    assert len(run) > len(list(every())) / 2
