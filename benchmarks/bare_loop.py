@@ -267,7 +267,7 @@ def _transformers(family: str, options: dict[str, str], batch_size: int, *, is_b
 
 
 def _built_in(name: str, options: dict[str, str], batch_size: int) -> Any:
-    from profiler.training.models import cifar_resnet, dense_chain, mnist_cnn, transformer
+    from profiler.training.models import built_in
 
     number = {key: int(value) for key, value in options.items() if value.isdigit()}
     if name == "mlp":
@@ -277,18 +277,18 @@ def _built_in(name: str, options: dict[str, str], batch_size: int) -> Any:
         batch = [torch.randn(batch_size, 10), torch.randint(5, (batch_size,))]
     elif name == "dense-chain":
         sizes = [8, *map(int, options["widths"].split("+"))]
-        module = nn.Sequential(*(dense_chain.Dense(*pair) for pair in pairwise(sizes)))
+        module = nn.Sequential(*(built_in.Dense(*pair) for pair in pairwise(sizes)))
         return module, [torch.randn(batch_size, 8)], lambda call, batch: call(batch[0]).sum()
     elif name == "transformer":
-        module = transformer.Transformer(number["layers"], number["width"], 4, 128, 512, 0.1)
+        module = built_in.Transformer(number["layers"], number["width"], 4, 128, 512, 0.1)
         tokens = torch.randint(512, (batch_size, 129))
         batch = [tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()]
         return module, batch, lambda call, batch: F.cross_entropy(call(batch[0]).flatten(0, 1), batch[1].flatten())
     elif name == "mnist-cnn":
         batch = [torch.rand(batch_size, 1, 28, 28), torch.randint(10, (batch_size,))]
-        module = mnist_cnn.MnistCnn(number["channels"], number["layers"])
+        module = built_in.MnistCnn(number["channels"], number["layers"])
     else:
-        module = cifar_resnet.CifarResNet(3, 10)
+        module = built_in.CifarResNet(3, 10)
         batch = [torch.randn(batch_size, 3, 32, 32), torch.randint(10, (batch_size,))]
     return module, batch, lambda call, batch: F.cross_entropy(call(batch[0]), batch[1])
 
@@ -401,7 +401,7 @@ def _libraries(model: str) -> list[str]:
     if library in ("hf", "llama"):
         family = name.partition(":")[0] or library
         return [f"transformers.models.{family}.modeling_{family}"]
-    return [_file(model) if ".py" in model else "profiler.training.models.cifar_resnet"]
+    return [_file(model) if ".py" in model else "profiler.training.models.built_in"]
 
 
 def _file(model: str) -> str:

@@ -49,8 +49,8 @@ ROOMS = {
     "meters": Room(
         (
             "profiler/measuring/meters/[!est]*.py",
-            "profiler/measuring/meters/saved_by_blocks.py",
-            "profiler/measuring/meters/silent_errors.py",
+            "profiler/measuring/meters/saved_graph.py",
+            "profiler/measuring/meters/wrong_gradients.py",
             "profiler/measuring/meters/time.py",
         ),
         (
@@ -71,7 +71,6 @@ ROOMS = {
     "equality": Room(
         (
             "profiler/measuring/meters/equality.py",
-            "profiler/measuring/meters/step_digests.py",
             "profiler/measuring/meters/step_results.py",
             "profiler/measuring/meters/tensor_values.py",
             "profiler/measuring/equality_pass.py",

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from profiler.engines import worker
 from profiler.training import distributed
-from profiler.training.distributed import ddp
+from profiler.training.distributed import torch_ranks
 from profiler.training.workload import Workload
 
 
@@ -21,7 +21,7 @@ def run_trial(request: str, channel: int) -> None:
 
 def distribute(workload: Workload, mesh: DeviceMesh, *, fault: Literal["no-reduce", "sum"]) -> Workload:
     """DDP whose gradients are never averaged, or are added up."""
-    made = ddp.distribute(workload, mesh)
+    made = torch_ranks.ddp(workload, mesh)
     if fault == "no-reduce":
         return msgspec.structs.replace(made, syncing=lambda is_last: made.syncing(False))
 

@@ -18,7 +18,7 @@ from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, flops, memory_growth, operators, own_recomputes, step_results
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case
-from profiler.training import missing_gradients, plain_state
+from profiler.training import kept_state, missing_gradients
 from profiler.training.models.user import as_workload
 from tests import make
 from tests.program import gcprof
@@ -56,7 +56,7 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "which modules the backward runs again": (own_recomputes.OwnRecomputes, "names", own_recompute.make, {}),
     "what operators take": (operators, "read", chain, {"asked": ("memory", OPERATORS)}),
     "whether the gradients are": (step_results, "copied", chain, {}),
-    "whether the gradients": (plain_state, "image", chain, {}),
+    "whether the gradients": (kept_state, "image", chain, {}),
 }
 ERRORS = {ValueError: "planted", torch.OutOfMemoryError: "out of memory"}
 

@@ -10,7 +10,7 @@ from profiler.core.errors import Unsupported
 from profiler.training.assemble import assemble
 from profiler.training.blocks import find_blocks
 from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.models import cifar_resnet, dense_chain, transformer
+from profiler.training.models import built_in
 from tests import make
 from tests.conftest import measured
 
@@ -20,7 +20,7 @@ from tests.conftest import measured
     ("n", "layers", "parameters"), [(3, 20, 0.27e6), (5, 32, 0.46e6), (7, 44, 0.66e6), (9, 56, 0.85e6)]
 )
 def test_a_cifar_resnet_has_6n_plus_2_layers_and_the_papers_parameters(n, layers, parameters):
-    workload = cifar_resnet.build(2, depth=n)
+    workload = built_in.cifar_resnet(2, depth=n)
 
     kinds = [type(module).__name__ for module in workload.module.modules()]
     assert kinds.count("Conv2d") + kinds.count("Linear") == 6 * n + 2 == layers
@@ -29,7 +29,7 @@ def test_a_cifar_resnet_has_6n_plus_2_layers_and_the_papers_parameters(n, layers
 
 
 def test_a_cifar_resnet_halves_the_image_twice():
-    workload = cifar_resnet.build(2, depth=1)
+    workload = built_in.cifar_resnet(2, depth=1)
     shapes = []
     for name in workload.blocks:
         workload.module.get_submodule(name).register_forward_hook(
@@ -42,7 +42,7 @@ def test_a_cifar_resnet_halves_the_image_twice():
     assert logits.shape == (2, 10)
 
 
-@pytest.mark.parametrize("build", [cifar_resnet.build, transformer.build])
+@pytest.mark.parametrize("build", [built_in.cifar_resnet, built_in.transformer])
 def test_the_blocks_that_a_model_names_are_those_that_would_be_found(build):
     workload = build(2)
 
@@ -51,7 +51,9 @@ def test_the_blocks_that_a_model_names_are_those_that_would_be_found(build):
 
 def test_a_block_of_the_transformer_has_12_width_squared_plus_13_width_parameters():
     layers, width, sequence, vocabulary = 3, 16, 8, 11
-    module = transformer.build(2, layers=layers, width=width, heads=2, sequence=sequence, vocabulary=vocabulary).module
+    module = built_in.transformer(
+        2, layers=layers, width=width, heads=2, sequence=sequence, vocabulary=vocabulary
+    ).module
 
     blocks = layers * (12 * width**2 + 13 * width)
     outside = vocabulary * width + sequence * width + 2 * width + width * vocabulary  # embeddings, norm, head
@@ -60,7 +62,7 @@ def test_a_block_of_the_transformer_has_12_width_squared_plus_13_width_parameter
 
 def test_the_transformer_sees_no_token_before_its_time():
     torch.manual_seed(0)
-    module = transformer.build(1, layers=2, width=16, heads=2, sequence=8, vocabulary=11, dropout=0.0).module
+    module = built_in.transformer(1, layers=2, width=16, heads=2, sequence=8, vocabulary=11, dropout=0.0).module
     tokens = torch.randint(11, (1, 8))
     changed = tokens.clone()
     changed[0, 5] = (tokens[0, 5] + 1) % 11
@@ -73,7 +75,7 @@ def test_the_transformer_sees_no_token_before_its_time():
 
 def test_heads_that_do_not_divide_the_width_are_unsupported():
     with pytest.raises(Unsupported, match="width=10 cannot be divided into 4 heads"):
-        transformer.build(2, width=10)
+        built_in.transformer(2, width=10)
 
 
 def test_two_dense_layers_of_16_and_32_hold_64_and_128_bytes():
@@ -102,4 +104,4 @@ def test_a_checkpointed_dense_layer_saves_its_input_and_the_random_state():
 @pytest.mark.parametrize("widths", ["", "16+", "16+x", "0", "-4"])
 def test_widths_that_are_no_numbers_are_unsupported(widths):
     with pytest.raises(Unsupported, match="is not a list of whole numbers"):
-        dense_chain.build(1, widths=widths)
+        built_in.dense_chain(1, widths=widths)

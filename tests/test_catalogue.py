@@ -114,7 +114,7 @@ def test_a_module_of_the_users_that_is_called_as_a_model_is_found_all_the_same(t
 def test_options_arrive_with_their_types():
     function, options = catalogue.load(Choice("segments:k=3,split=balanced"), strategies.TABLE)
 
-    assert function.__module__ == "profiler.training.strategies.segments"
+    assert function.__module__ == "profiler.training.strategies.chain"
     assert options == {"k": 3, "split": "balanced"}
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import profiler
 from profiler.core.errors import Unsupported
-from profiler.measuring.meters.needless_graph import needless_bytes
+from profiler.measuring.meters.saved_graph import needless_bytes
 from profiler.training.models.user import as_workload
 from profiler.training.workload import local
 from tests import pasted

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from profiler.core.record import Conditions
-from profiler.measuring.devices import cuda, nvml
+from profiler.measuring.devices import cuda
 from profiler.measuring.devices.cpu import Cpu
 from tests.nvml import ANSWERS, NotSupported, Nvml, process
 
 
 @pytest.mark.slow
 def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml(**ANSWERS))
+    monkeypatch.setattr(cuda, "pynvml", Nvml(**ANSWERS))
 
-    found = nvml.find("12-34").conditions(3.5)
+    found = cuda.find_board("12-34").conditions(3.5)
 
     assert found == Conditions(
         at_seconds=3.5,
@@ -38,7 +38,7 @@ def test_the_driver_is_nvmls_where_the_system_does_not_tell_it(monkeypatch, tmp_
     told = SimpleNamespace(
         nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.95.05", NVMLError=NotSupported
     )
-    monkeypatch.setattr(nvml, "pynvml", told)
+    monkeypatch.setattr(cuda, "pynvml", told)
     monkeypatch.setattr(cuda, "VERSION", tmp_path / "version")
 
     assert cuda._driver() == "580.95.05"
@@ -50,16 +50,16 @@ def test_without_nvml_there_is_no_driver(monkeypatch):
     def silent() -> None:
         raise NotSupported
 
-    monkeypatch.setattr(nvml, "pynvml", None)
-    assert nvml.driver() is None
-    monkeypatch.setattr(nvml, "pynvml", SimpleNamespace(nvmlInit=silent, NVMLError=NotSupported))
-    assert nvml.driver() is None
+    monkeypatch.setattr(cuda, "pynvml", None)
+    assert cuda.driver_version() is None
+    monkeypatch.setattr(cuda, "pynvml", SimpleNamespace(nvmlInit=silent, NVMLError=NotSupported))
+    assert cuda.driver_version() is None
 
 
 def test_a_board_that_is_idle_is_not_held(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x1 | 0x2 | 0x10 | 0x100))
+    monkeypatch.setattr(cuda, "pynvml", Nvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x1 | 0x2 | 0x10 | 0x100))
 
-    assert nvml.find("12-34").conditions(0.0).held_by == ()
+    assert cuda.find_board("12-34").conditions(0.0).held_by == ()
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_board_that_is_idle_is_not_held(monkeypatch):
     ],
 )
 def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, others, held):
-    monkeypatch.setattr(nvml, "pynvml", Nvml(nvmlDeviceGetComputeRunningProcesses=processes))
+    monkeypatch.setattr(cuda, "pynvml", Nvml(nvmlDeviceGetComputeRunningProcesses=processes))
 
-    found = nvml.find("12-34").conditions(0.0)
+    found = cuda.find_board("12-34").conditions(0.0)
 
     assert (found.num_others, found.others_bytes) == (others, held)
 

@@ -75,7 +75,7 @@ def test_a_server_that_died_is_replaced():
 
 
 @pytest.mark.parametrize(("model", "module", "is_there"), [
-    ("dense-chain:widths=4+4", "profiler.training.models.dense_chain", True),
+    ("dense-chain:widths=4+4", "profiler.training.models.built_in", True),
     ("tests.user_models.any_order:make", "tests.user_models.any_order", False),
 ])  # fmt: skip
 def test_the_server_imports_a_model_of_the_table_once_for_all_children_and_never_a_users(

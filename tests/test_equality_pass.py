@@ -14,7 +14,7 @@ from profiler.core import gradient_verdict
 from profiler.core.case import Choice
 from profiler.core.record import Equality
 from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality, finite_differences, step_results, tensor_values
+from profiler.measuring.meters import equality, step_results, tensor_values, wrong_gradients
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload, batch_counts, batch_statistics
 from tests import make
@@ -537,7 +537,7 @@ class Scripted:
 @pytest.fixture(autouse=True)
 def the_baseline_is_right(monkeypatch):
     """The losses that are written down have no slope: tests/test_silent_errors.py holds the judge to those that do."""
-    monkeypatch.setattr(finite_differences, "side", lambda built, first, second: "first")
+    monkeypatch.setattr(wrong_gradients, "side", lambda built, first, second: "first")
 
 
 @pytest.fixture

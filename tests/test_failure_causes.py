@@ -13,7 +13,7 @@ from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
 from profiler.engines.error_record import error_detail
 from profiler.engines.replies import attempt
-from profiler.measuring import failure_causes, forward_changes
+from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.request.spec import Request
@@ -207,7 +207,7 @@ def test_looking_for_a_cause_that_raises_itself_leaves_the_error_as_it_is(monkey
     def raise_anew(workload):
         raise KeyError("anew")
 
-    monkeypatch.setattr(forward_changes, "loss_of", raise_anew)
+    monkeypatch.setattr(failure_causes, "loss_of", raise_anew)
 
     assert failed("all", "once").endswith("in the recompute of '2', whose forward had succeeded")
 
@@ -245,7 +245,7 @@ def test_parameters_that_are_frozen_only_while_the_forward_runs_are_told_with_th
     frozen = changed("adversary", blocks="critic.*")
 
     assert frozen.detail == (
-        f"{MISMATCH}requires_grad of critic.0.weight, requires_grad of critic.1.weight is {forward_changes.TURNED}"
+        f"{MISMATCH}requires_grad of critic.0.weight, requires_grad of critic.1.weight is {failure_causes.TURNED}"
     )
     assert changed("adversary:until=backward", blocks="critic.*").equality.gradients_equal
     assert changed("adversary", blocks="first").equality.gradients_equal
@@ -255,7 +255,7 @@ def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
     record = changed("skeleton", blocks="layer")
     marked = changed("skeleton:is_marked=true")
 
-    assert record.detail == f"{MISMATCH}'layer' {forward_changes.LENT}"
+    assert record.detail == f"{MISMATCH}'layer' {failure_causes.LENT}"
     assert (marked.equality.gradients_equal, marked.built.num_blocks) == (True, 3)
 
 

@@ -16,9 +16,8 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.engines.order import MOST_TIMED, grouped
-from profiler.measuring.interleaved_timing import measure_together
 from profiler.measuring.meters import time as timing
-from profiler.measuring.trial import measure
+from profiler.measuring.trial import measure, measure_together
 from profiler.training.assemble import assemble, assemble_beside
 from profiler.training.workload import Workload
 from tests import make

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from profiler.core.case import Choice
-from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
+from profiler.measuring.meters.saved_graph import frozen_modules, needless_bytes
 from profiler.training.models.user import as_workload
 from tests.conftest import measured
 from tests.user_models import frozen_tower

@@ -30,8 +30,8 @@ from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
-from profiler.training.distributed.fsdp2 import distribute
-from profiler.training.models.transformer import build as transformer
+from profiler.training.distributed.torch_ranks import fsdp2
+from profiler.training.models.built_in import transformer
 from profiler.views.tables import columns, samples
 from tests import killed, make
 from tests.plans import written
@@ -307,7 +307,7 @@ def test_a_parameter_that_two_blocks_share_cannot_be_sharded_twice():
     workload.module.blocks[1].out.weight = workload.module.blocks[0].out.weight
 
     with pytest.raises(Unsupported, match=r"FSDP2 shards 'blocks.1.out.weight' once, and 'blocks.0' and 'blocks.1'"):
-        distribute(workload, None)
+        fsdp2(workload, None)
 
 
 def test_the_process_that_starts_the_ranks_asks_nothing_of_cuda(monkeypatch):

@@ -14,7 +14,7 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.schedule import REHEARSED_PASSES
 from profiler.core.trace_data import BUCKETS
 from profiler.engines.local import Local
-from profiler.training.models import llama, transformer
+from profiler.training.models import built_in, hugging_face
 from profiler.views.tables import max_batch
 from profiler.views.tables.terminal import Paper
 from tests import examples, make
@@ -23,8 +23,8 @@ GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 TINY = "llama:size=tiny,sequence=16"
 UNEVEN = "transformer:layers=2,width=36,heads=2,sequence=16,vocabulary=50"  # 36 and 50 cannot be cut into 8
 BUILDS = {
-    TINY: lambda: llama.build(size="tiny", sequence=16, batch_size=2),
-    UNEVEN: lambda: transformer.build(layers=2, width=36, heads=2, sequence=16, vocabulary=50, batch_size=2),
+    TINY: lambda: hugging_face.llama(size="tiny", sequence=16, batch_size=2),
+    UNEVEN: lambda: built_in.transformer(layers=2, width=36, heads=2, sequence=16, vocabulary=50, batch_size=2),
 }
 
 

@@ -13,7 +13,7 @@ import profiler
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
 from profiler.measuring.trial import measure
-from profiler.training import plain_state
+from profiler.training import kept_state
 from profiler.training.models.user import as_workload
 from profiler.training.workload import Workload
 from tests import make
@@ -87,13 +87,13 @@ def test_a_counter_that_changes_nothing_is_named_and_the_row_counts(strategy, mo
 def test_a_forward_that_is_observed_leaves_plain_state_as_it_was(factory):
     net, x, _ = getattr(keeps, factory)()
     net(x)
-    before = plain_state.image(net)
+    before = kept_state.image(net)
 
     profiler.apply(net, "recursive", example=x)
 
-    assert plain_state.image(net) == before
+    assert kept_state.image(net) == before
     net(x)
-    assert plain_state.moved(before, plain_state.image(net))
+    assert kept_state.moved(before, kept_state.image(net))
 
 
 class Frozen(OrderedDict):
@@ -110,7 +110,7 @@ def test_a_dict_that_refuses_to_be_changed_is_left_alone():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net.config, net.seen, net.names = Frozen(sizes=(2, 2), name="net"), [1], {"a"}
 
-    with plain_state.kept(net):
+    with kept_state.kept(net):
         net.seen.append(2)
         net.names |= {"b"}
 
@@ -126,7 +126,7 @@ def test_unregistered_tensors_that_are_written_in_place_get_their_values_back():
     net.itself.append(net.itself)
     net.row, net.sparse = torch.zeros(1).expand(3), torch.zeros(2).to_sparse()
 
-    with plain_state.kept(net):
+    with kept_state.kept(net):
         net.count += 1
         net.cache["rows"][0].mul_(2)
         with torch.no_grad():
@@ -141,11 +141,11 @@ def test_unregistered_tensors_that_are_written_in_place_get_their_values_back():
 def test_the_image_is_of_plain_values_and_of_tensors_that_are_not_registered():
     net = nn.Linear(2, 2)
     net.count, net.words, net.cache, net.other = 1, {"a": [1, "b"]}, torch.zeros(2), object()
-    before = plain_state.image(net)
+    before = kept_state.image(net)
     net.words["a"].append(2.5)
     net.cache += 1
 
-    after = plain_state.image(net)
+    after = kept_state.image(net)
 
     assert {"count", "words", "cache", "in_features", "out_features"} == set(before)
-    assert set(plain_state.moved(before, after)) == {"words", "cache"}
+    assert set(kept_state.moved(before, after)) == {"words", "cache"}

@@ -12,7 +12,7 @@ from torch import nn
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Invalid
 from profiler.core.record import Record
-from profiler.measuring.meters import finite_differences
+from profiler.measuring.meters import wrong_gradients
 from profiler.measuring.trial import measure
 from profiler.training.assemble import assemble
 from profiler.training.models.user import as_workload
@@ -156,7 +156,7 @@ def test_of_two_gradients_the_one_is_chosen_that_the_loss_has_and_neither_where_
     def side(first: list[float], second: list[float]) -> str | None:
         built = assemble(case, build=lambda: as_workload(build()))
         before = built.workload.module.weight.detach().clone()
-        found = finite_differences.side(built, {"weight": torch.tensor(first)}, {"weight": torch.tensor(second)})
+        found = wrong_gradients.side(built, {"weight": torch.tensor(first)}, {"weight": torch.tensor(second)})
         assert torch.equal(built.workload.module.weight, before)
         assert built.workload.module.weight.dtype == torch.float32
         return found

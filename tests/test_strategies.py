@@ -18,7 +18,7 @@ from profiler.core.record import Applied
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training.checkpointing.block_segments import checkpoint_segments
-from profiler.training.strategies import segments
+from profiler.training.strategies import chain
 from tests import make
 from tests.chain_models import Branching, Counted, InTuples, Looping, workload
 from tests.conftest import measured
@@ -77,7 +77,7 @@ def test_more_segments_than_modules_are_unsupported_with_both_numbers():
     module = nn.Sequential(Counted(), Counted())
 
     with pytest.raises(Unsupported, match="only 2 blocks for 3 segments"):
-        segments.apply(workload(module, ("0", "1")), k=3)
+        chain.segments(workload(module, ("0", "1")), k=3)
 
 
 def test_one_segment_says_that_it_checkpoints_nothing():
@@ -156,7 +156,7 @@ def test_from_start_takes_the_number_of_forwards_of_keeping_nothing():
 
 
 def test_from_start_works_as_deep_as_it_allows_and_refuses_more():
-    from profiler.training.strategies.from_start import DEEPEST
+    from profiler.training.strategies.chain import DEEPEST
 
     assert sum(calls("from-start", DEEPEST)) == DEEPEST * (DEEPEST + 1) // 2
     with pytest.raises(Unsupported, match="would nest"):
@@ -170,7 +170,7 @@ def test_recursive_computes_no_block_more_often_than_the_chain_can_be_halved():
 
 @pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
 def test_the_square_root_is_rounded_to_the_nearest(length, root):
-    from profiler.training.strategies.sqrt import round_root
+    from profiler.training.strategies.chain import round_root
 
     assert round_root(length) == root
 
@@ -346,7 +346,7 @@ def test_offloading_on_a_cpu_says_that_it_saves_nothing():
 
 
 def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(monkeypatch):
-    from profiler.training.strategies import offload
+    from profiler.training.strategies import whole_model
 
     module, packed, unpacked = nn.Sequential(Counted()), [], []
 
@@ -354,8 +354,8 @@ def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(
         assert not pin_memory
         return saved_tensors_hooks(lambda one: packed.append(one) or one, lambda one: unpacked.append(one) or one)
 
-    monkeypatch.setattr(offload, "save_on_cpu", save_on_cpu)
-    offload.apply(workload(module, ("0",)))
+    monkeypatch.setattr(whole_model, "save_on_cpu", save_on_cpu)
+    whole_model.offload(workload(module, ("0",)))
     loss = module(torch.ones(2, 3)).sum()
     before = len(unpacked)
     loss.backward()
@@ -365,10 +365,10 @@ def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(
 
 
 def test_a_model_without_the_switch_of_hugging_face_is_skipped_with_the_reason():
-    from profiler.training.strategies import hugging_face
+    from profiler.training.strategies import whole_model
 
     with pytest.raises(Unsupported, match=r"as a Hugging Face model has; .* `own` measures them"):
-        hugging_face.apply(workload(nn.Sequential(Counted()), ("0",)))
+        whole_model.hugging_face(workload(nn.Sequential(Counted()), ("0",)))
 
 
 class Denoiser(nn.Module):
@@ -389,11 +389,11 @@ class Denoiser(nn.Module):
 
 
 def test_the_switch_of_diffusers_is_used():
-    from profiler.training.strategies import hugging_face
+    from profiler.training.strategies import whole_model
 
     module = Denoiser()
 
-    applied = hugging_face.apply(workload(module, ("inner",)))
+    applied = whole_model.hugging_face(workload(module, ("inner",)))
     is_on = module.gradient_checkpointing
     applied.switch(False)
 
@@ -405,7 +405,7 @@ def test_the_switch_of_diffusers_is_used():
 
 @pytest.mark.parametrize("word", ["activation", "gradient"])  # the name since transformers 5.23, and the old one
 def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
-    from profiler.training.strategies import hugging_face
+    from profiler.training.strategies import whole_model
 
     class Model(Denoiser):
         def switch(self, on, kwargs=None):
@@ -415,7 +415,7 @@ def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
     setattr(Model, f"{word}_checkpointing_disable", lambda self: self.switch(False))
     module = Model()
 
-    applied = hugging_face.apply(workload(module, ("inner",)))
+    applied = whole_model.hugging_face(workload(module, ("inner",)))
     is_on, given = module.gradient_checkpointing, module.given
     applied.switch(False)
 

@@ -11,15 +11,15 @@ from profiler.rehearsal import build, cuda_libraries, smoke
 from tests.program import gcprof
 
 MODELS = {  # the built-in model: its module, and the batch
-    "mlp:width=512,depth=8": ("mlp.build(4096, width=512, depth=8)", 4096),
-    "cifar-resnet": ("cifar_resnet.build(64)", 64),
-    "mnist-cnn:channels=16,layers=8": ("mnist_cnn.build(32, channels=16, layers=8)", 32),
-    "transformer:layers=2,width=128": ("transformer.build(16, layers=2, width=128)", 16),
+    "mlp:width=512,depth=8": ("built_in.mlp(4096, width=512, depth=8)", 4096),
+    "cifar-resnet": ("built_in.cifar_resnet(64)", 64),
+    "mnist-cnn:channels=16,layers=8": ("built_in.mnist_cnn(32, channels=16, layers=8)", 32),
+    "transformer:layers=2,width=128": ("built_in.transformer(16, layers=2, width=128)", 16),
 }
 LOOP = """
 import os, torch
 from torch.utils.checkpoint import checkpoint
-from profiler.training.models import cifar_resnet, mlp, mnist_cnn, transformer
+from profiler.training.models import built_in
 
 def checkpointed(block):
     forward = block.forward

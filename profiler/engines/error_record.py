@@ -20,8 +20,7 @@ from profiler.core.units import GIB, KIB, MIB
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.devices import environment, open_device, versions
 from profiler.measuring.devices.cpu import available_bytes
-from profiler.measuring.failure_causes import CLOSURE, WHERE, lacks_closure
-from profiler.measuring.forward_changes import CAUSE
+from profiler.measuring.failure_causes import CAUSE, CLOSURE, WHERE, lacks_closure
 from profiler.rehearsal.device import is_open
 from profiler.training.checkpointing.own_checkpoints import HAS_OWN
 from profiler.training.rehearsed_build import ZEROS

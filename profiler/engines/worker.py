@@ -16,9 +16,8 @@ from profiler.engines import tracing
 from profiler.engines.device_survey import survey as survey
 from profiler.engines.error_record import error_record, without_readings
 from profiler.engines.replies import answer, attempt, tell, tell_record
-from profiler.measuring.interleaved_timing import measure_together
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
-from profiler.measuring.trial import measure
+from profiler.measuring.trial import measure, measure_together
 from profiler.predicting import device_trace, late_compiler
 from profiler.predicting.prediction import with_estimates
 from profiler.predicting.staging.stages import stages

@@ -14,15 +14,16 @@ from profiler.core.case import Case
 from profiler.core.record import Applied, Equality, reproducible
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
-from profiler.measuring.forward_changes import CAUSE, what_moves
+from profiler.measuring.failure_causes import CAUSE, what_moves
 from profiler.measuring.memory_pass_digests import weights_kept
-from profiler.measuring.meters import equality, finite_differences, silent_errors, step_results, tensor_values
+from profiler.measuring.meters import equality, step_results, tensor_values, wrong_gradients
 from profiler.measuring.meters.step_results import GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
-from profiler.training import gradient_hooks, missing_gradients, plain_state
+from profiler.training import kept_state, missing_gradients
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
+from profiler.training.optimizers import torch_optim
 from profiler.training.workload import INPUT, OF_LOSS, batch_statistics, compared, local, tensors
 
 COUNT = "num_batches_tracked"
@@ -117,7 +118,7 @@ class _Comparison:
         self.trains = False  # whether any parameter of the compared steps trains
         self.beside: tuple[str, ...] = ()  # leaves that are compared and are no parameters of the module
         self.wrong: str | None = None  # why the gradients of the baseline itself are wrong, if they are seen to be
-        self._doubts = silent_errors.SilentErrors()  # of the baseline's own steps
+        self._doubts = wrong_gradients.SilentErrors()  # of the baseline's own steps
         self._statistics: frozenset[str] = frozenset()  # buffers that hold the batch statistics of norms
         self._lost: tuple[str, ...] = ()  # parameters that train and got no gradient in the trial's own step
         self._bench = bench
@@ -178,7 +179,7 @@ class _Comparison:
     def _mend(self, result: Equality, cause: str) -> None:
         """Compare with a step in which what may be wrong is not, and keep why it is if they differ."""
         plain = step_results.collect(lambda: self._gradients(self._case))
-        with silent_errors.mended():
+        with wrong_gradients.mended():
             right = step_results.collect(lambda: self._gradients(self._case))
         found = equality.compare(right, plain)
         allowed = max(gradient_verdict.NOISE_MARGIN * (result.noise_floor or 0.0), reproducible(self._case.precision))
@@ -203,7 +204,7 @@ class _Comparison:
         case = self._case
         plain = step_results.collect(lambda: self._gradients(case.baseline)).gradients
         own = step_results.collect(lambda: self._gradients(case)).gradients
-        side = finite_differences.side(self._bench.build(case.baseline), plain, own)
+        side = wrong_gradients.side(self._bench.build(case.baseline), plain, own)
         if side == "first":
             return ""
         if side == "second":
@@ -269,12 +270,12 @@ class _Comparison:
         module = built.workload.module
         if nudge:
             step_results.nudge(built.workload)
-        before = plain_state.image(module)
+        before = kept_state.image(module)
         looks = self._case == self._case.baseline == built.case and self._group.mesh is None
         watching = self._doubts.watching() if looks else nullcontext()
-        with gradient_hooks.put_back(compared(built.workload)) as dropped, watching:
+        with torch_optim.put_back(compared(built.workload)) as dropped, watching:
             loss = self._bench.gradients(built)
-        moved = plain_state.moved(before, plain_state.image(module))
+        moved = kept_state.moved(before, kept_state.image(module))
         if built.case == self._case == self._case.baseline:
             self.beside = tuple(name for name in compared(built.workload) if name.startswith((OF_LOSS, INPUT)))
         if built.case.precision == self._case.precision:
@@ -291,7 +292,7 @@ class _Comparison:
                 for parameter in dropped:  # by a hook that has already stepped with it
                     parameter.grad = None
                 optimizer.step()
-                with gradient_hooks.put_back(compared(built.workload)):
+                with torch_optim.put_back(compared(built.workload)):
                     return self._bench.gradients(built, number=2)
 
         return Ran(workload=built.workload, loss=loss, moved=moved, again=again)

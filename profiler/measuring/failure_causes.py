@@ -1,8 +1,9 @@
-"""Finds why a recompute or a backward failed, such as state that the forward changed, and in which module."""
+"""Why a step fails or its recompute differs: state that a forward changes and its recompute reads."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,15 +12,18 @@ from typing import Any
 
 import torch.utils.checkpoint
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.units import few
 from profiler.core.user_code import is_ours, is_theirs
 from profiler.measuring.bench import Bench
-from profiler.measuring.forward_changes import CAUSE, MOST_NAMED, SWITCH, what_moves
-from profiler.training import missing_gradients
-from profiler.training.checkpointing.call_routes import CalledBlock
-from profiler.training.workload import Workload
+from profiler.training import kept_state, missing_gradients, random_sources
+from profiler.training.checkpointing.called_blocks import CalledBlock
+from profiler.training.checkpointing.routed_block import own_class
+from profiler.training.workload import Workload, loss_of
 
 CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint's message, if selective
 CACHED_CAST = (
@@ -162,3 +166,173 @@ def _is_in_recompute(error: Exception) -> bool:
     places = [index for index, frame in enumerate(frames) if frame.filename == torch.utils.checkpoint.__file__]
     backward = [index for index, frame in enumerate(frames) if frame.filename == torch.autograd.graph.__file__]
     return bool(places and backward) and backward[0] < places[-1] < len(frames) - 1
+
+
+CAUSE = "likely cause: "  # prefix of a cause, in a note that is added to an error and in a reason
+SWITCH = "requires_grad of "
+MOST_NAMED = 3
+DEEPEST = 4  # levels of objects within objects that are read
+BUFFER = "the buffer "
+TURNED = (
+    "changed since a checkpointed block ran in the forward, so the recompute saves other tensors: change it "
+    "after the backward, or checkpoint other blocks (--blocks)"
+)
+DUAL = (
+    "the blocks run within a level of forward-mode differentiation (torch.autograd.forward_ad), which is over when the "
+    "backward recomputes them: checkpoint what contains the level, or leave such blocks out (--blocks)"
+)
+FILLED = (
+    "is changed by the forward, as a cache is, and the recompute finds it changed: give each step a cache that its "
+    "blocks only read, or none"
+)
+LENT = (
+    "is called with tensors that stand in for its parameters, as torch.func.functional_call puts them there, and "
+    "recomputed without them: mark the function that makes the call with profiler.block"
+)
+
+
+def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
+    """Return in words what a forward changes that its recompute reads, if anything; `model` is the one that failed."""
+    frozen = _other_switches(workload.module, model) if model is not None else []
+    before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
+    with _watched(workload.module) as calls:
+        loss_of(workload)
+    after = _image(workload)
+    moved = list(kept_state.moved(before, after))
+    are_switches = any(name.startswith(SWITCH) for name in moved)
+    if calls.lent:
+        return f"'{calls.lent}' {LENT}"
+    if calls.is_dual:
+        return DUAL
+    if filled := calls.filled():
+        return f"{few(filled, MOST_NAMED)} {FILLED}"
+    if not are_switches and (turned := calls.turned()):
+        return f"{few(turned, MOST_NAMED)} is {TURNED}"
+    if frozen and not are_switches:
+        return f"{few(frozen, MOST_NAMED)} is not as it was built, perhaps changed between a forward and its recompute"
+    if moved:
+        is_sure = not all(name.startswith(BUFFER) and _kind(before, name) == _kind(after, name) for name in moved)
+        unsure = "" if is_sure else ": perhaps the cause, if the code branches on its values"
+        return f"the forward changes {few(moved, MOST_NAMED)}, which the recompute finds changed{unsure}"
+    later = random_sources.states(workload, next(workload.module.parameters()).device)
+    drawn = [name for name, state in states.items() if name != "torch" and not torch.equal(state, later[name])]
+    return f"the recompute draws different numbers from {', '.join(drawn)}" if drawn else None
+
+
+def _kind(image: kept_state.Image, name: str) -> str:
+    """Return the shape and dtype of a tensor in an image, without the digest of its values."""
+    return image.get(name, "").rpartition(" ")[0]
+
+
+class _Calls:
+    """Records the parameters of modules that are called under a checkpoint, with their requires_grad."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.lent: str | None = None  # the first module that was called with parameters not its own
+        self.is_dual = False  # whether any was called within a level of forward-mode differentiation
+        self._names = {id(child): name for name, child in module.named_modules()}
+        self._own = {id(child): {id(parameter) for parameter in child.parameters()} for child in module.modules()}
+        self._parameters = {id(parameter): (name, parameter) for name, parameter in module.named_parameters()}
+        self._seen: dict[int, set[bool]] = {}
+        self._containers: dict[int, tuple[str, Any, str | None]] = {}  # name, dict or list, text when called
+
+    def called(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Record the parameters of a module that is about to be called."""
+        if id(module) not in self._names or not _is_under_checkpoint(sys._getframe()):
+            return
+        self.is_dual = self.is_dual or forward_ad._current_level >= 0
+        keywords = sys._getframe(1).f_locals.get("kwargs") or {}  # of nn.Module._call_impl, which gives hooks none
+        for argument in (*arguments, *keywords.values()):
+            if isinstance(argument, (dict, list)) and id(argument) not in self._containers:
+                name = f"a {type(argument).__name__} that '{self._names[id(module)]}' is called with"
+                self._containers[id(argument)] = name, argument, kept_state.text(argument)
+        for parameter in module.parameters():
+            if id(parameter) in self._own[id(module)]:
+                self._seen.setdefault(id(parameter), set()).add(parameter.requires_grad)
+            else:
+                self.lent = self.lent or self._names[id(module)]
+
+    def filled(self) -> list[str]:
+        """Return the dicts and lists that have changed since a module was called with them."""
+        return [name for name, held, before in self._containers.values() if kept_state.text(held) != before]
+
+    def turned(self) -> list[str]:
+        """Return the requires_grad switches that have changed since a call, as text."""
+        pairs = [(self._parameters[key], found) for key, found in self._seen.items()]
+        return [f"{SWITCH}{name}" for (name, parameter), found in pairs if found != {parameter.requires_grad}]
+
+
+@contextmanager
+def _watched(module: nn.Module) -> Iterator[_Calls]:
+    """Record the calls of modules while the block runs."""
+    calls = _Calls(module)
+    handle = register_module_forward_pre_hook(calls.called)
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+def _is_under_checkpoint(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _other_switches(fresh: nn.Module, model: nn.Module) -> list[str]:
+    """Return the requires_grad switches of `model` that differ from those of a fresh model."""
+    before, now = _switches(fresh), _switches(model)
+    return [name for name, is_on in before.items() if now.get(name, is_on) != is_on]
+
+
+def _switches(module: nn.Module) -> dict[str, str]:
+    """Return requires_grad of each parameter, as text."""
+    return {f"{SWITCH}{name}": str(parameter.requires_grad) for name, parameter in module.named_parameters()}
+
+
+def _image(workload: Workload) -> kept_state.Image:
+    """Return an image of what a forward may change.
+
+    It covers requires_grad of parameters, buffers, inputs, plain attributes, attributes of other objects that the model
+    holds, and globals of its files.
+    """
+    module = workload.module
+    held = {f"{BUFFER}{name}": _decisive(module, name, buffer) for name, buffer in module.named_buffers()}
+    inputs, _ = pytree.tree_flatten_with_path(workload.batch)
+    held |= {f"the input{pytree.keystr(path)}": leaf for path, leaf in inputs}
+    held |= {f"{home}.{name}": value for home, names in _files(module) for name, value in names.items()}
+    image = {name: text for name, value in held.items() if (text := kept_state.text(value)) is not None}
+    for path, submodule in module.named_modules():
+        image |= dict(_objects(vars(submodule), f"{path}." if path else "", DEEPEST))
+    return _switches(module) | kept_state.image(module) | image
+
+
+def _decisive(module: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor | list[str]:
+    """Return what of a buffer can decide which tensors are saved: for torch.nn's modules, only shape and dtype."""
+    owner = own_class(module.get_submodule(name.rpartition(".")[0]))
+    return [str(buffer.shape), str(buffer.dtype)] if owner.__module__.startswith("torch.nn.") else buffer
+
+
+def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the plain attributes of objects that are neither modules nor plain values, by full name."""
+    for name, value in list(values.items()):
+        is_plain = value is None or isinstance(value, kept_state.KINDS)
+        if name in kept_state.OF_TORCH or is_plain or isinstance(value, (nn.Module, type)) or not depth:
+            continue
+        own = getattr(value, "__dict__", {})
+        for attribute, held in list(own.items()):
+            if (text := kept_state.text(held)) is not None:
+                yield f"{prefix}{name}.{attribute}", text
+        yield from _objects(own, f"{prefix}{name}.", depth - 1)
+
+
+def _files(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
+    """Return the user's files that define the modules' classes, each with its globals."""
+    kinds = (kind for submodule in module.modules() for kind in type(submodule).__mro__)  # FSDP2 subclasses theirs
+    names = dict.fromkeys(kind.__module__ for kind in kinds)
+    homes = [sys.modules[name] for name in names if name in sys.modules]
+    return [
+        (home.__name__, {name: value for name, value in vars(home).items() if not name.startswith("__")})
+        for home in homes
+        if is_theirs(getattr(home, "__file__", None) or "<")
+    ]

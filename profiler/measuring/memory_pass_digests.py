@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters.step_digests import StepDigests
+from profiler.measuring.meters.step_results import StepDigests
 from profiler.training import precision
 from profiler.training.assemble import Assembled
 from profiler.training.workload import Mark, Step, Workload, local, trained

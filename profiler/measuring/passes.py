@@ -20,10 +20,8 @@ from profiler.measuring import memory_pass_digests
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import flops, memory, memory_growth, operators
 from profiler.measuring.meters import time as timing
-from profiler.measuring.meters.context_bytes import kept_on_ctx
-from profiler.measuring.meters.needless_graph import frozen_modules, needless_bytes
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
-from profiler.measuring.meters.saved_by_blocks import SavedByBlocks
+from profiler.measuring.meters.saved_graph import SavedByBlocks, frozen_modules, kept_on_ctx, needless_bytes
 from profiler.measuring.ranks import Ranks
 from profiler.training.assemble import Assembled
 from profiler.training.compiled_code import compiled_modules

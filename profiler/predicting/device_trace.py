@@ -35,7 +35,7 @@ from profiler.predicting.block_lives import BlockLife, BlockLives
 from profiler.predicting.device_tracer import DeviceTracer, addresses, snapshot
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
-from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter
+from profiler.training.optimizers.torch_optim import own_tensors, state_by_parameter
 from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload, drop_gradients, loss_of, uncollected
 

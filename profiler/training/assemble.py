@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
@@ -17,7 +18,6 @@ from profiler.core.record import Applied, Built, Note
 from profiler.training import (
     blocks,
     distributed,
-    eval_modes,
     marked_functions,
     models,
     optimizers,
@@ -25,7 +25,6 @@ from profiler.training import (
     random_sources,
     strategies,
 )
-from profiler.training.block_calls import count_calls
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
@@ -136,7 +135,7 @@ def assemble(
         remarks.append(
             Note(code="GCP009", text="the model brings its own optimizer, which is used instead of --optimizer")
         )
-    if text := eval_modes.remark(workload.module):
+    if text := eval_remark(workload.module):
         remarks.append(Note(code="GCP043", text=text))
     applied = msgspec.structs.replace(applied, notes=(*applied.notes, *remarks), switch=None)  # the switch holds it
     if mesh:
@@ -301,3 +300,56 @@ def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
     build, options = catalogue.load(case.optimizer, optimizers.TABLE)
     optimizer: torch.optim.Optimizer = build(workload.module.parameters(), **options)
     return optimizer
+
+
+def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
+    """Count the calls of each block's forward, below any strategy's wrapper; return a function that stops counting."""
+    calls[:] = [0] * len(workload.blocks)
+    blocks = [workload.block(name) for name in workload.blocks]
+    own = [(block, block.__dict__.get("forward")) for block in blocks]
+    for index, block in enumerate(blocks):
+        block.forward = _counting(block.forward, calls, index)
+
+    def uncount() -> None:
+        for block, forward in reversed(own):
+            if forward is None:
+                block.__dict__.pop("forward", None)
+            else:
+                block.forward = forward
+
+    return uncount
+
+
+def _counting(forward: Callable[..., Any], calls: list[int], index: int) -> Callable[..., Any]:
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        calls[index] += 1
+        return forward(*arguments, **keywords)
+
+    return counted
+
+
+MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
+
+
+def eval_remark(module: nn.Module) -> str | None:
+    """Return a sentence on what is in eval mode while parameters train; None if that makes no difference."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return None
+    layers = [layer for layer in module.modules() if isinstance(layer, MODAL) and _trains(layer)]
+    resting = [layer for layer in layers if not layer.training]
+    switched = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False) is True]
+    off = (
+        "; its own checkpointing is switched on, but has no effect in eval mode"
+        if any(not s.training for s in switched)
+        else ""
+    )
+    if not resting and not off:
+        return None
+    count = f"{len(resting)} of {len(layers)} dropout and BatchNorm layers are" if layers else "the model is"
+    return f"{count} in eval mode, as the factory returned them{off}; .train() in the factory changes it"
+
+
+def _trains(layer: nn.Module) -> bool:
+    """Whether a layer has trainable parameters, or no parameters at all."""
+    own = list(layer.parameters())
+    return not own or any(parameter.requires_grad for parameter in own)

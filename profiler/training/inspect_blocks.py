@@ -11,7 +11,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.record import BlockSummary, ModelSummary
 from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing.call_routes import CalledBlock
+from profiler.training.checkpointing.called_blocks import CalledBlock
 from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.workload import Workload, num_parameters, tensors
 

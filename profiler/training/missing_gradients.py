@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from profiler.core.units import few
-from profiler.training.checkpointing.one_forward import TensorUses
+from profiler.training.checkpointing.observed_forward import TensorUses
 from profiler.training.workload import Workload, restored, tensors
 
 MOST_NAMED = 3

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.analysis.rows import rows
 from profiler.core.record import Conditions, Record
-from profiler.measuring.devices import nvml
+from profiler.measuring.devices import cuda as nvidia
 from profiler.measuring.devices.cpu import Cpu
 from profiler.measuring.devices.cuda import Cuda
 from tests.conftest import measured
@@ -44,21 +44,21 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     ],
 )
 def test_fault_09_without_nvml_or_the_board_there_is_a_reason(monkeypatch, library, uuid, why):
-    monkeypatch.setattr(nvml, "pynvml", library)
+    monkeypatch.setattr(nvidia, "pynvml", library)
 
-    assert nvml.find(uuid) == why
+    assert nvidia.find_board(uuid) == why
 
 
 def test_fault_09_what_a_board_does_not_tell_is_none(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml())
+    monkeypatch.setattr(nvidia, "pynvml", Nvml())
 
-    assert nvml.find("12-34").conditions(1.0) == Conditions(at_seconds=1.0)
+    assert nvidia.find_board("12-34").conditions(1.0) == Conditions(at_seconds=1.0)
 
 
 def test_fault_09_a_mig_device_is_found_by_its_own_name(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", Nvml(uuid="MIG-56"))
+    monkeypatch.setattr(nvidia, "pynvml", Nvml(uuid="MIG-56"))
 
-    assert isinstance(nvml.find("MIG-56"), nvml.Board)
+    assert isinstance(nvidia.find_board("MIG-56"), nvidia.Board)
 
 
 def test_fault_09_the_record_is_whole_and_says_why_the_fields_are_empty(monkeypatch):

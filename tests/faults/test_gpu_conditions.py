@@ -15,7 +15,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
 from profiler.engines.local import SLACK_BYTES, Local
-from profiler.measuring.devices import nvml
+from profiler.measuring.devices import cuda
 from profiler.measuring.devices.cuda import Cuda
 from profiler.runs import store
 from tests import make
@@ -63,7 +63,7 @@ def test_fault_09_the_conditions_are_told_or_the_reason_is(engine):
 
 
 def test_fault_09_without_nvml_the_device_measures_all_the_same(monkeypatch):
-    monkeypatch.setattr(nvml, "pynvml", None)
+    monkeypatch.setattr(cuda, "pynvml", None)
     device = Cuda("cuda:0")
 
     assert device.conditions().clock_hertz is None

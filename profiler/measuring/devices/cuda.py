@@ -1,10 +1,13 @@
-"""A CUDA device: bytes by the caching allocator's statistics, time by CUDA events."""
+"""A CUDA device: bytes by the caching allocator's statistics, time by CUDA events, and what NVML tells of the board."""
 
 from __future__ import annotations
 
 import gc
+import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward
@@ -12,7 +15,7 @@ from torch.autograd.graph import _engine_run_backward
 from profiler.core import gpu_kinds
 from profiler.core.errors import Unsupported
 from profiler.core.record import Conditions
-from profiler.measuring.devices import Facts, Span, nvml
+from profiler.measuring.devices import Facts, Span
 
 VERSION = Path("/proc/driver/nvidia/version")
 
@@ -119,7 +122,7 @@ class Cuda:
         self._device = torch.device(gpu_kinds.visible(name))
         torch.cuda.set_device(self._device)
         self._opened = time.monotonic()
-        self._board: nvml.Board | str | None = None  # or why there is none; None before it is looked up
+        self._board: Board | str | None = None  # or why there is none; None before it is looked up
 
     @property
     def is_hollow(self) -> bool:
@@ -169,10 +172,10 @@ class Cuda:
         board = self._looked_up()
         return board if isinstance(board, str) else None
 
-    def _looked_up(self) -> nvml.Board | str:
+    def _looked_up(self) -> Board | str:
         if self._board is None:
             uuid = self.facts().uuid
-            self._board = nvml.find(uuid) if uuid else "torch does not report the device's UUID"
+            self._board = find_board(uuid) if uuid else "torch does not report the device's UUID"
         return self._board
 
 
@@ -191,4 +194,74 @@ def _let_go_of_graphs(device: torch.device) -> None:
 def _driver() -> str | None:
     """Return the driver's version from /proc, else from NVML; None if neither has it."""
     words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or nvml.driver()
+    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or driver_version()
+
+
+try:
+    import pynvml
+except ImportError:  # the extra `gpu` installs it
+    pynvml = None
+
+# nvmlClocksThrottleReason...; the other bits are settings, not problems. Source: nvml.h
+HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
+
+
+def find_board(uuid: str) -> Board | str:
+    """Return the board with torch's UUID, or why there is none: NVML is missing or does not know it."""
+    if pynvml is None:
+        return "pynvml is not installed: pip install 'gcprof[gpu]'"
+    try:
+        pynvml.nvmlInit()
+        return Board(pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"))
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
+
+
+def driver_version() -> str | None:
+    """Return the driver_version's version; None without NVML."""
+    if pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+class Board:
+    """One board; a number that it does not report is None."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def conditions(self, at_seconds: float) -> Conditions:
+        """Read the board, in about a millisecond; this process must have used the device before."""
+        reasons = self._reading(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        processes = self._reading(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        return Conditions(
+            at_seconds=at_seconds,
+            clock_hertz=self._reading(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            highest_clock_hertz=self._reading(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, unit=1e6),
+            celsius=self._reading(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU, unit=1.0),
+            watts=self._reading(pynvml.nvmlDeviceGetPowerUsage, unit=1e-3),
+            limit_watts=self._reading(pynvml.nvmlDeviceGetEnforcedPowerLimit, unit=1e-3),
+            held_by=tuple(dict.fromkeys(name for bit, name in HOLDS.items() if reasons & bit)),
+            # one of them is this process, whose id may differ in a container
+            num_others=None if processes is None else max(0, len(processes) - 1),
+            others_bytes=None if processes is None else _held_by_others(processes),
+        )
+
+    def _reading(self, query: Callable[..., Any], *which: int, unit: float | None = None) -> Any:
+        try:
+            answer = query(self._handle, *which)
+        except pynvml.NVMLError:
+            return None
+        return answer if unit is None else answer * unit
+
+
+def _held_by_others(processes: Sequence[Any]) -> int | None:
+    """Return the bytes of other processes; None if the system hides them, or our process id is not listed."""
+    others = [process for process in processes if process.pid != os.getpid()]
+    held = [process.usedGpuMemory for process in others]
+    is_listed = not processes or len(others) < len(processes)
+    return int(sum(held)) if is_listed and None not in held else None

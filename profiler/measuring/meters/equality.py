@@ -13,7 +13,7 @@ from profiler.core.record import Equality
 from profiler.measuring.meters.step_results import Gradients, GradientStep, Results, Second, collect, collect_two
 from profiler.measuring.meters.tensor_values import difference, equal_bits, largest
 from profiler.measuring.ranks import ALONE, Group
-from profiler.training import plain_state
+from profiler.training import kept_state
 
 ROUNDING = 2.0**-12  # relative, the square root of fp32's last bit: kernels that differ by more do different work
 LEAST_SCALE = 2.0**-8  # of the model's largest gradient; fp32 rounds a 0 to up to 2**-19 of it, < 0.001 of this
@@ -151,7 +151,7 @@ def compare(reference: Results, other: Results) -> Equality:
         differing_buffers=tuple(sorted(buffers, key=lambda name: (name in reference.counts, -buffers[name]))),
         worst_parameter=worst[0] if differences[worst] else None,
         worst_step=worst[1] if differences[worst] else None,
-        moved=tuple(plain_state.moved(dict(reference.moved), dict(other.moved))),
+        moved=tuple(kept_state.moved(dict(reference.moved), dict(other.moved))),
         missing=tuple(missing),
         num_gradients=sum(gradient is not None for gradient in reference.gradients.values()),
     )

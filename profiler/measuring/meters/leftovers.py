@@ -9,7 +9,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from profiler.measuring.devices import Device
-from profiler.training.gradient_hooks import hooks_of, let_go
+from profiler.training.optimizers.torch_optim import hooks_of, let_go
 from profiler.training.workload import Workload, allocated_bytes, dense_parts, tensors
 
 

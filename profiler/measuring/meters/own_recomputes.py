@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from profiler.core.trace_data import Operator
 from profiler.core.units import few
 from profiler.core.user_code import frames
-from profiler.training.checkpointing.one_forward import run_forward
+from profiler.training.checkpointing.observed_forward import run_forward
 from profiler.training.workload import Workload
 
 MOST_NAMED = 3  # modules

@@ -1,4 +1,4 @@
-"""The results of a training step, copied to the host: loss, gradients, buffers, random state."""
+"""The results of a training step, copied to the host, and their digests: loss, gradients, buffers, random state."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch import nn
 
-from profiler.measuring.meters.tensor_values import HOST, copied, dense, digest_of
-from profiler.training import random_sources
-from profiler.training.workload import Workload, batch_counts, compared, local
+from profiler.measuring.meters.tensor_values import HOST, Digest, copied, dense, digest_of
+from profiler.training import kept_state, missing_gradients, random_sources
+from profiler.training.workload import Mark, Workload, batch_counts, compared, local, trained
 
 Gradients = dict[str, torch.Tensor | None]  # of the parameters, by name; sparse where the step's are
 
@@ -132,3 +132,67 @@ def gradients_of(workload: Workload) -> Gradients:
 def _copied(gradient: torch.Tensor) -> torch.Tensor:
     """Return a copy on the host in the gradient's own layout: some optimizers take no other."""
     return gradient.detach().coalesce().to("cpu", copy=True) if gradient.is_sparse else copied(gradient)
+
+
+class StepDigests:
+    """Digests of two steps of a fresh workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.digests: dict[str, str] = {}  # of both steps, once they are finished; empty if they could not be taken
+        self._has_failed = False
+        self.tells = False  # whether any gradient was finite and not zero
+        self.trains = any(parameter.requires_grad for parameter in trained(workload).values())
+        self.lost: tuple[str, ...] = ()  # parameters that train and got no gradient
+        self._workload = workload
+        self._before = kept_state.image(workload.module)
+        self._num_steps = 0
+        self._first: dict[str, str] = {}
+        self._later = Digest()
+
+    def watched(self, step: Callable[[Mark], torch.Tensor]) -> Callable[[Mark], torch.Tensor]:
+        """Return the step, which is to be run twice, with digests taken."""
+
+        def run(mark: Mark) -> torch.Tensor:
+            self._num_steps += 1
+            loss = step(self._looking(mark) if self._num_steps == 1 else mark)
+            self._taken(lambda: self._of_loss(loss))
+            return loss
+
+        return run
+
+    def _of_loss(self, loss: torch.Tensor) -> None:
+        if self._num_steps == 2:
+            self._later.add({"loss": copied(loss)})
+            return
+        random_states = random_sources.states(self._workload, loss.device)
+        self._first |= {"loss": digest_of({"loss": copied(loss)}), "random": digest_of(random_states)}
+
+    def finish(self) -> None:
+        """Add the second step's gradients, while they exist, and complete the digests."""
+        self._taken(lambda: self._later.add(gradients_of(self._workload)))
+        self.digests = {} if self._has_failed else {**self._first, "second step": self._later.text()}
+        del self._workload
+
+    def _taken(self, look: Callable[[], None]) -> None:
+        """Take a digest. What cannot be read (it is of a user's class, or memory runs out) must not end the step."""
+        try:
+            look()
+        except Exception:  # noqa: BLE001  the equality pass, which reads the same, tells why
+            self._has_failed = True
+
+    def _looking(self, mark: Mark) -> Mark:
+        """Return a mark that also takes digests after the backward, before the optimizer's step."""
+
+        def marked(phase: str) -> None:
+            if phase == "optimizer":
+                self._taken(self._of_gradients)
+            mark(phase)
+
+        return marked
+
+    def _of_gradients(self) -> None:
+        module, gradients = self._workload.module, gradients_of(self._workload)
+        moved = kept_state.moved(self._before, kept_state.image(module))
+        self._first |= state_digests(gradients, buffers_of(module), moved)
+        self.tells = tells(gradients.values())
+        self.lost = missing_gradients.without_gradient(module)

@@ -14,7 +14,7 @@ from profiler.core.trace_data import Allocation, Operator, Trace, recompute_ends
 from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.saved_tensors import SavedTensors
 from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
-from profiler.training.optimizers.wrapped import own_tensors, state_by_parameter, wrapped
+from profiler.training.optimizers.torch_optim import own_tensors, state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, tensors
 
 TRIES = 3

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
-from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
+from profiler.measuring.meters.flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.unfused import uncompiled
-from profiler.training.checkpointing.call_routes import CalledBlock, running_name
+from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
-from profiler.training.checkpointing.call_routes import CalledBlock
+from profiler.training.checkpointing.called_blocks import CalledBlock
 from profiler.training.workload import Workload
 
 HELD = "_held_statistics"

@@ -14,9 +14,8 @@ from profiler.core.errors import Unsupported
 from profiler.core.plan_file import recompute_counts
 from profiler.core.record import Note
 from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing.call_routes import run_ahead
-from profiler.training.checkpointing.linked_blocks import refuse_unlinked
-from profiler.training.checkpointing.observed_forward import Observation
+from profiler.training.checkpointing.called_blocks import run_ahead
+from profiler.training.checkpointing.observed_forward import Observation, refuse_unlinked
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.checkpointing.routed_block import route, unroute
 from profiler.training.workload import Workload

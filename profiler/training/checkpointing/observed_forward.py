@@ -1,24 +1,27 @@
-"""One observed forward: which blocks feed each other, and what each saves."""
+"""One observed forward: which blocks feed each other, what each saves, and whether they can run as one segment."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import TensorWeakRef
 
-from profiler.core.errors import NotOnce
-from profiler.training.checkpointing.one_forward import NotKept, TensorUses, run_forward
-from profiler.training.checkpointing.routed_block import route, unroute
+from profiler.core.errors import NotOnce, Unsupported
+from profiler.training import kept_state
+from profiler.training.checkpointing.routed_block import own_class, route, unroute
 from profiler.training.checkpointing.split import ChainBytes
-from profiler.training.workload import Workload, tensors
+from profiler.training.workload import Workload, restored, tensors
 
 NOT_ONCE = (
     "the blocks do not run once each in the order of their names; choose others with --blocks, or mark the function"
@@ -277,3 +280,100 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
         return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
     return first is second or (isinstance(first, (bool, int, float, str)) and first == second)
+
+
+METADATA = {  # functions of a tensor that do not use its contents
+    "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
+    "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
+    "untyped_storage",
+}  # fmt: skip
+
+
+NO_HOOKS = "support saved tensor hooks"  # torch.func's message, as in a forward that calls torch.func.grad
+
+
+class NotKept(Exception):
+    """A backward within the forward needs a saved tensor that was not kept."""
+
+
+class Refused(Unsupported):
+    """The forward allows no hooks on what autograd saves."""
+
+
+def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tensor], None] | None = None) -> None:
+    """Run one forward and leave everything as it was; `saved` is called with each tensor that autograd would save.
+
+    Raises NotKept if the forward differentiates and nothing is kept, and Refused if it allows no hooks, which only a
+    forward that `keeps` all and calls no `saved` does without.
+    """
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | None:
+        if saved is not None:
+            saved(tensor)  # every node of the graph keeps this hook: see observed_forward._Saved
+        return tensor.detach() if keeps else None
+
+    hooks = nullcontext() if keeps and saved is None else saved_tensors_hooks(pack, _unpack)
+    try:
+        with restored(workload.module), kept_state.kept(workload.module), hooks:
+            workload.loss(workload.module, workload.batch)
+    except RuntimeError as error:
+        if NO_HOOKS not in str(error):
+            raise
+        text = "its forward, which calls torch.func, allows no hooks on what autograd saves; `all` needs none"
+        raise Refused(f"what the blocks save cannot be seen: {text}") from error
+
+
+def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
+    if kept is None:
+        raise NotKept
+    return kept
+
+
+class TensorUses(TorchFunctionMode):
+    """Function mode that calls `use` with every tensor that is used, in Python or by an operator."""
+
+    def __init__(self, use: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._use = use
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if tensors(result) or function.__name__ not in METADATA:
+            for tensor in tensors((arguments, keywords)):
+                self._use(tensor)
+        return result
+
+
+def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observation | None:
+    """Raise Unsupported if a block does not feed only the next one; return the forward that was observed, if any."""
+    if workload.batch is None and _is_chain(workload, pairs):
+        return None
+    seen = observe(workload)
+    for feeding, fed in pairs:
+        if fed != feeding + 1 or not seen.linked[feeding]:
+            names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
+            reason = "the second takes more than the first's output, or that output is also used elsewhere"
+            if fed in seen.takes:
+                reason = (
+                    f"the second takes {seen.takes[fed]}, but blocks of one segment can only pass tensors to each other"
+                )
+            raise Unsupported(f"{names} cannot be run together: {reason}")
+    return seen
+
+
+def _is_chain(workload: Workload, pairs: list[tuple[int, int]]) -> bool:
+    """Whether nested Sequentials alone, each module there once, run the pairs in a row; then no forward is needed."""
+    names = _strung(workload.module, workload.blocks)
+    modules = {workload.module.get_submodule(name) for name in names}
+    behind = set(pairwise(names))
+    return len(modules) == len(names) and all((workload.blocks[a], workload.blocks[b]) in behind for a, b in pairs)
+
+
+def _strung(module: nn.Module, blocks: tuple[str, ...], name: str = "") -> list[str]:
+    """Return the names of what nested Sequentials run, in order, down to the blocks."""
+    if name in blocks or own_class(module).forward is not nn.Sequential.forward:
+        return [name]
+    children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items() if child]
+    return [path for key, child in children for path in _strung(child, blocks, key)]

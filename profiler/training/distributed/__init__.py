@@ -6,6 +6,6 @@ keyword-only parameters are the options. It raises Unsupported if it cannot be a
 """
 
 TABLE = {
-    "ddp": "profiler.training.distributed.ddp:distribute",
-    "fsdp2": "profiler.training.distributed.fsdp2:distribute",
+    "ddp": "profiler.training.distributed.torch_ranks:ddp",
+    "fsdp2": "profiler.training.distributed.torch_ranks:fsdp2",
 }

@@ -5,15 +5,15 @@ its keyword-only parameters are the options. It returns a Workload.
 """
 
 TABLE = {
-    "mlp": "profiler.training.models.mlp:build",
-    "mnist-cnn": "profiler.training.models.mnist_cnn:build",
-    "cifar-resnet": "profiler.training.models.cifar_resnet:build",
-    "transformer": "profiler.training.models.transformer:build",
-    "dense-chain": "profiler.training.models.dense_chain:build",
+    "mlp": "profiler.training.models.built_in:mlp",
+    "mnist-cnn": "profiler.training.models.built_in:mnist_cnn",
+    "cifar-resnet": "profiler.training.models.built_in:cifar_resnet",
+    "transformer": "profiler.training.models.built_in:transformer",
+    "dense-chain": "profiler.training.models.built_in:dense_chain",
     "torchvision": "profiler.training.models.torchvision:build",
     "timm": "profiler.training.models.timm:build",
     "hf": "profiler.training.models.hugging_face:build",
-    "llama": "profiler.training.models.llama:build",
+    "llama": "profiler.training.models.hugging_face:llama",
     "*": "profiler.training.models.user:build",
 }
 

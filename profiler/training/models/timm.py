@@ -8,7 +8,7 @@ from torch import nn
 
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported, similar
-from profiler.training.models.images import classified, fitting, side
+from profiler.training.models.torchvision import classified, fitting, side
 from profiler.training.workload import Workload
 
 try:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from profiler.core import function_source
 from profiler.core.errors import Invalid
 from profiler.core.user_code import exited
-from profiler.training.gradient_hooks import held_by
+from profiler.training.optimizers.torch_optim import held_by
 from profiler.training.workload import Workload
 
 KEYS = ("module", "batch", "loss", "optimizer")

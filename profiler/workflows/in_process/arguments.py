@@ -24,7 +24,7 @@ from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.predicting.trace.fake_modules import DEEPCOPY
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
-from profiler.training import optimizers, reached_state
+from profiler.training import kept_state, optimizers
 from profiler.training.assemble import Build
 from profiler.training.models.user import as_workload, refuse_other_arguments
 from profiler.training.workload import Workload
@@ -62,7 +62,7 @@ def undisturbed(function: Callable[P, T]) -> Callable[P, T]:
         def work() -> T:
             for device in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
                 torch.cuda.synchronize(device)  # tensors may still be written on a stream of the caller's thread
-            with reached_state.put_back(arguments, keywords), in_words_of_python():
+            with kept_state.put_back(arguments, keywords), in_words_of_python():
                 return function(*arguments, **keywords)
 
         return own_thread.run(work)
@@ -171,7 +171,7 @@ def name_of(model: Model) -> str:
 def _copies(module: nn.Module, batch: Any, loss: Any) -> Callable[[], Any]:
     def made() -> tuple[Any, ...]:
         parts = (module, batch) if loss is None else (module, batch, loss)
-        owned = {id(source): source.clone_state() for source in reached_state.generators(parts)}
+        owned = {id(source): source.clone_state() for source in kept_state.generators(parts)}
         is_traced = isinstance(torch.empty(0), FakeTensor)
         of = _Twins().of if is_traced else _copied
         parameters = own_thread.replaced(nn.Parameter, __deepcopy__=of) if is_traced else nullcontext()

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from profiler.core.errors import Unsupported
-from profiler.training.gradient_hooks import hooks_of
 from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
 from profiler.training.models import live
+from profiler.training.optimizers.torch_optim import hooks_of
 
 
 def pack(parts: Any, path: Path) -> None:

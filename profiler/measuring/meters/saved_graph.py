@@ -1,0 +1,241 @@
+"""What the graph of a loss keeps: needlessly, on ctx of custom Functions, and outside of the blocks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from profiler.core.units import bytes_text
+from profiler.training.blocks import offered_blocks
+from profiler.training.workload import Workload, bytes_by_storage, restored, tensors, trained
+
+LEAST = 0.01  # of all that is saved: less is not worth a note
+SAVED = "_saved_"  # prefix of a node's attributes that return what it saved
+
+
+def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
+    """Return the bytes that the graph of a loss saves only for nodes that lead to no parameter and no batch tensor.
+
+    Parameters, buffers and the batch do not count. 0 if it is at most the share LEAST of all that is saved.
+    """
+    wanted = _wanted(workload)
+    needless: dict[int, int] = {}
+    needed: dict[int, int] = {}
+    saved = saved_bytes(loss, workload)
+    for node, is_needed in _needs(loss.grad_fn, wanted).items():
+        (needed if is_needed else needless).update(saved[node])
+    nbytes = sum(size for storage, size in needless.items() if storage not in needed)
+    return nbytes if nbytes > LEAST * (nbytes + sum(needed.values())) else 0
+
+
+def saved_bytes(loss: torch.Tensor, workload: Workload) -> dict[Node, dict[int, int]]:
+    """Return what each node of a loss's graph saves, in bytes by storage, without parameters, buffers and the batch."""
+    resident = bytes_by_storage(resting(workload))
+    saved = {node: bytes_by_storage(list(_saved(node))) for node in _needs(loss.grad_fn, set())}
+    return {
+        node: {storage: nbytes for storage, nbytes in own.items() if storage not in resident}
+        for node, own in saved.items()
+    }
+
+
+def resting(workload: Workload) -> list[torch.Tensor]:
+    """Return the parameters, the buffers and the batch, which are there whatever is saved."""
+    return [*workload.module.parameters(), *workload.module.buffers(), *tensors(workload.batch)]
+
+
+def frozen_modules(workload: Workload) -> list[str]:
+    """Return the outermost frozen modules whose output has a graph that leads to no wanted gradient."""
+    wanted, names = _wanted(workload), dict[str, None]()
+
+    def look(name: str) -> Any:
+        def looked(module: nn.Module, inputs: Any, output: Any) -> None:
+            ends = [tensor.grad_fn for tensor in tensors(output) if tensor.grad_fn is not None]
+            if ends and not any(_needs(end, wanted)[end] for end in ends):
+                names.setdefault(name)
+
+        return looked
+
+    handles = [module.register_forward_hook(look(name)) for name, module in _outermost_frozen(workload.module)]
+    try:
+        with restored(workload.module):
+            workload.loss(workload.module, workload.batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(names)
+
+
+def _wanted(workload: Workload) -> set[int]:
+    """Return the ids of all tensors whose gradients may be read: the parameters and the batch."""
+    return {id(tensor) for tensor in (*trained(workload).values(), *tensors(workload.batch))}
+
+
+def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
+    """Return, for every node of a graph, whether a wanted tensor gets its gradient through it."""
+    order: list[Node] = []
+    waiting, seen = [(first, False)], set()
+    while waiting:
+        node, is_done = waiting.pop()
+        if node is None or (node in seen and not is_done):
+            continue
+        if is_done:
+            order.append(node)
+            continue
+        seen.add(node)
+        waiting += [(node, True), *((below, False) for below, _ in node.next_functions)]
+    needs: dict[Node, bool] = {}
+    for node in order:  # a node comes after all those below it
+        leaf = getattr(node, "variable", None)
+        is_wanted = isinstance(leaf, nn.Parameter) or (leaf is not None and id(leaf) in wanted)  # FSDP2 gathers others
+        needs[node] = is_wanted or any(needs.get(below, False) for below, _ in node.next_functions if below)
+    return needs
+
+
+def _saved(node: Node) -> Iterator[torch.Tensor]:
+    """Yield what a node has saved, as a built-in operator or by `save_for_backward`; for a leaf's node, the leaf."""
+    names = [name for name in dir(node) if name.startswith(SAVED)] or ["saved_tensors", "variable"]
+    for name in names:
+        yield from tensors(getattr(node, name, None))
+
+
+def _outermost_frozen(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    parameters = list(module.parameters())
+    if name and parameters and not any(parameter.requires_grad for parameter in parameters):
+        yield name, module
+        return
+    for key, child in module.named_children():
+        yield from _outermost_frozen(child, f"{name}.{key}" if name else key)
+
+
+def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
+    """Return the bytes of tensors on the ctx of each class of Function in the graph of a loss, the largest first.
+
+    Tensors saved by `save_for_backward` do not count, nor do parameters, buffers, the batch, and what PyTorch's own
+    Functions keep. A storage counts for the first class that has it.
+    """
+    module = workload.module
+    resident = bytes_by_storage([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
+    seen = set(resident)
+    found: dict[str, int] = {}
+    for node in _nodes(loss):
+        function = getattr(type(node), "_forward_cls", None)
+        if function is None or function.__module__.startswith("torch."):
+            continue
+        own = bytes_by_storage(tensors(dict(getattr(node, "__dict__", {}))))
+        nbytes = sum(size for storage, size in own.items() if storage not in seen)
+        seen |= own.keys()
+        found[function.__name__] = found.get(function.__name__, 0) + nbytes
+    return {name: found[name] for name in sorted(found, key=lambda name: -found[name]) if found[name]}
+
+
+def _nodes(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield every node of the autograd graph of a tensor."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [below for below, _ in node.next_functions]
+            yield node
+
+
+GAIN = 0.25  # of all that is saved: blocks that lower it by less are not named, as a backward takes more than that
+
+
+class _Call(NamedTuple):
+    """One call of a module: autograd numbers the nodes of a forward, and those it made begin at `first`."""
+
+    module: str
+    first: int
+    last: int  # the first number after it
+    inputs: dict[int, int]  # bytes by storage
+
+
+class SavedByBlocks:
+    """Watches the calls of every module that could be a block."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._offered = offered_blocks(workload.module)
+        self._calls: list[_Call] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note each call within; the hooks change nothing."""
+        names = dict.fromkeys(name for names in self._offered.values() for name in names)
+        modules = [(name, self._workload.module.get_submodule(name)) for name in names]
+        begun, resident = list[int](), bytes_by_storage(resting(self._workload))
+
+        def enter(module: Any, arguments: Any, keywords: Any) -> None:
+            begun.append(torch._C._autograd._get_sequence_nr())
+
+        def leave(name: str) -> Any:
+            def left(module: Any, arguments: Any, keywords: Any, output: Any) -> None:
+                last, inputs = torch._C._autograd._get_sequence_nr(), tensors((arguments, keywords))
+                given = {storage: size for storage, size in bytes_by_storage(inputs).items() if storage not in resident}
+                self._calls.append(_Call(name, begun.pop(), last, given))
+
+            return left
+
+        handles = [module.register_forward_pre_hook(enter, with_kwargs=True) for _, module in modules]
+        handles += [module.register_forward_hook(leave(name), with_kwargs=True) for name, module in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def remark(self, loss: torch.Tensor) -> str | None:
+        """Return what is outside of the workload's blocks and which others hold it; None unless these save more."""
+        savers: dict[int, tuple[int, int, int]] = {}  # by storage: its bytes, the first and the last node that saves it
+        for node, saved in saved_bytes(loss, self._workload).items():
+            for storage, nbytes in saved.items():
+                number = node._sequence_nr()
+                _, first, last = savers.get(storage, (nbytes, number, number))
+                savers[storage] = nbytes, min(first, number), max(last, number)
+        total = sum(nbytes for nbytes, _, _ in savers.values())
+        own = self._left(self._workload.blocks, savers)
+        if not total or own.within > total / 2:
+            return None
+        others = [(self._left(names, savers), pattern) for pattern, names in self._offered.items() if pattern]
+        best, pattern = min(others, default=(own, ""))
+        if best.most > min(own.most, total) - GAIN * total:
+            return None
+        percent = (1 - own.within / total) * 100
+        return (
+            f"{percent:.0f} % of what the forward saves is outside of the blocks that strategies checkpoint; with "
+            f"--blocks '{pattern}', `all` keeps and recomputes at most {bytes_text(best.most)} of {bytes_text(total)}"
+        )
+
+    def _left(self, names: Sequence[str], savers: dict[int, tuple[int, int, int]]) -> _Left:
+        """Return what stays where each of these blocks is a checkpoint, with what its largest recompute brings back."""
+        calls = sorted((call for call in self._calls if call.module in names), key=lambda call: call.first)
+        begins = [call.first for call in calls]
+        inputs = {storage: nbytes for call in calls for storage, nbytes in call.inputs.items()}
+
+        def at(number: int) -> int | None:
+            """Return the place of the call that made this node."""
+            place = bisect_right(begins, number) - 1
+            return place if place >= 0 and number < calls[place].last else None
+
+        kept, within, freed = 0, 0, [0] * len(calls)
+        for storage, (nbytes, first, last) in savers.items():
+            begin, end = at(first), at(last)
+            within += nbytes if begin is not None and end is not None else 0
+            if begin is None or begin != end or storage in inputs:
+                kept += nbytes
+            else:
+                freed[begin] += nbytes
+        kept += sum(nbytes for storage, nbytes in inputs.items() if storage not in savers)
+        return _Left(most=kept + max(freed, default=0), within=within)
+
+
+class _Left(NamedTuple):
+    most: int  # bytes that are kept, and recomputed at once
+    within: int  # bytes that are saved by these blocks alone
