@@ -1,7 +1,7 @@
-"""Bytes that others measured and published, beside the same step rehearsed and predicted.
+"""Bytes that others measured and published, beside the same step rehearsed.
 
-Fails where a figure is missed by more than 1 % rehearsed or 3 % predicted, besides its own last digit, and the cause
-is not known; and where a convolutional one is missed by more than rehearsed rows say. `-o` writes the table.
+Fails where a figure is missed by more than 1 %, besides its own last digit, and the cause is not known; and where a
+convolutional one is missed by more than rehearsed rows say. `-o` writes the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from profiler.engines.local import Local
 from profiler.rehearsal.device import PLANNED_OFF, PLANS, UNPLANNED_OFF
 from profiler.training import models, optimizers
 
-BOUNDS = {"rehearsed": 0.01, "predicted": 0.03}
+BOUND = 0.01
 KEPT_WORKSPACES = "TORCH_CUBLAS_WORKSPACE_CACHE"  # 1: torch 2.15 keeps cuBLAS's workspaces, as those before it did
 UNKNOWN = "**not found**"
 NUM_MISSES = 5  # convolutional figures whose causes are said
@@ -35,34 +35,28 @@ READINGS = {"peak": "peak_bytes", "reserved": "reserved_bytes"}
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure beside its rehearsal and its prediction."""
+    """A figure beside its rehearsal."""
 
     figure: Figure
-    nbytes: dict[str, int | None]  # by "rehearsed" and "predicted"
-    failed: dict[str, str] = {}
+    nbytes: int | None  # rehearsed
+    failed: str = ""
     unplanned: int | None = None  # of a convolutional one, rehearsed without workspaces of cuDNN
     seconds: float
 
     @property
     def missed(self) -> float:
         """The error of the rehearsal as a fraction of the published bytes; infinite where there is none."""
-        nbytes = self.nbytes["rehearsed"]
-        return float("inf") if nbytes is None else nbytes / self.figure.nbytes - 1
-
-    def error(self, how: str) -> float | None:
-        """Returns the error as a fraction of the published bytes, less what their last digit leaves open."""
-        nbytes = self.nbytes[how]
-        if nbytes is None:
-            return None
-        missed = nbytes - self.figure.nbytes
-        rest = max(abs(missed) - self.figure.within_bytes, 0)
-        return (rest if missed > 0 else -rest) / self.figure.nbytes
+        return float("inf") if self.nbytes is None else self.nbytes / self.figure.nbytes - 1
 
     @property
-    def beyond(self) -> list[str]:
-        """The kinds of evidence that miss the figure by more than their bound."""
-        errors = {how: self.error(how) for how in BOUNDS}
-        return [how for how, error in errors.items() if error is None or abs(error) > BOUNDS[how]]
+    def error(self) -> float:
+        """The size of the error, less what the last digit of the published bytes leaves open."""
+        return max(abs(self.missed) - self.figure.within_bytes / self.figure.nbytes, 0.0)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the rehearsal misses the figure by more than the bound."""
+        return self.error > BOUND
 
 
 def main() -> int:
@@ -80,14 +74,14 @@ def main() -> int:
             for figure in chosen:
                 one, torch = hold(figure, engine, unplanned)
                 held.append(one)
-                print(_row(one), *one.failed.values(), flush=True)
+                print(_row(one), one.failed, flush=True)
     print(_summary(held))
     if asked.output:
         asked.output.write_text(document(held, torch=str(torch)), encoding="utf-8")
     outside = [one.figure.name for one in held if not _is_as_said(one)]
     if outside:
         print(f"missed by more than PLANNED_OFF and UNPLANNED_OFF say: {', '.join(outside)}")
-    return int(bool(outside) or any(one.beyond and not one.figure.cause for one in held))
+    return int(bool(outside) or any(one.is_beyond and not one.figure.cause for one in held))
 
 
 def _is_as_said(held: Held) -> bool:
@@ -99,19 +93,18 @@ def _is_as_said(held: Held) -> bool:
 
 
 def hold(figure: Figure, engine: Local, unplanned: Local) -> tuple[Held, str | None]:
-    """Returns the figure beside its rehearsals and its prediction, and the version of torch."""
+    """Returns the figure beside its rehearsals, and the version of torch."""
     began = time.monotonic()
     wanted = case(figure)
-    records = {"rehearsed": _record(engine, wanted), "predicted": _record(engine, wanted.foreseen)}
-    versions = [record.environment.torch for record in records.values() if record.environment]
+    record = _record(engine, wanted)
     held = Held(
         figure=figure,
-        nbytes={how: getattr(record.readings, READINGS[figure.reading]) for how, record in records.items()},
-        failed={how: f"{how}: {one.outcome}: {one.detail}" for how, one in records.items() if one.outcome != "ok"},
+        nbytes=getattr(record.readings, READINGS[figure.reading]),
+        failed="" if record.outcome == "ok" else f"{record.outcome}: {record.detail}",
         unplanned=_record(unplanned, wanted).readings.peak_bytes if figure.is_convolutional else None,
         seconds=time.monotonic() - began,
     )
-    return held, versions[0] if versions else None
+    return held, record.environment.torch if record.environment else None
 
 
 def case(figure: Figure) -> Case:
@@ -146,63 +139,51 @@ def _row(held: Held) -> str:
         f"{figure.gpu}, {figure.torch}",
         figure.reading,
         f"{figure.nbytes / MIB:,.2f}" + (f" ± {figure.within_bytes / MIB:,.2f}" if figure.within_bytes else ""),
-        *(_cell(held, how) for how in BOUNDS),
+        "- | -" if held.nbytes is None else f"{held.nbytes / MIB:,.2f} | {held.missed:+.2%}",
         f"no: {figure.corrected}" if figure.corrected else "yes",
-        (figure.cause or UNKNOWN) if held.beyond else "",
+        (figure.cause or UNKNOWN) if held.is_beyond else "",
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(held: Held, how: str) -> str:
-    nbytes = held.nbytes[how]
-    if nbytes is None:
-        return "- | -"
-    return f"{nbytes / MIB:,.2f} | {nbytes / held.figure.nbytes - 1:+.2%}"
-
-
 def _summary(held: Sequence[Held]) -> str:
-    lines = []
-    for how, bound in BOUNDS.items():
-        errors = sorted(abs(error) for one in held if (error := one.error(how)) is not None)
-        if errors:
-            met = sum(error <= bound for error in errors)
-            exact = sum(one.nbytes[how] == one.figure.nbytes for one in held)
-            lines.append(
-                f"- {how}: {met} of {len(held)} within {bound:.0%}, median error {median(errors):.3%},"
-                f" worst {errors[-1]:.2%}, {exact} to the byte"
-            )
-    beyond = [one.figure for one in held if one.beyond]
+    errors = sorted(one.error for one in held)
+    exact = sum(one.nbytes == one.figure.nbytes for one in held)
+    lines = [
+        f"- {sum(error <= BOUND for error in errors)} of {len(held)} within {BOUND:.0%}, median error"
+        f" {median(errors):.3%}, worst {errors[-1]:.2%}, {exact} to the byte"
+    ]
+    beyond = [one.figure for one in held if one.is_beyond]
     unexplained = sum((figure.cause or OPEN).startswith(OPEN) for figure in beyond)
-    blind = sum(not one.figure.corrected and not one.beyond for one in held)
+    blind = sum(not one.figure.corrected and not one.is_beyond for one in held)
     convolutional = sum(one.figure.is_convolutional for one in held)
-    lines.append(f"- {len(beyond)} beyond a bound; the cause of {unexplained} of them is open")
+    lines.append(f"- {len(beyond)} beyond; the cause of {unexplained} of them is open")
     lines.append(f"- {blind} met blind; {convolutional} convolutional")
     return "\n".join(lines)
 
 
-HEAD = """# Published memory, rehearsed and predicted
+HEAD = """# Published memory, rehearsed
 
 Bytes that others measured on real GPUs and published, beside the same training step *rehearsed* (PyTorch's own CUDA
-code and allocator, on a GPU that is not there) and *predicted* (traced). The steps are rebuilt from the published
+code and allocator, on a GPU that is not there). The steps are rebuilt from the published
 description, as user files of their own (`{folder}/`). Published bytes are theirs; the others were
 made here by `python -m benchmarks.published_memory` with gcprof {version} and torch {torch}, with cuBLAS's workspaces
 kept as torch before 2.15 kept them (`{kept}=1`).
 
 Blind says whether the first rebuilding gave this row: what was mended after its error was seen is named. ± is half of
-the last digit that was published; a row is beyond its bound, and then has a cause, where it misses by more than that
-and 1 % rehearsed or 3 % predicted.
+the last digit that was published; a row that misses by more than that and 1 % has a cause.
 
 {summary}
 
-Workspaces of convolutions are those that NVIDIA's cuDNN {cudnn} plans for the GPU; predictions have none. Tried and
+Workspaces of convolutions are those that NVIDIA's cuDNN {cudnn} plans for the GPU. Tried and
 left out, since no step of theirs takes what was published: Liger-Kernel's `embedding` (12 GiB beyond its tensors, at
 every size) and `fused_linear_orpo_loss` (2,084 MiB beyond, at every batch): what earlier rows had left in the process
 is the likely reason.
 
 """
 COLUMNS = (
-    "| what | GPU, torch | reading | published, MiB | rehearsed | error | predicted | error | blind | cause |\n"
-    "|---|---|---|--:|--:|--:|--:|--:|---|---|\n"
+    "| what | GPU, torch | reading | published, MiB | rehearsed | error | blind | cause |\n"
+    "|---|---|---|--:|--:|--:|---|---|\n"
 )
 CONVOLUTIONS = """## Convolutions
 
