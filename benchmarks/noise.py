@@ -24,8 +24,7 @@ import torch
 
 from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, of_rounds, verdict
 from profiler.core import schedule
-from profiler.core.paired_steps import RoundSteps, calm_ratios, pair_ratios, step_order
-from profiler.core.stats import Sampling
+from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
 from profiler.measuring.devices import open_device
 from profiler.measuring.meters import time as timing
 

@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.paired_steps import ratio_of_pairs
+from profiler.core.stats import ratio_of_pairs
 from profiler.engines.local import Local
 
 FEWEST, MOST, SAMPLES, TOLERANCE = 8, 40, 20, 0.05

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from profiler.core.paired_steps import ratio_of_pairs, step_order
+from profiler.core.stats import ratio_of_pairs, step_order
 from profiler.scripts.launch import INJECT
 from tests.scripts import runs
 

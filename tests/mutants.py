@@ -102,7 +102,6 @@ ROOMS = {
             "tests/test_comparison.py",
             "tests/test_contrasts.py",
             "tests/test_cost.py",
-            "tests/test_device_conditions.py",
             "tests/test_explanation.py",
             "tests/test_peak_floor.py",
             "tests/test_reproduction.py",

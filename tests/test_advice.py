@@ -9,8 +9,7 @@ import pytest
 
 from profiler.analysis.advice import MOST_POINTS, advise, budget_frontier, certainty
 from profiler.analysis.live_bytes import categories
-from profiler.analysis.row_times import is_apart
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.rows import Row, is_apart, rows
 from profiler.core.record import Record
 from profiler.views.report.sentence import budget, sentence
 from tests import examples, make

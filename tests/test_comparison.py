@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from profiler.analysis import gates
-from profiler.analysis.comparison import Comparison, Match, compare_runs, read_sides
-from profiler.analysis.pairing import ALIGN
+from profiler.analysis.comparison import Comparison, Match, compare_runs
+from profiler.analysis.pairing import ALIGN, read_sides
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -30,6 +30,30 @@ def test_rows_of_one_model_strategy_batch_and_precision_stand_beside_each_other(
     assert [match.key["strategy"] for match in found.matches] == ["none", "all"]
     contrast = found.matches[1].cells[1].peak
     assert (contrast.ratio, contrast.verdict, contrast.low) == (0.5, "better", None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratio", "verdict"),
+    [
+        (2**30, 2**30, 1.0, "same"),
+        (100, 101, 1.01, "worse"),
+        (2, 1, 0.5, "better"),
+        (0, 0, 1.0, "same"),
+        (0, 1, None, "worse"),
+    ],
+)
+def test_bytes_are_compared_exactly(before: int, after: int, ratio: float | None, verdict: str):
+    contrast = only(against([record(peak=before, static=0)], [record(peak=after, static=0)])).cells[1].peak
+
+    assert (contrast.ratio, contrast.verdict, contrast.low) == (ratio, verdict, None)
+
+
+@pytest.mark.parametrize(("first", "second", "verdict"), [(0.0, 0.0, "same"), (0.0, 0.1, "cannot be told apart")])
+@pytest.mark.parametrize("device", ["cpu", "fake:cpu"])
+def test_steps_that_take_no_time_divide_nothing_by_zero(device: str, first: float, second: float, verdict: str):
+    sides = [[record(seconds=(seconds, seconds), device=device)] for seconds in (first, second)]
+
+    assert only(against(*sides)).cells[1].time.verdict == verdict
 
 
 def test_the_baselines_own_cells_have_nothing_to_compare():

@@ -6,9 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from profiler.analysis import ranking
-from profiler.analysis.comparison import compare_runs
-from profiler.analysis.ranking import MOST_STRATEGIES
+from profiler.analysis import comparison
+from profiler.analysis.comparison import MOST_STRATEGIES, compare_runs
 from profiler.core.record import Record
 from profiler.views.tables.comparison_parts import parts
 from tests.compared_runs import against, record
@@ -39,7 +38,7 @@ def test_a_comparison_calls_no_more_functions_for_a_row_of_many(shape: str):
 
 @pytest.mark.slow
 def test_twin_with_every_pair_of_a_group_the_calls_would_grow(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ranking, "MOST_STRATEGIES", MANY)
+    monkeypatch.setattr(comparison, "MOST_STRATEGIES", MANY)
 
     assert calls_a_row(140, "one group") > 1.5 * calls_a_row(70, "one group")
 
@@ -49,13 +48,13 @@ def test_of_more_strategies_than_are_ordered_the_first_are():
     first = [record(f"segments:k={at + 1}", peak=(at + 1) * MIB) for at in range(number)]
     second = [record(f"segments:k={at + 1}", peak=(at + 1) * 2 * MIB) for at in range(number)]
 
-    comparison = against(first, second)
+    found = against(first, second)
 
-    peak, _ = comparison.orders
+    peak, _ = found.orders
     assert MOST_STRATEGIES == 64
     assert (peak.num_same, peak.num_left_out) == (64 * 63 // 2, 3)
-    assert len(comparison.matches) == number
-    assert "without 3 more than 64" in str(parts(comparison))
+    assert len(found.matches) == number
+    assert "without 3 more than 64" in str(parts(found))
 
 
 def test_of_as_many_as_are_ordered_none_is_left_out():

@@ -8,12 +8,16 @@ from collections.abc import Callable
 import pytest
 from scipy import stats
 
-from profiler.analysis import cross_run_ratio
-from profiler.analysis.cross_run_ratio import estimated, exact, sampled, units
+from profiler.analysis import time_ratio
+from profiler.analysis.time_ratio import TimeRatio, estimated, of_samples, sample, units, verdict
 
 SHAPES = ((1, 5), (1, 10), (1, 30), (3, 5), (3, 10), (5, 5), (10, 5))  # rounds, and samples in each
 TIMES = 2000
 Draw = Callable[[random.Random], float]
+
+
+def sampled(*sides: list[list[float]]) -> TimeRatio:
+    return of_samples(*(sample(tuple(map(tuple, side))) for side in sides))
 
 
 def normal(noise: float) -> Draw:
@@ -43,7 +47,7 @@ def test_the_same_run_twice_is_no_different_in_95_of_100(shape: tuple[int, int],
     source = random.Random(0)
     draw = normal(noise)
 
-    found = [sampled(rounds(source, draw, shape), rounds(source, draw, shape)).verdict for _ in range(200)]
+    found = [verdict(sampled(rounds(source, draw, shape), rounds(source, draw, shape))) for _ in range(200)]
 
     assert sum(one not in ("faster", "slower") for one in found) >= 190
 
@@ -55,7 +59,7 @@ def test_a_slow_down_by_a_twentieth_is_found_at_a_hundredth_of_noise(shape: tupl
 
     found = [sampled(rounds(source, draw, shape), rounds(source, draw, shape, slower=1.05)) for _ in range(400)]
 
-    assert sum(one.verdict == "slower" for one in found) >= 396
+    assert sum(verdict(one) == "slower" for one in found) >= 396
 
 
 def test_a_speed_up_is_better():
@@ -63,14 +67,14 @@ def test_a_speed_up_is_better():
 
     found = sampled(rounds(source, normal(0.01), (3, 5)), rounds(source, normal(0.01), (3, 5), slower=0.9))
 
-    assert found.verdict == "faster"
+    assert verdict(found) == "faster"
     assert found.low < found.ratio < found.high < 1
 
 
 def test_enough_samples_of_the_same_are_called_the_same():
     source = random.Random(3)
 
-    found = [sampled(*(rounds(source, normal(0.01), (5, 10)) for _ in "ab")).verdict for _ in range(200)]
+    found = [verdict(sampled(*(rounds(source, normal(0.01), (5, 10)) for _ in "ab"))) for _ in range(200)]
 
     assert found.count("same") >= 180
 
@@ -88,24 +92,15 @@ def test_the_interval_holds_it_for_skewed_steps_too(shape: tuple[int, int]):
 
 
 def test_an_interval_that_is_too_narrow_would_be_seen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cross_run_ratio, "t_quantile", lambda confidence, freedom: 1.96)
+    monkeypatch.setattr(time_ratio, "t_quantile", lambda freedom: 1.96)
 
     assert covered((3, 5), normal(0.01)) < 0.93
 
 
-def test_bytes_are_compared_exactly():
-    assert exact(2**30, 2**30).verdict == "same"
-    assert exact(2**30, 2**30 + 1).verdict == "worse"
-    assert exact(2**30, 2**29) == exact(2, 1)
-    assert exact(2, 1).low is None
-    assert exact(0, 0).ratio == 1.0
-    assert (exact(0, 1).ratio, exact(0, 1).verdict) == (None, "worse")
-
-
 def test_predicted_seconds_are_the_same_within_a_hundredth():
-    assert estimated(1.0, 1.009).verdict == "same"
-    assert estimated(1.0, 1.011).verdict == "slower"
-    assert estimated(1.0, 0.9).verdict == "faster"
+    assert verdict(estimated(1.0, 1.009)) == "same"
+    assert verdict(estimated(1.0, 1.011)) == "slower"
+    assert verdict(estimated(1.0, 0.9)) == "faster"
 
 
 def test_rounds_are_the_units_and_a_single_round_is_cut_into_stretches():
@@ -125,12 +120,33 @@ def test_the_drift_of_a_process_is_not_taken_for_precision():
     assert found.high > 1.1
 
 
-@pytest.mark.parametrize("confidence", [0.95, 0.99])
-def test_the_quantiles_are_those_of_scipy(confidence: float):
-    for tenths in range(20, 400):
-        true = stats.t.ppf((1 + confidence) / 2, tenths / 10)
-        within = 1e-9 if tenths % 10 == 0 else 0.01
-        assert cross_run_ratio.t_quantile(confidence, tenths / 10) == pytest.approx(true, rel=within)
-    for tenths in range(10, 20):
-        true = stats.t.ppf((1 + confidence) / 2, tenths / 10)
-        assert cross_run_ratio.t_quantile(confidence, tenths / 10) == pytest.approx(true, rel=0.04)
+def test_the_quantiles_are_those_of_scipy():
+    for tenths in range(10, 400):
+        true = stats.t.ppf(0.975, tenths / 10)
+        within = 2e-7 if tenths in range(10, 100, 10) else 0.04 if tenths < 20 else 0.01 if tenths < 100 else 2e-4
+        assert time_ratio.t_quantile(tenths / 10) == pytest.approx(true, rel=within)
+
+
+CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.1 + 0.2] * 7]}
+
+
+@pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
+def test_constant_samples_divide_nothing_by_zero(samples: list[list[float]]):
+    found = sampled(samples, samples)
+
+    assert (found.ratio, verdict(found)) == (1.0, "same")
+    assert (found.low, found.high) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_constant_samples_that_differ_are_slower():
+    found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
+
+    assert verdict(found) == "slower"
+    assert found.low <= found.ratio <= found.high
+    assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
+
+
+def test_zeros_and_a_single_sample_have_no_interval():
+    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]) is estimated(0.0, 0.1) is None
+    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).interval is None
+    assert sampled([[0.1]], [[0.2, 0.2]]) == TimeRatio(ratio=2.0)

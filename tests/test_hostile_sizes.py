@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.analysis import device_conditions, progress
+from profiler.analysis import progress, timing_doubts
 from profiler.analysis.prediction_error import TwinPeak, TwinPeaks, foretells
 from profiler.analysis.rows import rows
 from profiler.core.case import Case, Trial
@@ -92,16 +92,16 @@ def test_a_clock_that_rises_is_compared_with_the_highest_before_alone(monkeypatc
     monkeypatch.setattr(Counted, "number", 0)
     moments = [Conditions(at_seconds=at, clock_hertz=Counted(1e9 + at)) for at in range(MANY)]
 
-    assert not device_conditions._falls(moments)
+    assert not timing_doubts._falls(moments)
     assert Counted.number <= 4 * MANY  # and not MANY * MANY / 2
 
 
 @given(clocks=st.lists(st.floats(1e8, 2e9), max_size=12))
 def test_a_clock_falls_where_any_was_higher_before(clocks):
     moments = [Conditions(at_seconds=at, clock_hertz=clock) for at, clock in enumerate(clocks)]
-    falls = any(later < device_conditions.SLOWED * before for at, later in enumerate(clocks) for before in clocks[:at])
+    falls = any(later < timing_doubts.SLOWED * before for at, later in enumerate(clocks) for before in clocks[:at])
 
-    assert device_conditions._falls(moments) == falls
+    assert timing_doubts._falls(moments) == falls
 
 
 def laid_out(columns: list[Column], width: int) -> list[int] | None:

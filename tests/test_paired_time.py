@@ -10,8 +10,7 @@ import torch
 
 from profiler.analysis.time_ratio import of_pairs
 from profiler.core.case import Choice, Trial
-from profiler.core.paired_steps import RoundSteps, calm_ratios, pair_ratios, step_order
-from profiler.core.stats import Sampling
+from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
 from profiler.engines.order import informed
 from profiler.measuring.meters import time as timing
 from profiler.measuring.passes import NO_ROOM

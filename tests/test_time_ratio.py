@@ -10,15 +10,14 @@ from statistics import median
 import pytest
 from scipy import stats as peer
 
-from profiler.analysis import row_times, time_ratio
+from profiler.analysis import time_ratio
 from profiler.analysis.advice import advise, budget_frontier
 from profiler.analysis.flat_row import flat_row
-from profiler.analysis.pairing import ALIGN, sides, times
-from profiler.analysis.rows import Row, rows
+from profiler.analysis.pairing import ALIGN, read_sides, times
+from profiler.analysis.rows import SURE, Row, is_beaten, rows, time_verdict_of
 from profiler.analysis.time_ratio import TimeRatio, of_pairs, of_rounds, quotient, verdict
-from profiler.core.paired_steps import num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
 from profiler.core.record import Record
-from profiler.core.stats import Sampling, centre
+from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
 from profiler.views.report import frontier_points
 from profiler.views.tables.columns import columns
 from profiler.workflows.plan_choice import is_slower
@@ -129,41 +128,45 @@ def test_warm_up_ends_with_a_pair():
     assert num_warmup_pairs(steady, steady) == 0
 
 
+def end(own: list[float], plain: list[float], sampling: Sampling, *, least_pairs: int = 2) -> str | None:
+    return stop_reason(own, sampling, without=plain, least=least_pairs)
+
+
 def test_sampling_ends_where_the_ratio_is_sure():
     same, few = [1.0] * 12, Sampling(max_samples=100, max_seconds=9.5)
 
-    ends = [stop_reason(same[:count], same[:count], ENDLESS) for count in range(1, 9)]
+    ends = [end(same[:count], same[:count], ENDLESS) for count in range(1, 9)]
     assert ends == [None, "target", "target", "target", "target", "target", None, "target"]  # not looked at after seven
     wide = [1.0, 1.2, 0.8, *same]
-    assert stop_reason(wide[:3], same[:3], ENDLESS) is None
-    assert stop_reason(wide[:5], same[:5], few) == "seconds"
-    assert stop_reason(same[:1], same[:1], Sampling(max_seconds=1.0)) is None  # two pairs in any case
-    assert stop_reason(wide[:2], same[:2], Sampling(max_seconds=1.0)) == "seconds"
-    assert stop_reason(same[:5], same[:5], Sampling(max_seconds=1.0), least_pairs=6) is None
-    assert stop_reason(wide[:4], same[:4], Sampling(max_samples=7), least_pairs=6) == "samples"
+    assert end(wide[:3], same[:3], ENDLESS) is None
+    assert end(wide[:5], same[:5], few) == "seconds"
+    assert end(same[:1], same[:1], Sampling(max_seconds=1.0)) is None  # two pairs in any case
+    assert end(wide[:2], same[:2], Sampling(max_seconds=1.0)) == "seconds"
+    assert end(same[:5], same[:5], Sampling(max_seconds=1.0), least_pairs=6) is None
+    assert end(wide[:4], same[:4], Sampling(max_samples=7), least_pairs=6) == "samples"
 
 
 def test_two_pairs_are_enough_where_they_are_within_half_of_the_target():
     sure, unsure = [1.0, 1.0149], [1.0, 1.0151]
 
-    assert stop_reason(sure, [1.0, 1.0], ENDLESS) == "target"  # of 3 %
-    assert stop_reason(unsure, [1.0, 1.0], ENDLESS) is None
+    assert end(sure, [1.0, 1.0], ENDLESS) == "target"  # of 3 %
+    assert end(unsure, [1.0, 1.0], ENDLESS) is None
 
 
 def test_a_first_look_is_one_pair_or_as_many_as_a_moment_holds():
-    def end(seconds: float, count: int, sampling: Sampling = ENDLESS) -> str | None:
-        return stop_reason([seconds] * count, [seconds * 1.2] * count, sampling, least_pairs=1)
+    def look(seconds: float, count: int, sampling: Sampling = ENDLESS) -> str | None:
+        return end([seconds] * count, [seconds * 1.2] * count, sampling, least_pairs=1)
 
-    assert end(1.0, 1) == end(5.0, 1) == "look"
-    assert end(0.01, 1) is None
-    assert end(0.01, 2) == "target"
-    assert stop_reason([0.01, 0.09, 0.02, 0.06], [0.02] * 4, ENDLESS, least_pairs=1) == "look"
-    assert end(0.01, 1, Sampling(max_seconds=0.02)) == "seconds"  # never longer than was asked for
+    assert look(1.0, 1) == look(5.0, 1) == "look"
+    assert look(0.01, 1) is None
+    assert look(0.01, 2) == "target"
+    assert end([0.01, 0.09, 0.02, 0.06], [0.02] * 4, ENDLESS, least_pairs=1) == "look"
+    assert look(0.01, 1, Sampling(max_seconds=0.02)) == "seconds"  # never longer than was asked for
 
 
 def test_later_rounds_take_the_pairs_that_the_first_left():
-    assert stop_reason([1.0] * 2, [1.0] * 2, ENDLESS, least_pairs=3) is None
-    assert stop_reason([1.0] * 3, [1.0] * 3, ENDLESS, least_pairs=3) == "target"
+    assert end([1.0] * 2, [1.0] * 2, ENDLESS, least_pairs=3) is None
+    assert end([1.0] * 3, [1.0] * 3, ENDLESS, least_pairs=3) == "target"
 
 
 # The interval
@@ -309,39 +312,37 @@ def test_table_picture_report_advice_and_frontier_say_the_same(seed):
     # the table and what is exported
     cells = dict(zip([row.case for row in table], columns(table).time[-1].cells, strict=True))
     for row in table[1:]:
-        told = row_times.verdict(row, none)
+        told = time_verdict_of(row, none)
         assert row.time_verdict == flat_row(row)["time_verdict"] == told == verdict(row.time, floor=row.time_floor)
         assert (cells[row.case] == "too noisy to tell") == row.time.is_noisy
         assert (told == "too noisy to tell") <= row.time.is_noisy
 
     # the pictures: on the frontier is all that is not surely beaten
     for row in table:
-        beaten_by = [
-            other for other in table if other.on_frontier and row_times.Timed(row).is_beaten_by(row_times.Timed(other))
-        ]
+        beaten_by = [other for other in table if other.on_frontier and is_beaten(row, other)]
         assert row.on_frontier == (not beaten_by)
     kinds = {point.case: point.kind for point in frontier_points.frontier(table).points}
     assert all((kinds[row.case.id] == "beaten") == (not row.on_frontier) for row in table if row is not none)
 
     # advice: its rivals are not told apart, and more memory is only bought with time that is surely less
     advice = advise(table)
-    assert all(row_times.verdict(rival, advice.chosen) not in row_times.SURE for rival in advice.rivals)
+    assert all(time_verdict_of(rival, advice.chosen) not in SURE for rival in advice.rivals)
     for point in budget_frontier(table):
-        assert all(row_times.verdict(rival, point.best) not in row_times.SURE for rival in point.rivals)
+        assert all(time_verdict_of(rival, point.best) not in SURE for rival in point.rivals)
     for smaller, larger in combinations(budget_frontier(table), 2):
         if larger is budget_frontier(table)[1]:
-            assert row_times.verdict(larger.best, smaller.best) == "faster"
+            assert time_verdict_of(larger.best, smaller.best) == "faster"
     assert by_case[advice.chosen.case] is advice.chosen
 
     # plans and comparisons
     for row, other in combinations(table, 2):
-        assert is_slower(row, other) == (row_times.verdict(row, other) == "slower")
+        assert is_slower(row, other) == (time_verdict_of(row, other) == "slower")
     records = [record for row in table for record in row.rounds]
-    (before,), (after,) = (sides([("run", records)], align=ALIGN) for _ in range(2))
-    for key, sampled in before.points.items():
-        contrast = times(sampled, after.points[key])
+    before, after = read_sides([("run", records)] * 2, align=ALIGN)
+    for key, row in before.points.items():
+        contrast = times(row, after.points[key])
         ratio_of_runs = TimeRatio(ratio=contrast.ratio, low=contrast.low, high=contrast.high)
-        assert contrast.verdict == verdict(ratio_of_runs, floor=sampled.row.time_floor)
+        assert contrast.verdict == verdict(ratio_of_runs, floor=row.time_floor)
 
 
 def test_sets_of_every_verdict_are_among_those_that_are_generated():

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from profiler.analysis.live_bytes import peak_parts
-from profiler.analysis.row_times import SURE, against, is_apart, slowness, verdict
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import SURE, Row, against, is_apart, slowness, time_verdict_of
 
 MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much is recommended
 LEAST = 0.02  # fraction of the baseline's peak: a smaller saving counts as none
@@ -160,8 +159,8 @@ def _cost(row: Row) -> tuple[int, float]:
     """Return a sort key: the time, else the FLOPs, else nothing; what is known comes first."""
     if row.step_seconds is not None:
         return 0, slowness(row)
-    if row.readings.forward_flops is not None and row.readings.backward_flops is not None:
-        return 1, float(row.readings.forward_flops + row.readings.backward_flops)
+    if row.readings.flops is not None:
+        return 1, float(row.readings.flops)
     return 2, 0.0
 
 
@@ -174,5 +173,5 @@ def certainty(row: Row, *, baseline: Row | None) -> str:
     ratio = against(row, baseline) if baseline else None
     if baseline is None or ratio is None or ratio.interval is None:
         return "single"
-    time_verdict = verdict(row, baseline)
+    time_verdict = time_verdict_of(row, baseline)
     return "noisy" if time_verdict == "too noisy to tell" else "sure" if time_verdict in SURE else "same"

@@ -1,19 +1,41 @@
-"""Compares several runs: matching rows, each against the baseline's."""
+"""Compares several runs: matching rows, each against the baseline's, and what differs between the sides."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from profiler.analysis.comparability import Difference, circumstances, idle, refuse_mixed
-from profiler.analysis.cross_run_ratio import Contrast
 from profiler.analysis.memory_fit import SideAdvice, advise_sides
-from profiler.analysis.pairing import ALIGN, Key, SampledRow, Side, peaks, sides, times
-from profiler.analysis.ranking import Order, orders
-from profiler.core.case import FAKE
-from profiler.core.errors import UserError
-from profiler.core.record import Record
+from profiler.analysis.pairing import (
+    ALIGN,
+    MEANING,
+    QUANTITIES,
+    Contrast,
+    Key,
+    Side,
+    by_group,
+    peak_of,
+    peaks,
+    read_sides,
+    refuse_mixed,
+    seconds_of,
+    times,
+    unequal,
+    value,
+)
+from profiler.analysis.rows import Row, samples
+from profiler.core.case import FAKE, SETTINGS, Choice
+from profiler.core.record import Environment, Record
+from profiler.core.units import bytes_text
+
+MOST_STRATEGIES = 64  # of one group, since the number of pairs is quadratic
+NOTHING = "-"
+WORDS = {"device_name": "device", "device_bytes": "memory", "device_uuid": "UUID", "num_threads": "threads"}
+SIGNS = {"better": -1, "faster": -1, "worse": 1, "slower": 1}  # of verdicts; 0 for the others
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +69,31 @@ class SideSummary(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str  # measured, rehearsed or predicted; several are joined
 
 
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One circumstance (a setting, or a part of the environment), by side."""
+
+    what: str
+    values: tuple[str, ...]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """How two sides agree on the pairs of the first MOST_STRATEGIES of one group, by one quantity."""
+
+    group: tuple[str, ...]
+    label: str  # of the side that is compared with the baseline
+    quantity: str
+    num_same: int
+    num_close: int  # equal, or too close to tell, on one of the sides
+    swapped: tuple[tuple[str, str], ...]  # the first is better on the baseline, the second on this side
+    num_left_out: int | UnsetType = UNSET  # strategies beyond MOST_STRATEGIES, if there are any
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's tau over the pairs that both sides tell apart: 1 if all have the same order, -1 the opposite."""
+        num_apart = self.num_same + len(self.swapped)
+        return (self.num_same - len(self.swapped)) / num_apart if num_apart else None
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of several runs; the first side is the baseline."""
 
@@ -67,74 +114,141 @@ def compare_runs(
     return compare_sides(read_sides(runs, align=align), align=align, allowed=allowed)
 
 
-def read_sides(runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:
-    """Return the sides of runs. Raises UserError (exit code 4) if there are fewer than two, or a run has no records."""
-    empty = next((name for name, records in runs if not records), None)
-    if empty is not None:
-        raise UserError(f"'{empty}' has no records yet", hint="let it run to its end, or leave it out", exit_code=4)
-    compared = sides(runs, align=align)
-    if len(compared) < 2:
-        raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)
-    return compared
-
-
 def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str] = ()) -> Comparison:
     """Compare sides with the first. Raises UserError (exit code 4) if they differ in what is not allowed to differ."""
     refuse_mixed(compared, align=align, allowed=allowed)
-    differences = circumstances(compared)
+    differences = list(_circumstances(compared))
     keys = dict.fromkeys(key for side in compared for key in side.points)
     return Comparison(
-        sides=tuple(_summary(side) for side in compared),
-        differences=tuple(difference for difference in differences if not difference.is_one),
-        same=tuple(difference for difference in differences if difference.is_one),
-        matches=tuple(_match(key, compared, align) for key in keys),
-        orders=orders(compared, align=align),
+        sides=tuple(
+            SideSummary(
+                label=side.label,
+                name=side.name,
+                run=side.run,
+                device=side.device,
+                predicted=side.device.startswith(FAKE),
+                evidence=side.evidence,
+            )
+            for side in compared
+        ),
+        differences=tuple(difference for difference in differences if len(set(difference.values)) > 1),
+        same=tuple(difference for difference in differences if len(set(difference.values)) == 1),
+        matches=tuple(
+            Match(
+                key=dict(zip(align, key, strict=True)),
+                cells=tuple(
+                    _cell(side.points.get(key), None if side is compared[0] else compared[0].points.get(key))
+                    for side in compared
+                ),
+            )
+            for key in keys
+        ),
+        orders=tuple(_orders(compared, align)) if "strategy" in align else (),
         advice=advise_sides(compared, align=align),
-        remarks=(*_remarks(compared), *idle(compared, allowed)),
+        remarks=tuple(_remarks(compared, allowed)),
     )
 
 
-def _summary(side: Side) -> SideSummary:
-    predicted = side.device.startswith(FAKE)
-    return SideSummary(
-        label=side.label, name=side.name, run=side.run, device=side.device, predicted=predicted, evidence=side.evidence
-    )
-
-
-def _match(key: Key, compared: Sequence[Side], align: Sequence[str]) -> Match:
-    points = [side.points.get(key) for side in compared]
-    cells = (_cell(point, points[0] if place else None) for place, point in enumerate(points))
-    return Match(key=dict(zip(align, key, strict=True)), cells=tuple(cells))
-
-
-def _cell(point: SampledRow | None, baseline: SampledRow | None) -> Cell | None:
-    if point is None:
+def _cell(row: Row | None, baseline: Row | None) -> Cell | None:
+    if row is None:
         return None
-    row = point.row
     return Cell(
         outcome=row.outcome,
         detail=row.detail,
         predicted=row.case.is_predicted,
         evidence=row.evidence,
-        peak_bytes=point.peak_bytes,
-        step_seconds=point.step_seconds,
-        peak=peaks(baseline, point) if baseline else None,
-        time=times(baseline, point) if baseline else None,
+        peak_bytes=peak_of(row),
+        step_seconds=seconds_of(row),
+        peak=peaks(baseline, row) if baseline else None,
+        time=times(baseline, row) if baseline else None,
     )
 
 
-def _remarks(compared: Sequence[Side]) -> tuple[str, ...]:
-    once = [side.label for side in compared if _is_of_one_round(side)]
-    text = "of one round: its intervals cover the spread within a process, not that between processes"
-    remarks = [f"{', '.join(once)}: {text}; --rounds 3 covers both"] if once else []
+def _circumstances(sides: Sequence[Side]) -> Iterator[Difference]:
+    """Yield the circumstances of every side: all fields of the environment, the settings of its cases, the rounds.
+
+    Several values on a side, such as two precisions, are joined in one text. A setting that has its default on every
+    side is left out.
+    """
+    environment = [name for name in Environment.__struct_fields__ if name != "started"]  # which always differs
+    settings = (name for name in (*MEANING, "verify", "warmup", "samples") if name not in ("model", "strategy"))
+    readers: dict[str, Callable[[Row], str]] = {
+        "how": lambda row: row.evidence,
+        "rehearsed on": _sized_gpu,
+        **{name: partial(_of_environment, name=name) for name in environment},
+        **{name: partial(value, name=name) for name in settings},
+    }
+    for name, read in readers.items():
+        texts = [dict.fromkeys(text for row in side.rows if (text := read(row))) for side in sides]
+        values = tuple(", ".join(of_side) or NOTHING for of_side in texts)
+        default = SETTINGS[name].choices[:1] if name in SETTINGS else ()
+        if not set(values) <= set(default):
+            yield Difference(what=WORDS.get(name, name.replace("_", " ")), values=values)
+    yield Difference(what="rounds", values=tuple(str(max(len(row.rounds) for row in side.rows)) for side in sides))
+
+
+def _sized_gpu(row: Row) -> str:
+    """Return the device of a rehearsed GPU that was given sizes of its own; empty for any other."""
+    return row.case.device if row.case.is_rehearsed and Choice(row.case.device).name != row.case.device else ""
+
+
+def _of_environment(row: Row, name: str) -> str:
+    field = getattr(row.environment, name) if row.environment else None
+    return "" if field is None else bytes_text(field) if name.endswith("_bytes") else str(field)
+
+
+def _orders(sides: Sequence[Side], align: Sequence[str]) -> Iterator[Order]:
+    """Yield the order of each side against the first, by peak and time, of groups with two strategies to order."""
+    baseline, *others = (by_group(side, align) for side in sides)
+    for group, rows in baseline.items():
+        for side, points in zip(sides[1:], others, strict=True):
+            for quantity in QUANTITIES:
+                order = _order(group, side.label, rows, points.get(group, {}), quantity)
+                if order:
+                    yield order
+
+
+def _order(group: Key, label: str, baseline: Mapping[Key, Row], side: Mapping[Key, Row], quantity: str) -> Order | None:
+    _, compare = QUANTITIES[quantity]
+    shared = [(row, side[key]) for key, row in baseline.items() if key in side]
+    every = [both for both in shared if compare(*both) is not None]
+    num_same, num_close, swapped = 0, 0, []
+    for first, second in combinations(every[:MOST_STRATEGIES], 2):
+        contrasts = [compare(row, other) for row, other in zip(first, second, strict=True)]  # on the baseline, the side
+        on_baseline, on_side = (SIGNS.get(contrast.verdict, 0) if contrast else 0 for contrast in contrasts)
+        num_same += on_baseline * on_side > 0
+        num_close += on_baseline * on_side == 0
+        if on_baseline * on_side < 0:
+            better, worse = (first, second) if on_baseline > 0 else (second, first)
+            swapped.append((str(better[0].case.strategy), str(worse[0].case.strategy)))
+    if len(every) < 2:
+        return None
+    return Order(
+        group=group,
+        label=label,
+        quantity=quantity,
+        num_same=num_same,
+        num_close=num_close,
+        swapped=tuple(swapped),
+        num_left_out=max(0, len(every) - MOST_STRATEGIES) or UNSET,
+    )
+
+
+def _remarks(compared: Sequence[Side], allowed: Sequence[str]) -> Iterator[str]:
     baseline, *others = compared
+    once = [side.label for side in compared if _is_of_one_round(side)]
+    if once:
+        text = "of one round: its intervals cover the spread within a process, not that between processes"
+        yield f"{', '.join(once)}: {text}; --rounds 3 covers both"
     apart = [f"{side.label} {side.evidence}" for side in others if side.evidence != baseline.evidence]
     if apart:
         kinds = f"{baseline.label} is {baseline.evidence}, {' and '.join(apart)}"
-        remarks.append(f"{kinds}: peaks of different kinds differ by their errors, and neither is better or worse")
-    return tuple(remarks)
+        yield f"{kinds}: peaks of different kinds differ by their errors, and neither is better or worse"
+    idle = [name for name in allowed if not any(unequal(baseline, side, name) for side in others)]
+    if idle:
+        yield f"--allow-different {','.join(idle)} has no effect: it does not differ"
 
 
 def _is_of_one_round(side: Side) -> bool:
-    timed = [point for point in side.points.values() if point.rounds and not point.row.case.has_estimated_times]
-    return bool(timed) and all(len(point.rounds) == 1 for point in timed)
+    timed = [samples(row) for row in side.rows if row.step_seconds and not row.case.has_estimated_times]
+    return bool(timed) and all(len(rounds) == 1 for rounds in timed)

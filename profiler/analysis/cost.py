@@ -12,9 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
-from profiler.core.paired_steps import WITHOUT_SWITCH, most_seconds, num_least
 from profiler.core.schedule import DDP_SETTLING, is_time_alone
-from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST
+from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST, WITHOUT_SWITCH, most_seconds, num_least
 
 
 class Bounds(NamedTuple):
@@ -117,7 +116,7 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
 
 
 def _num_paired(trial: Trial, seconds: float | None, per_sample: int) -> Bounds:
-    """Return the number of samples with and without the strategy, by the rules of `core.paired_steps`."""
+    """Return the number of samples with and without the strategy, by the rules of `core.stats`."""
     case = trial.case
     if not case.sampling:
         return Bounds(2 * case.samples, 2 * case.samples)

@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis.comparability import refuse_mixed
-from profiler.analysis.cross_run_ratio import Contrast
-from profiler.analysis.pairing import Key, SampledRow, Side
-from profiler.analysis.ranking import QUANTITIES
+from profiler.analysis.pairing import QUANTITIES, Contrast, Key, Side, refuse_mixed
+from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
 from profiler.core.units import few, parse_percent
 
 RULE = re.compile(r"\s*(\w+)\s*:\s*>(.*)", re.ASCII | re.DOTALL)
 OVER = ("worse", "slower", "off")  # verdicts that confirm that a quantity is more than the baseline's
-READINGS = {"peak": "peak_bytes", "time": "step_seconds"}  # of SampledRow, by quantity
 MOST_NAMED = 3  # rows
 
 
@@ -29,6 +26,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.quantity}:>{self.most * 100:g}%"
+
+    def reads(self, row: Row) -> bool:
+        """Whether a row has the quantity."""
+        return QUANTITIES[self.quantity][0](row) is not None
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ def parse(text: str) -> tuple[Rule, ...]:
     for piece in text.split(","):
         rule = RULE.fullmatch(piece)
         most = parse_percent(rule[2]) if rule else None
-        if rule is None or most is None or rule[1] not in READINGS:
+        if rule is None or most is None or rule[1] not in QUANTITIES:
             raise UserError(f"--fail-on cannot be '{piece.strip()}'", hint=hint)
         if rule[1] in rules:
             raise UserError(f"--fail-on gives {rule[1]} twice", hint=hint)
@@ -102,13 +103,13 @@ def judge(
     for pair in pairs:
         if pair.side:
             refuse_mixed((pair.baseline, pair.side), align=align, allowed=allowed)
-    results = [(rule, [result for pair in pairs for result in _results(rule, pair, align)]) for rule in rules]
-    empty = next((rule for rule, held in results if not held), None)
-    if empty:
-        raise UserError(
-            f"--fail-on {empty}: no row of the baseline has a {empty.quantity}", hint="leave it out", exit_code=4
-        )
-    over = [result for _, held in results for result in held if result.is_over]
+    over: list[RuleResult] = []
+    for rule in rules:
+        results = [result for pair in pairs for result in _results(rule, pair, align)]
+        if not results:
+            message = f"--fail-on {rule}: no row of the baseline has a {rule.quantity}"
+            raise UserError(message, hint="leave it out", exit_code=4)
+        over += [result for result in results if result.is_over]
     return Judgement(
         tripped=tuple(result for result in over if result.is_sure),
         unsure=tuple(result for result in over if not result.is_sure),
@@ -132,33 +133,22 @@ def _pairs(sides: Sequence[Side]) -> Iterator[_Pair]:
 def _results(rule: Rule, pair: _Pair, align: Sequence[str]) -> Iterator[RuleResult]:
     """Yield the result of every row whose baseline has the quantity."""
     for key, before in pair.baseline.points.items():
-        if getattr(before, READINGS[rule.quantity]) is not None:
-            after = pair.side.points.get(key) if pair.side else None
-            yield RuleResult(
-                rule=rule,
-                label=pair.label,
-                against=pair.baseline.label,
-                key=dict(zip(align, key, strict=True)),
-                contrast=QUANTITIES[rule.quantity](before, after) if after else None,
-                reason=_reason(rule, after),
-                evidence=_kinds(before, after),
-            )
-
-
-def _kinds(before: SampledRow, after: SampledRow | None) -> tuple[str, str] | None:
-    """Return the evidence of a row and of its baseline if they are of two kinds."""
-    if after is None or after.row.evidence == before.row.evidence:
-        return None
-    return after.row.evidence, before.row.evidence
-
-
-def _reason(rule: Rule, point: SampledRow | None) -> str | None:
-    """Return why a row cannot be compared; None if it can."""
-    if point is None:
-        return "not in this run"
-    if point.row.outcome != "ok":
-        return point.row.outcome.replace("_", " ")
-    return f"has no {rule.quantity}" if getattr(point, READINGS[rule.quantity]) is None else None
+        if not rule.reads(before):
+            continue
+        after, reason = pair.side.points.get(key) if pair.side else None, None
+        if after is None:
+            reason = "not in this run"
+        elif not rule.reads(after):
+            reason = f"has no {rule.quantity}" if after.outcome == "ok" else after.outcome.replace("_", " ")
+        yield RuleResult(
+            rule=rule,
+            label=pair.label,
+            against=pair.baseline.label,
+            key=dict(zip(align, key, strict=True)),
+            contrast=QUANTITIES[rule.quantity][1](before, after) if after else None,
+            reason=reason,
+            evidence=(after.evidence, before.evidence) if after and after.evidence != before.evidence else None,
+        )
 
 
 def _remarks(sides: Sequence[Side], pairs: Sequence[_Pair], rules: Sequence[Rule]) -> Iterator[str]:
@@ -170,10 +160,10 @@ def _remarks(sides: Sequence[Side], pairs: Sequence[_Pair], rules: Sequence[Rule
     for pair in pairs:
         before, after = pair.baseline.points, pair.side.points if pair.side else {}
         for rule in rules:
-            bare = [key for key, point in before.items() if getattr(point, READINGS[rule.quantity]) is None]
+            bare = [key for key, row in before.items() if not rule.reads(row)]
             yield from _told(bare, f"no {rule.quantity} in {pair.baseline.label}, so not judged")
         yield from _told([key for key in after if key not in before], f"not in {pair.baseline.label}, so not judged")
-        unchecked = [key for key, point in after.items() if point.row.gradients == "not checked"]
+        unchecked = [key for key, row in after.items() if row.gradients == "not checked"]
         yield from _told(unchecked, f"gradients not compared in {pair.label}")
 
 

@@ -131,7 +131,7 @@ def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAd
     """Return the advice for every group of the baseline, on every side."""
     grouped = [by_group(side, align) for side in sides]
     return tuple(
-        _side_advice(group, side.label, [point.row for point in points.get(group, {}).values()])
+        _side_advice(group, side.label, list(points.get(group, {}).values()))
         for group in grouped[0]
         for side, points in zip(sides, grouped, strict=True)
     )

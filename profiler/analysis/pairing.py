@@ -1,18 +1,19 @@
-"""Turns runs into the sides of a comparison, and compares two of their rows."""
+"""Turns runs into the sides of a comparison, compares two of their rows, and refuses sides that cannot be compared."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
-from profiler.analysis.cross_run_ratio import Contrast, estimated, exact, sampled
-from profiler.analysis.row_times import samples_of_rounds
-from profiler.analysis.rows import Row, latest, rows
+from profiler.analysis import time_ratio
+from profiler.analysis.rows import Row, latest, rows, samples
+from profiler.analysis.time_ratio import TimeVerdict
 from profiler.analysis.timing_doubts import stolen
-from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, as_word
+from profiler.core.case import FAKE, SETTINGS, SWITCHES, Choice, as_word
 from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
@@ -28,48 +29,68 @@ ALLOWED = (*MEANING, BUILT, TORCH)  # what --allow-different takes
 SHORT = re.compile(r"\b(?:RTX )?[A-Z]{0,3}\d{2,4}[A-Z]?\b|\b[A-Z]\d\b")  # H100, RTX 4090, T4
 
 Key = tuple[str, ...]  # the values, as text, that rows are aligned by
+Verdict = TimeVerdict | Literal["better", "worse", "off"]  # of bytes; off: different, but of two kinds of evidence
 
 
-class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row with the times of its steps by round."""
+class Contrast(msgspec.Struct, frozen=True, kw_only=True):
+    """A value over the baseline's; less is better."""
 
-    row: Row
-    rounds: tuple[tuple[float, ...], ...]
-    stolen: float | None = None  # by what fraction its steps were longer because they had no core; None if it is small
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The peak; None if the row is not ok."""
-        return self.row.readings.peak_bytes if self.row.outcome == "ok" else None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """The median step; None if the row is not ok."""
-        return self.row.step_seconds if self.row.outcome == "ok" else None
+    ratio: float | None  # None if the baseline is zero
+    low: float | None = None  # the interval at LEVEL; None if there is none: exact, or a single sample
+    high: float | None = None
+    verdict: Verdict
 
 
-def peaks(before: SampledRow, after: SampledRow) -> Contrast | None:
-    """Compare the peaks; None if either row is not ok or has none."""
-    first, second = before.peak_bytes, after.peak_bytes
+def peak_of(row: Row) -> int | None:
+    """Return the peak; None if the row is not ok."""
+    return row.readings.peak_bytes if row.outcome == "ok" else None
+
+
+def seconds_of(row: Row) -> float | None:
+    """Return the median step; None if the row is not ok."""
+    return row.step_seconds if row.outcome == "ok" else None
+
+
+def peaks(before: Row, after: Row) -> Contrast | None:
+    """Compare the peaks, exactly; None if either row is not ok or has none.
+
+    Between two kinds of evidence, such as a measurement and a rehearsal, neither is better.
+    """
+    first, second = peak_of(before), peak_of(after)
     if first is None or second is None:
         return None
-    return exact(first, second, is_of_two_kinds=before.row.evidence != after.row.evidence)
+    if first == second:
+        return Contrast(ratio=1.0, verdict="same")
+    verdict: Verdict = "off" if before.evidence != after.evidence else "better" if second < first else "worse"
+    return Contrast(ratio=second / first if first else None, verdict=verdict)
 
 
-def times(before: SampledRow, after: SampledRow) -> Contrast | None:
+def times(before: Row, after: Row) -> Contrast | None:
     """Compare the steps; None if either row is not ok or was not timed. A prediction has no noise of its own."""
-    first, second = before.step_seconds, after.step_seconds
+    first, second = seconds_of(before), seconds_of(after)
     if first is None or second is None:
         return None
-    if before.row.case.has_estimated_times and after.row.case.has_estimated_times:
-        return estimated(first, second)
-    floors = (noise for point in (before, after) for noise in (point.row.time_floor, point.stolen) if noise is not None)
-    return sampled(_rounds(before), _rounds(after), floor=max(floors, default=None))
+    if before.case.has_estimated_times and after.case.has_estimated_times:
+        time = time_ratio.estimated(first, second)
+        is_same = first == second
+        return Contrast(ratio=time.ratio, verdict=time_ratio.verdict(time)) if time else _unknown(None, is_same=is_same)
+    time = time_ratio.of_samples(time_ratio.sample(samples(before)), time_ratio.sample(samples(after)))
+    if time is None or time.interval is None:
+        return _unknown(time.ratio if time else None, is_same=first == second == 0)
+    floors = (before.time_floor, after.time_floor, stolen(before.rounds), stolen(after.rounds))
+    floor = max((noise for noise in floors if noise is not None), default=None)
+    return Contrast(ratio=time.ratio, low=time.low, high=time.high, verdict=time_ratio.verdict(time, floor=floor))
 
 
-def _rounds(point: SampledRow) -> tuple[tuple[float, ...], ...]:
-    """Return the samples by round; a prediction's twice, as two rounds of equal samples."""
-    return point.rounds * 2 if point.row.case.has_estimated_times else point.rounds
+def _unknown(ratio: float | None, *, is_same: bool) -> Contrast:
+    return Contrast(ratio=ratio, verdict="same" if is_same else "cannot be told apart")
+
+
+# by quantity: what a row has of it, and how two rows compare
+QUANTITIES: dict[str, tuple[Callable[[Row], float | None], Callable[[Row, Row], Contrast | None]]] = {
+    "peak": (peak_of, peaks),
+    "time": (seconds_of, times),
+}
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +100,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the run, from 0: the baseline's
     run: str
     device: str
-    points: dict[Key, SampledRow]
+    points: dict[Key, Row]
 
     @property
     def name(self) -> str:
@@ -91,40 +112,53 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> list[Row]:
-        return [point.row for point in self.points.values()]
+        return list(self.points.values())
 
     @property
     def evidence(self) -> str:
         """Measured, rehearsed or predicted; several are joined."""
         return ", ".join(sorted({row.evidence for row in self.rows}))
 
+    def __str__(self) -> str:
+        return f"{self.label} ({self.run})"
 
-def sides(runs: Iterable[tuple[str, Iterable[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:
-    """Return a side for each run and device, in order; the first is the baseline.
 
-    Raises UserError (exit code 4) if two rows of a side would be one.
+def read_sides(runs: Iterable[tuple[str, Sequence[Record]]], *, align: Sequence[str]) -> tuple[Side, ...]:
+    """Return a side for each run, by name, and device, in order; the first is the baseline.
+
+    Raises UserError (exit code 4) if there are fewer than two, a run has no records, or two rows would be one.
     """
     compared: list[Side] = []
     for number, (name, records) in enumerate(runs):
+        if not records:
+            raise UserError(f"'{name}' has no records yet", hint="let it run to its end, or leave it out", exit_code=4)
         last = latest(records)
         for device in dict.fromkeys(record.case.device for record in last):
-            own = [record for record in last if record.case.device == device]
-            label, points = _label(len(compared)), _points(own, name, align)
+            points = _points([record for record in last if record.case.device == device], name, align)
+            label = _label(len(compared))
             compared.append(Side(label=label, number=number, run=name, device=device, points=points))
+    if len(compared) < 2:
+        raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)
     return tuple(compared)
 
 
-def without_strategy(key: Key, align: Sequence[str]) -> Key:
-    """Return the key without the strategy: rows that share it have strategies that can be compared."""
-    return tuple(text for name, text in zip(align, key, strict=True) if name != "strategy")
+def _label(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"{_label(number // 26 - 1)}{_label(number % 26)}"
 
 
-def by_group(side: Side, align: Sequence[str]) -> dict[Key, dict[Key, SampledRow]]:
-    """Return the rows of a side, grouped by their key without the strategy."""
-    groups: dict[Key, dict[Key, SampledRow]] = {}
-    for key, point in side.points.items():
-        groups.setdefault(without_strategy(key, align), {})[key] = point
-    return groups
+def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, Row]:
+    points: dict[Key, Row] = {}
+    for row in rows(records):
+        key = tuple(value(row, name) for name in align)
+        if key in points:
+            apart = [name for name in MEANING if name not in align and value(row, name) != value(points[key], name)]
+            shown = ", ".join(apart) or "how they were sampled"
+            hint = f"--align {','.join([*align, *apart])}" if apart else "compare runs of one sweep each"
+            raise UserError(
+                f"two rows of {run} for {row.case.strategy} differ in {shown} alone", hint=hint, exit_code=4
+            )
+        points[key] = row
+    return points
 
 
 def value(row: Row, name: str) -> str:
@@ -141,26 +175,39 @@ def value(row: Row, name: str) -> str:
     return "own" if field is None else as_word(field)
 
 
-def _label(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"{_label(number // 26 - 1)}{_label(number % 26)}"
+def by_group(side: Side, align: Sequence[str]) -> dict[Key, dict[Key, Row]]:
+    """Return the rows of a side, grouped by their key without the strategy: strategies that can be compared."""
+    groups: dict[Key, dict[Key, Row]] = {}
+    for key, row in side.points.items():
+        group = tuple(text for name, text in zip(align, key, strict=True) if name != "strategy")
+        groups.setdefault(group, {})[key] = row
+    return groups
 
 
-def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, SampledRow]:
-    rounds: dict[Case, list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.round):
-        rounds.setdefault(record.case, []).append(record)
-    points: dict[Key, SampledRow] = {}
-    for row in rows(records):
-        key = tuple(value(row, name) for name in align)
-        if key in points:
-            raise _doubled(run, row, points[key].row, align)
-        samples = tuple(samples_of_rounds(rounds[row.case]))
-        points[key] = SampledRow(row=row, rounds=samples, stolen=stolen(rounds[row.case]))
-    return points
+def refuse_mixed(sides: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raise UserError (exit code 4) if rows that are compared differ in a setting that is not allowed to differ.
+
+    Also if a side has no row in common with the baseline.
+    """
+    baseline, *others = sides
+    implied = (BUILT,) if "model" in allowed else ()
+    names = [name for name in ALLOWED if name not in (*align, *allowed, *implied)]
+    for side in others:
+        sentences, wrong = [], [name for name in names if unequal(baseline, side, name)]
+        values = {name: unequal(baseline, side, name) or ("", "") for name in wrong}
+        if not any(key in side.points for key in baseline.points):
+            sentences = [f"no row of {side} is in {baseline}"]
+            every = {name: [{value(row, name): None for row in one.rows} for one in (baseline, side)] for name in align}
+            values = {name: (" or ".join(a), " or ".join(b)) for name, (a, b) in every.items() if not set(a) & set(b)}
+        sentences += [f"{name} is {mine} in {baseline}, {theirs} in {side}" for name, (mine, theirs) in values.items()]
+        hint = f"to compare them anyway: --allow-different {','.join(values)}"
+        if sentences:
+            hint = hint if values else "`gcprof show` lists the rows of each"
+            raise UserError("; ".join(sentences), hint=hint, exit_code=4)
 
 
-def _doubled(run: str, row: Row, other: Row, align: Sequence[str]) -> UserError:
-    between = [name for name in MEANING if name not in align and value(row, name) != value(other, name)]
-    shown = ", ".join(between) or "how they were sampled"
-    hint = f"--align {','.join([*align, *between])}" if between else "compare runs of one sweep each"
-    return UserError(f"two rows of {run} for {row.case.strategy} differ in {shown} alone", hint=hint, exit_code=4)
+def unequal(baseline: Side, side: Side, name: str) -> tuple[str, str] | None:
+    """Return the first two values of a setting, of rows that are compared, that differ; None if none do."""
+    shared = ((row, side.points[key]) for key, row in baseline.points.items() if key in side.points)
+    pairs = ((value(row, name), value(other, name)) for row, other in shared)
+    return next(((first, second) for first, second in pairs if first and second and first != second), None)

@@ -1,18 +1,17 @@
-"""Turns records into one row per case, compared with its baseline."""
+"""Turns records into one row per case, compared with its baseline; compares rows in time; finds their frontier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
-from profiler.analysis import row_times, time_ratio, timing_doubts
+from profiler.analysis import time_ratio, timing_doubts
 from profiler.analysis.prediction_error import TwinPeaks, prediction_error, twin_peaks
-from profiler.analysis.row_times import Timed
 from profiler.analysis.small_savings import reason_of_readings
 from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
 from profiler.core.case import Case
@@ -31,6 +30,9 @@ from profiler.core.record import (
 from profiler.core.stats import spread
 
 ITSELF = TimeRatio(ratio=1.0, low=1.0, high=1.0)
+SURE = ("faster", "slower")
+MOST_COMPARED = 2048  # pairs of rows; but each row is compared with at least one
+SAMPLES = ("warmup_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -82,23 +84,19 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
     saves time for callers that show neither.
     """
     rounds: dict[Case, list[Record]] = {}
-    data: dict[Case, str] = {}  # data set by baseline
     for record in latest(records):
         rounds.setdefault(record.case, []).append(record)
-        if record.built:
-            data[record.case.baseline] = record.built.data
-    pooled = {case: _pool(case_records) for case, case_records in rounds.items()}
-    peaks, drifts = twin_peaks(pooled), timing_doubts.between_rounds(rounds)
-    baselines: dict[Case, _Baseline] = {}
-    built = []
-    for case, record in pooled.items():
-        own = case.baseline
-        if own not in baselines:
-            baselines[own] = _Baseline.of(
-                own, rounds.get(own, []), pooled.get(own), drifts.get(own), data=data.get(own)
-            )
-        built.append(_row(record, rounds[case], baselines[own], peaks))
-    return _judged(built, largest=largest)
+    groups: dict[Case, dict[Case, list[Record]]] = {}
+    for case, of_case in rounds.items():
+        of_case.sort(key=lambda record: record.round)
+        groups.setdefault(case.baseline, {})[case] = of_case
+    pooled = {case: _pooled(of_case) for case, of_case in rounds.items()}
+    peaks = twin_peaks(pooled)
+    table: dict[Case, Row] = {}
+    for baseline, of_group in groups.items():
+        built = _built(baseline, of_group, pooled, peaks)
+        table.update(_judged(built, is_asked=largest is None or len(built) <= largest))
+    return tuple([table[case] for case in rounds])
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -111,81 +109,81 @@ def static(readings: Readings) -> int | None:
     return None if readings.static_bytes is None else sum(readings.static_bytes.values())
 
 
-def _pool(records: list[Record]) -> Record:
+def _pooled(rounds: list[Record]) -> Record:
     """Return the first record with the time samples of all; the worst outcome stands for the case."""
-    if len(records) == 1:
-        return records[0]
-    records = sorted(records, key=lambda record: record.round)
-    first = records[0]
-    worst = next((record for record in records if record.outcome != "ok"), first)
-    names = ("warmup_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
-    samples = {
-        name: tuple(chain.from_iterable(getattr(record.readings, name) or () for record in records)) or None
-        for name in names
+    first = rounds[0]
+    if len(rounds) == 1:
+        return first
+    worst = next((record for record in rounds if record.outcome != "ok"), first)
+    joined = {
+        name: tuple(chain.from_iterable(getattr(record.readings, name) or () for record in rounds)) or None
+        for name in SAMPLES
     }
-    readings = msgspec.structs.replace(first.readings, **samples)
-    return msgspec.structs.replace(first, readings=readings, outcome=worst.outcome, detail=worst.detail)
+    return replace(first, readings=replace(first.readings, **joined), outcome=worst.outcome, detail=worst.detail)
 
 
-class _Baseline(NamedTuple):
-    """What the rows of one group are compared with."""
-
-    case: Case
-    data: str | None
-    rounds: list[Record]
-    peak_bytes: int | None
-    seconds: dict[int, float]  # the median step of each round that has one
-    floor: float | None  # noise floor: how far its steps may be from themselves
-    drift: tuple[Note, ...]  # the note on the drift of all rows of the group together
-
-    @classmethod
-    def of(
-        cls, case: Case, rounds: list[Record], pooled: Record | None, drift: Note | None, *, data: str | None
-    ) -> _Baseline:
-        medians = {record.round: median(record.readings.step_seconds or (0.0,)) for record in rounds}
-        return cls(
-            case=case,
-            data=data,
-            rounds=rounds,
-            peak_bytes=pooled.readings.peak_bytes if pooled else None,
-            seconds={number: seconds for number, seconds in medians.items() if seconds},
-            floor=time_ratio.floor_of(row_times.paired(rounds)),
-            drift=(drift,) if drift else (),
+def _built(
+    baseline: Case,
+    group: Mapping[Case, list[Record]],
+    pooled: Mapping[Case, Record],
+    peaks: Mapping[Case, TwinPeaks],
+) -> list[Row]:
+    """Return the rows of one group, not compared with each other yet."""
+    none_rounds = group.get(baseline, [])
+    none_peak = pooled[baseline].readings.peak_bytes if none_rounds else None
+    none_seconds = {
+        record.round: median(seconds) for record in none_rounds if (seconds := record.readings.step_seconds)
+    }
+    paired = {case: time_ratio.of_records(rounds) for case, rounds in group.items()}
+    drift = timing_doubts.between_rounds(group.values())
+    data = [record.built.data for of_case in group.values() for record in of_case if record.built]
+    built = []
+    for case, rounds in group.items():
+        record, pairs = pooled[case], paired[case]
+        readings, is_ok = record.readings, record.outcome == "ok"
+        peak = readings.peak_bytes
+        time = pairs or _unpaired(rounds, none_seconds)
+        if not is_ok or case == baseline:
+            time = ITSELF if is_ok and none_seconds else None
+        error, against = prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
+        notes = [note for of_round in rounds for note in of_round.notes]
+        notes += [*drift, *timing_doubts.doubts(rounds, time, pairs=pairs, baseline=none_rounds)]
+        built.append(
+            Row(
+                case=case,
+                baseline=baseline,
+                outcome=record.outcome,
+                detail=record.detail,
+                built=record.built,
+                data=record.built.data if record.built else data[-1] if data else None,
+                readings=readings,
+                equality=record.equality,
+                environment=record.environment,
+                gradients=verdict(record),
+                static_bytes=static(readings),
+                peak_ratio=peak / none_peak if is_ok and peak is not None and none_peak else None,
+                step_seconds=median(readings.step_seconds) if readings.step_seconds else None,
+                step_spread=spread(readings.step_seconds) if readings.step_seconds else None,
+                rounds=tuple(rounds),
+                time=time,
+                time_verdict=None,
+                time_floor=time_ratio.floor_of(paired.get(baseline)),
+                prediction_error=error,
+                prediction_against=against,
+                notes=tuple({note.code: note for note in notes}.values()),
+                on_frontier=False,
+            )
         )
+    return built
 
 
-def _row(record: Record, rounds: list[Record], baseline: _Baseline, peaks: dict[Case, TwinPeaks]) -> Row:
-    """Return the row of a case, from the record of its pooled rounds and from each round."""
-    case, is_ok = record.case, record.outcome == "ok"
-    time = _time(rounds, baseline) if is_ok else None
-    seconds = record.readings.step_seconds
-    error, against = prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
-    doubts = timing_doubts.doubts(rounds, time, baseline=baseline.rounds)
-    notes = (*(note for record in rounds for note in record.notes), *baseline.drift, *doubts)
-    return Row(
-        case=case,
-        baseline=baseline.case,
-        outcome=record.outcome,
-        detail=record.detail,
-        built=record.built,
-        data=record.built.data if record.built else baseline.data,
-        readings=record.readings,
-        equality=record.equality,
-        environment=record.environment,
-        gradients=verdict(record),
-        static_bytes=static(record.readings),
-        peak_ratio=_ratio(record.readings.peak_bytes, baseline.peak_bytes) if is_ok else None,
-        step_seconds=_middle(seconds),
-        step_spread=spread(seconds) if seconds else None,
-        rounds=tuple(rounds) if len(rounds) == 1 else tuple(sorted(rounds, key=lambda record: record.round)),
-        time=time,
-        time_verdict=None,
-        time_floor=baseline.floor,
-        prediction_error=error,
-        prediction_against=against,
-        notes=tuple({note.code: note for note in notes}.values()) if len(notes) > 1 else notes,
-        on_frontier=False,
-    )
+def _unpaired(rounds: Sequence[Record], none_seconds: Mapping[int, float]) -> TimeRatio | None:
+    """Return the ratio of steps to the baseline's of the same rounds, in other processes: slow drift cancels."""
+    pairs = [(record.readings.step_seconds, none_seconds.get(record.round)) for record in rounds]
+    ratios = [median(seconds) / none for seconds, none in pairs if seconds and none]
+    if ratios and rounds[0].case.has_estimated_times:
+        return TimeRatio(ratio=median(ratios), low=min(ratios), high=max(ratios))
+    return time_ratio.of_rounds(ratios) if ratios else None
 
 
 def verdict(record: Record) -> str:
@@ -196,77 +194,128 @@ def verdict(record: Record) -> str:
         return "not checked" if is_measured and record.outcome in ("ok", "invalid") else "-"
     if equality.missing:
         return "missing"
-    if record.notes and any(note.code == "GCP014" for note in record.notes):
-        return "not verifiable"
-    if not is_reproducible(equality, record.case.precision):
+    if any(note.code == "GCP014" for note in record.notes) or not is_reproducible(equality, record.case.precision):
         return "not verifiable"
     if record.outcome == "invalid":
         return "differ"
     return "bit-equal" if equality.gradients_equal and equality.loss_equal else "within noise"
 
 
-def _time(rounds: list[Record], baseline: _Baseline) -> TimeRatio | None:
-    """Return the ratio to the baseline: 1 for the baseline itself, else from pairs if there are any, or rounds."""
-    if rounds[0].case == baseline.case:
-        return ITSELF if baseline.seconds else None
-    return row_times.paired(rounds) or row_times.unpaired(rounds, baseline.seconds)
+def _judged(group: list[Row], *, is_asked: bool) -> dict[Case, Row]:
+    """Return the rows of one group with their time verdicts, its frontier, and what is noted beside the baseline."""
+    none = next((row for row in group if row.case == row.baseline), None)
+    best = {row.case for row in unbeaten(group)} if is_asked else ()
+    judged = {}
+    for row in group:
+        notes, time_verdict = [], None
+        if none and row is not none and row.outcome == "ok" and not any(note.code == "GCP001" for note in row.notes):
+            why = reason_of_readings(row.readings, none.readings)
+            notes += [Note(code="GCP067", text=why)] if why else []
+        more_work = timing_doubts.more_work(row.readings, none.readings) if none else None
+        if none and row.time and (is_asked or more_work):
+            time_verdict = time_verdict_of(row, none)
+            if more_work and time_verdict == "faster":
+                notes.append(timing_doubts.faster_with_more_work(more_work, row.time.ratio))
+        judged[row.case] = row
+        if notes or time_verdict or row.case in best:
+            judged[row.case] = replace(
+                row, notes=(*row.notes, *notes), time_verdict=time_verdict, on_frontier=row.case in best
+            )
+    return judged
 
 
-def _middle(values: Sequence[float] | None) -> float | None:
-    """Return the median, None if there are no values; of 100,000 rows most have one, which needs no computation."""
-    if not values:
+def against(row: Row, other: Row) -> TimeRatio | None:
+    """Return the ratio of two steps of one run: from their ratios to `none`, else from their seconds.
+
+    Two rows that alternated with `none` are never compared by their seconds, which contain the drift between them.
+    """
+    if row.step_seconds is None or other.step_seconds is None:
         return None
-    return values[0] if len(values) == 1 else median(values)
+    if row.case.has_estimated_times and other.case.has_estimated_times:
+        return time_ratio.estimated(other.step_seconds, row.step_seconds)
+    times = [one.time for one in (row, other) if one.time and (one.time.num_pairs or one.time.interval)]
+    if len(times) == 2:
+        return time_ratio.quotient(*times)
+    return time_ratio.of_samples(time_ratio.sample(samples(other)), time_ratio.sample(samples(row)))
 
 
-def _ratio(value: int | None, baseline: int | None) -> float | None:
-    return None if value is None or not baseline else value / baseline
+def samples(row: Row) -> tuple[tuple[float, ...], ...]:
+    """Return the seconds of the steps of each round; those of a first look only if there are no others.
+
+    A prediction has no noise: its step is taken twice, as two rounds of equal samples.
+    """
+    timed = [record.readings for record in row.rounds if record.readings.step_seconds]
+    full = [readings for readings in timed if readings.stopped != "look"]
+    return tuple([readings.step_seconds or () for readings in full or timed]) * (1 + row.case.has_estimated_times)
 
 
-def _judged(rows: list[Row], *, largest: int | None) -> tuple[Row, ...]:
-    """Return the rows with their time verdicts, and with those of each group's Pareto frontier marked."""
-    groups: dict[Case, list[Row]] = {}
+def time_verdict_of(row: Row, other: Row) -> TimeVerdict:
+    """Return whether a row is faster or slower than another of its run, the same, or cannot be told apart from it."""
+    return time_ratio.verdict(against(row, other), floor=row.time_floor)
+
+
+def is_apart(row: Row, other: Row) -> bool:
+    """Whether the times of two rows of one run can be told apart."""
+    return time_verdict_of(row, other) in SURE
+
+
+def is_beaten(row: Row, other: Row) -> bool:
+    """Whether the other needs less memory and is surely no slower, or needs as much and is surely faster."""
+    mine, theirs = row.readings.peak_bytes, other.readings.peak_bytes
+    if mine is None or theirs is None or theirs > mine:
+        return False
+    return time_verdict_of(row, other) in (("slower",) if mine == theirs else ("slower", "same"))
+
+
+def unbeaten(rows: Iterable[Row]) -> list[Row]:
+    """Return the Pareto frontier of a group: rows that no frontier row dominates with certainty.
+
+    Only rows that are ok, with a peak and a time, count. With many rows, each is compared only with the fastest of the
+    frontier, which dominate most, so that the time is linear in the number of rows.
+    """
+    points = [
+        row
+        for row in rows
+        if row.outcome == "ok" and row.step_seconds is not None and row.readings.peak_bytes is not None
+    ]
+    most = max(1, MOST_COMPARED // max(1, len(points)))
+    kept: list[Row] = []
+    beating: list[Row] = []
+    for row in sorted(points, key=lambda row: (row.readings.peak_bytes, slowness(row))):
+        if not any(is_beaten(row, other) for other in beating):
+            kept.append(row)
+            beating = sorted([*beating, row], key=slowness)[:most]
+    return kept
+
+
+def slowness(row: Row) -> float:
+    """Return what rows of one group are sorted by: their ratio to the baseline, else their seconds."""
+    return row.time.ratio if row.time else row.step_seconds or 0.0
+
+
+class TimePlace(NamedTuple):
+    """Where a step is drawn in a plot of its group, in seconds."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def time_places(rows: Sequence[Row]) -> list[TimePlace]:
+    """Return where the steps of one group are drawn: by their ratios to `none`, else at their medians.
+
+    So plots show what the verdicts say: medians of processes that ran at different times may be in another order.
+    """
+    none = next((row.step_seconds for row in rows if row.case == row.baseline and row.step_seconds), None)
+    places = []
     for row in rows:
-        groups.setdefault(row.baseline, []).append(row)
-    for of_group in groups.values():
-        baseline = next((Timed(row) for row in of_group if row.case == row.baseline), None)
-        if baseline is not None:
-            for row in of_group:
-                _tell_unlowered(row, baseline.row)
-        is_asked = largest is None or len(of_group) <= largest
-        asked = of_group if is_asked else _computing_more(of_group, baseline)
-        timed = [_judged_beside(row, baseline) for row in asked]
-        for row in row_times.unbeaten(timed) if is_asked else ():
-            force_setattr(row, "on_frontier", True)  # the rows are not shared yet
-    return tuple(rows)
-
-
-def _tell_unlowered(row: Row, baseline: Row) -> None:
-    """Add a note to a new row whose peak is no lower than the baseline's: what holds it."""
-    is_told = any(note.code == "GCP001" for note in row.notes)  # it checkpoints nothing
-    if row.outcome == "ok" and row.case != row.baseline and not is_told:
-        why = reason_of_readings(row.readings, baseline.readings)
-        force_setattr(row, "notes", (*row.notes, Note(code="GCP067", text=why)) if why else row.notes)
-
-
-def _computing_more(rows: Iterable[Row], baseline: Timed | None) -> list[Row]:
-    """Return the rows whose verdicts may need a note: those that compute more than the baseline."""
-    if baseline is None:
-        return []
-    return [row for row in rows if timing_doubts.computes_more(row.readings, baseline.row.readings)]
-
-
-def _judged_beside(row: Row, baseline: Timed | None) -> Timed:
-    """Set the time verdict of a new row, with a note if it is faster than the baseline although it computes more."""
-    timed = Timed(row)
-    if baseline is None or row.time is None:
-        return timed
-    time_verdict = timed.verdict(baseline)
-    force_setattr(row, "time_verdict", time_verdict)
-    if time_verdict == "faster" and timing_doubts.computes_more(row.readings, baseline.row.readings):
-        note = timing_doubts.faster_with_more_work(row.readings, baseline.row.readings, row.time.ratio)
-        force_setattr(row, "notes", (*row.notes, note))
-    return timed
+        if none is not None and row.time and (row.time.interval or row.time.num_pairs):
+            low, high = row.time.interval or (row.time.ratio, row.time.ratio)
+            places.append(TimePlace(low * none, row.time.ratio * none, high * none))
+        else:
+            seconds, spread_ = row.step_seconds or 0.0, row.step_spread or 0.0
+            places.append(TimePlace(seconds * (1 - spread_), seconds, seconds * (1 + spread_)))
+    return places
 
 
 def is_all_out_of_memory(rows: Iterable[Row]) -> bool:

@@ -1,158 +1,104 @@
-"""Notes on what makes the times of a row unsure."""
+"""Notes on what makes the times of a row unsure: noise, drift, and the conditions of their device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from statistics import median
+from itertools import accumulate, chain
+from statistics import fmean, median
 
-from profiler.analysis import row_times
-from profiler.analysis.device_conditions import Series, clock_held, clocks_apart, in_cycles, other_processes
 from profiler.analysis.time_ratio import NOISY as TOO_WIDE
 from profiler.analysis.time_ratio import TimeRatio
-from profiler.core.case import Case
-from profiler.core.record import Note, Readings, Record
+from profiler.core.record import Conditions, Note, Readings, Record
 from profiler.core.stats import drift, spread, uncertainty
-from profiler.core.units import bytes_text, change_text, count_text, seconds_text, spread_text
+from profiler.core.units import bytes_text, change_text, count_text, in_unit_text, seconds_text, spread_text
 
 NOISY = 0.1  # half the interquartile range over the median; and half the range of the ratios of the rounds
 HELD = 0.9  # fraction of the steps' time with a core; if it is less, time was stolen from them
 DRIFT = 0.05  # a smaller change is accepted, however certain it is
 HOST_BOUND = 0.9  # host's share of a step: the device works alone for no more than a tenth of it
 LIMITS = {"samples": "--max-samples", "seconds": "--max-seconds", "limit": "--stage-limit"}  # by Readings.stopped
+SLOWED = 0.95  # fraction of the highest clock: a clock held down, or falling, to this is accepted
+SHARE = 0.1  # fraction of all cores that other processes may use
+LEAST_SECONDS = 0.5  # in less time no share can be computed, since the system counts in hundredths
+APART = 0.05  # a smaller relative difference of clocks is accepted
+
+Series = Sequence[Sequence[Conditions]]  # of each round, in order of time
 
 
-def doubts(rounds: Sequence[Record], time: TimeRatio | None, *, baseline: Sequence[Record] = ()) -> tuple[Note, ...]:
-    """Return a note for every doubt about the times of a measured case, from its rounds and its ratio."""
+def doubts(
+    rounds: Sequence[Record], time: TimeRatio | None, *, pairs: TimeRatio | None, baseline: Sequence[Record] = ()
+) -> list[Note]:
+    """Return a note for every doubt about the times of a measured case, from its rounds and its ratio.
+
+    `pairs` is the ratio of its steps to those without the strategy that alternated with them, of the baseline too.
+    """
     timed = [record for record in rounds if record.readings.step_seconds and not record.case.has_estimated_times]
     if not timed:
-        return ()
+        return []
     series = [record.readings.step_seconds or () for record in timed]
-    seconds = series[0] if len(series) == 1 else _joined(series)
-    conditions = [record.readings.conditions for record in timed if record.readings.conditions]
-    texts = (
-        ("GCP012", _noise(seconds, timed, time, conditions)),
-        *(_within_rounds(drift(series)) or _beside_pairs(seconds, time, baseline)),
-        *(_of_device(timed, time, baseline) if any(map(_tells_device, timed)) else ()),
-    )
-    return tuple([Note(code=code, text=text) for code, text in texts if text])
-
-
-def _beside_pairs(
-    seconds: tuple[float, ...], time: TimeRatio | None, baseline: Sequence[Record]
-) -> tuple[tuple[str, str], ...]:
-    """Return a note if the medians of row and baseline give another ratio than the pairs: they ran at other times.
-
-    Too few pairs for an interval may be wrong by the factor beyond which an interval tells nothing.
-    """
-    plain = _joined(record.readings.step_seconds or () for record in baseline)
-    if not (plain and time and time.num_pairs):
-        return ()
-    low, high = time.interval or (time.ratio / TOO_WIDE, time.ratio * TOO_WIDE)
-    ratio = median(seconds) / median(plain)
-    if low / (1 + DRIFT) <= ratio <= high * (1 + DRIFT):
-        return ()
-    text = (
-        f"the machine's speed changed between this row and its baseline: by their seconds the step takes "
-        f"{change_text(ratio)}, by steps side by side {change_text(time.ratio)}; trust the latter"
-    )
-    return (("GCP023", text),)
-
-
-def _of_device(
-    rounds: Sequence[Record], time: TimeRatio | None, baseline: Sequence[Record]
-) -> tuple[tuple[str, str | None], ...]:
-    """Return doubts from the state of the device and the clock that times it, by the code of the note."""
-    is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
-    conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
-    return (
-        ("GCP024", _clocks(rounds, baseline, is_paired=is_paired) if conditions else None),
-        ("GCP030", _host_bound(rounds)),
-        ("GCP032", _spilled(rounds)),
-        ("GCP033", _in_a_row(rounds)),
-        ("GCP034", _cut_short(rounds)),
-        ("GCP036", None if is_paired else _elsewhere(rounds, baseline)),
-    )
+    texts = {
+        "GCP012": _noise(timed, _joined(series), time, pairs),
+        "GCP022": None,
+        "GCP023": _beside_pairs(_joined(series), time, baseline),
+    }
+    change = drift(series)
+    if change is not None and abs(change) >= DRIFT:  # becoming faster is missing warm-up, becoming slower is drift
+        from_to = f"{change_text(1 + change)} from the first third of a round to the last"
+        settled = f"the steps had not settled: {from_to}; more --warmup would let them"
+        slower = f"the steps drift: {from_to}; let the device rest, and trust the ratios rather than the seconds"
+        texts |= {"GCP022": settled, "GCP023": None} if change < 0 else {"GCP023": slower}
+    if any(map(_tells_device, timed)):
+        is_paired = bool(time and time.num_pairs)  # steps of both alternated in one process, and so on one device
+        texts |= {
+            "GCP024": _clocks(timed, baseline, is_paired=is_paired),
+            "GCP030": _host_bound(timed),
+            "GCP032": _spilled(timed),
+            "GCP033": _in_a_row(timed),
+            "GCP034": _cut_short(timed),
+            "GCP036": None if is_paired else _elsewhere(timed, baseline),
+        }
+    return [Note(code=code, text=text) for code, text in texts.items() if text]
 
 
 def _tells_device(record: Record) -> bool:
-    """Whether a record has any of what `_of_device` looks at; of 100,000 records most have none."""
+    """Whether a record has any of what the notes on devices look at; of 100,000 records most have none."""
     readings, environment = record.readings, record.environment
     is_known = environment is not None and (environment.device_bytes or environment.device_uuid)
     told = (readings.conditions, readings.host_share, readings.stopped)
     return told != (None, None, None) or readings.steps_per_sample != 1 or bool(is_known)
 
 
-def between_rounds(rounds_of: Mapping[Case, Sequence[Record]]) -> dict[Case, Note]:
-    """Return, by baseline, a note if all cases that are compared with it became slower or faster together."""
-    groups: dict[Case, list[list[float]]] = {}
-    for case, records in rounds_of.items():
-        if len(records) == 1:
-            continue  # a single round is not a series
-        rounds = sorted(records, key=lambda record: record.round)
-        medians = [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
-        groups.setdefault(case.baseline, []).append(medians)
-    changes = {baseline: drift(series) for baseline, series in groups.items()}
-    return {
-        baseline: Note(
-            code="GCP023",
-            text=f"the steps drift: {change_text(1 + change)} from the first rounds to the last, all strategies "
-            "together; ratios are taken within a round and stand, seconds do not: let the device rest",
-        )
-        for baseline, change in changes.items()
-        if change is not None and abs(change) >= DRIFT
-    }
+def between_rounds(group: Iterable[Sequence[Record]]) -> list[Note]:
+    """Return a note if all cases of a group, each with its rounds, became slower or faster together."""
+    medians = [
+        [median(record.readings.step_seconds) for record in rounds if record.readings.step_seconds]
+        for rounds in group
+        if len(rounds) > 1  # a single round is not a series
+    ]
+    change = drift(medians)
+    if change is None or abs(change) < DRIFT:
+        return []
+    text = (
+        f"the steps drift: {change_text(1 + change)} from the first rounds to the last, all strategies "
+        "together; ratios are taken within a round and stand, seconds do not: let the device rest"
+    )
+    return [Note(code="GCP023", text=text)]
 
 
-def _joined(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(second for seconds in series for second in seconds)
+def more_work(readings: Readings, none: Readings) -> float | None:
+    """Return how many times the baseline's FLOPs the step computes; None if not more, or either is not known."""
+    mine, base = readings.flops, none.flops
+    return mine / base if mine and base and mine > base else None
 
 
-def _noise(
-    seconds: tuple[float, ...], rounds: Sequence[Record], time: TimeRatio | None, conditions: Series
-) -> str | None:
-    """Return one sentence on all that makes the times unsure, and what would help; None if nothing does."""
-    asked = _missed(seconds, rounds)
-    others, elsewhere = other_processes(conditions)
-    stolen = _waited(rounds)
-    facts = tuple([fact for fact in (asked, _spread(seconds, time), others, stolen) if fact])
-    if not facts:
-        return None
-    hit = {LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS} if asked else ()
-    fewer = ("OMP_NUM_THREADS=1 (threads of a step wait for each other)",) if stolen and _has_threads(rounds) else ()
-    helps = (elsewhere or "a quiet machine", *fewer, "more --rounds", *(f"a larger {flag}" for flag in sorted(hit)))
-    return _unsure(facts, helps)
-
-
-def _has_threads(rounds: Sequence[Record]) -> bool:
-    """Whether steps on the CPU had several threads."""
-    threads = [record.environment.num_threads or 1 for record in rounds if record.environment]
-    return rounds[0].case.device == "cpu" and max(threads, default=1) > 1
-
-
-@lru_cache(maxsize=1024)  # rows of a large run share a few hundred of these
-def _unsure(facts: tuple[str, ...], helps: tuple[str, ...]) -> str:
-    helping = f"{', '.join(helps[:-1])} or {helps[-1]}"
-    return f"the times are unsure: {'; '.join(facts)}; {helping} would reduce the noise"
-
-
-def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
-    """Return how far the steps of a row are apart if that is much; else its rounds, if the ratio is made of them."""
-    width = spread(seconds)
-    if width is not None and width > NOISY:
-        return f"its steps vary by {spread_text(width)}"
-    limits = time.interval if time and not time.num_pairs else None
-    if limits and limits[1] - limits[0] > 2 * NOISY:
-        return f"its rounds' ratios are {(limits[1] - limits[0]) * 100:.0f} points apart"
-    return None
-
-
-def _waited(rounds: Sequence[Record]) -> str | None:
-    """Return a sentence if much time was stolen from the steps: they, or threads they waited for, had no core."""
-    share = held_share(rounds)
-    if share is None or share >= HELD:
-        return None
-    return f"{(1 - share) * 100:.0f} % of the time was lost by the steps waiting for a core"
+def faster_with_more_work(work: float, ratio: float) -> Note:
+    """Return the note on a step that is surely faster than the baseline's, and computes more."""
+    text = (
+        f"its step takes {change_text(ratio)} although it computes {change_text(work)} FLOPs: the memory "
+        "that it saves (caches, a slow allocator) costs more here than the recompute; elsewhere it may be slower"
+    )
+    return Note(code="GCP061", text=text)
 
 
 def stolen(rounds: Iterable[Record]) -> float | None:
@@ -168,58 +114,181 @@ def held_share(rounds: Iterable[Record]) -> float | None:
     return sum(sum(readings.processor_seconds or ()) for readings in known) / wall if wall else None
 
 
-def _missed(seconds: tuple[float, ...], rounds: Sequence[Record]) -> str | None:
+def _joined(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(chain.from_iterable(series))
+
+
+def _noise(
+    rounds: Sequence[Record], seconds: tuple[float, ...], time: TimeRatio | None, pairs: TimeRatio | None
+) -> str | None:
+    """Return one sentence on all that makes the times unsure, and what would help; None if nothing does."""
+    asked = _missed(rounds, seconds, pairs)
+    others, elsewhere = other_processes([record.readings.conditions for record in rounds if record.readings.conditions])
+    share = held_share(rounds)
+    is_stolen = share is not None and share < HELD
+    waited = f"{(1 - (share or 0.0)) * 100:.0f} % of the time was lost by the steps waiting for a core"
+    facts = [fact for fact in (asked, _spread(seconds, time), others, waited if is_stolen else None) if fact]
+    if not facts:
+        return None
+    helps = [elsewhere or "a quiet machine"]
+    threads = [record.environment.num_threads or 1 for record in rounds if record.environment]
+    if is_stolen and rounds[0].case.device == "cpu" and max(threads, default=1) > 1:
+        helps.append("OMP_NUM_THREADS=1 (threads of a step wait for each other)")
+    hit = {LIMITS[stopped] for record in rounds if (stopped := record.readings.stopped) in LIMITS} if asked else ()
+    helps += ["more --rounds", *(f"a larger {flag}" for flag in sorted(hit))]
+    return _unsure(tuple(facts), tuple(helps))
+
+
+@lru_cache(maxsize=1024)  # rows of a large run share a few hundred of these
+def _unsure(facts: tuple[str, ...], helps: tuple[str, ...]) -> str:
+    helping = f"{', '.join(helps[:-1])} or {helps[-1]}"
+    return f"the times are unsure: {'; '.join(facts)}; {helping} would reduce the noise"
+
+
+def _missed(rounds: Sequence[Record], seconds: tuple[float, ...], pairs: TimeRatio | None) -> str | None:
     """Return a sentence if all rounds together miss the requested precision: of the ratio if steps alternate."""
     sampling = rounds[0].case.sampling
     if not sampling:
         return None
-    ratio = row_times.paired(rounds)
-    what, count = ("the ratio", ratio.num_pairs) if ratio else ("the median", len(seconds))
-    reached = ratio.uncertainty if ratio else uncertainty(seconds)
-    if reached is not None and reached <= sampling.precision_target:
-        return None
+    what, few = ("the ratio", "pair") if pairs else ("the median", "sample")
+    reached, wanted = pairs.uncertainty if pairs else uncertainty(seconds), sampling.precision_target
     if reached is None:
-        few = count_text(count, "pair" if ratio else "sample")
-        return f"{few} cannot tell how precise {what} is"
-    wanted = sampling.precision_target
+        return f"{count_text(pairs.num_pairs if pairs else len(seconds), few)} cannot tell how precise {what} is"
+    if reached <= wanted:
+        return None
     digits = next(digits for digits in (1, 2, 3) if digits == 3 or f"{reached:.{digits}%}" != f"{wanted:.{digits}%}")
     return f"{what} is known to {spread_text(reached, digits=digits)}, not {spread_text(wanted, digits=digits)}"
 
 
-def computes_more(readings: Readings, none: Readings) -> bool:
-    """Whether the step computes more FLOPs than the baseline's; False if either is not known."""
-    mine, base = _flops(readings), _flops(none)
-    return bool(mine and base and mine > base)
+def _spread(seconds: tuple[float, ...], time: TimeRatio | None) -> str | None:
+    """Return how far the steps of a row are apart if that is much; else its rounds, if the ratio is made of them."""
+    width = spread(seconds)
+    if width is not None and width > NOISY:
+        return f"its steps vary by {spread_text(width)}"
+    limits = time.interval if time and not time.num_pairs else None
+    if limits and limits[1] - limits[0] > 2 * NOISY:
+        return f"its rounds' ratios are {(limits[1] - limits[0]) * 100:.0f} points apart"
+    return None
 
 
-def faster_with_more_work(readings: Readings, none: Readings, ratio: float) -> Note:
-    """Return the note on a step that is surely faster than the baseline's, and computes more."""
-    work = (_flops(readings) or 0) / (_flops(none) or 1)
-    text = (
-        f"its step takes {change_text(ratio)} although it computes {change_text(work)} FLOPs: the memory "
-        "that it saves (caches, a slow allocator) costs more here than the recompute; elsewhere it may be slower"
+def _beside_pairs(seconds: tuple[float, ...], time: TimeRatio | None, baseline: Sequence[Record]) -> str | None:
+    """Return a sentence if the medians of row and baseline give another ratio than the pairs: they ran at other times.
+
+    Too few pairs for an interval may be wrong by the factor beyond which an interval tells nothing.
+    """
+    plain = _joined(record.readings.step_seconds or () for record in baseline)
+    if not (plain and time and time.num_pairs):
+        return None
+    low, high = time.interval or (time.ratio / TOO_WIDE, time.ratio * TOO_WIDE)
+    ratio = median(seconds) / median(plain)
+    if low / (1 + DRIFT) <= ratio <= high * (1 + DRIFT):
+        return None
+    return (
+        f"the machine's speed changed between this row and its baseline: by their seconds the step takes "
+        f"{change_text(ratio)}, by steps side by side {change_text(time.ratio)}; trust the latter"
     )
-    return Note(code="GCP061", text=text)
 
 
-def _flops(readings: Readings) -> int | None:
-    forward, backward = readings.forward_flops, readings.backward_flops
-    return None if forward is None or backward is None else forward + backward
+def other_processes(series: Series) -> tuple[str | None, str | None]:
+    """Return a sentence if other processes used the device during timing, and what helps besides a quiet machine."""
+    moments = list(chain.from_iterable(series))
+    on_device = max((moment.num_others or 0 for moment in moments), default=0)
+    if on_device:
+        held_bytes = max(moment.others_bytes or 0 for moment in moments)
+        size = f" that hold{'s' if on_device == 1 else ''} {bytes_text(held_bytes)}" if held_bytes else ""
+        shared = f"{on_device} other process{'' if on_device == 1 else 'es'}{size}"
+        return f"the device is shared with {shared}", "another --device"
+    spans = [(round_[0], round_[-1]) for round_ in series if round_[0].others_seconds is not None]
+    wall = sum(last.at_seconds - first.at_seconds for first, last in spans)
+    busy = sum((last.others_seconds or 0.0) - (first.others_seconds or 0.0) for first, last in spans)
+    cores = max((first.num_cores or 0 for first, _ in spans), default=0)
+    if wall < LEAST_SECONDS or not cores or busy < SHARE * cores * wall:
+        return None, None
+    return f"other processes kept {busy / wall:.1f} of {cores} cores busy", None
 
 
 def _clocks(rounds: Sequence[Record], baseline: Sequence[Record], *, is_paired: bool) -> str | None:
     """Return a sentence if the clock was held down or was not the baseline's, with the ratio in clock cycles."""
     conditions = [record.readings.conditions for record in rounds if record.readings.conditions]
-    if is_paired:  # steps of both alternated at one clock
+    if not conditions or is_paired:  # steps of both alternated at one clock
         return clock_held(conditions)
     doubt = clock_held(conditions) or clocks_apart(rounds, baseline)
     return f"{doubt}{in_cycles(rounds, baseline)}" if doubt else None
 
 
+def clock_held(series: Series) -> str | None:
+    """Return a sentence if the clock was held down, or fell, during timing: by what, how far, how hot it was."""
+    moments = list(chain.from_iterable(series))
+    clocks = [moment.clock_hertz for moment in moments if moment.clock_hertz is not None]
+    highest = _most(moment.highest_clock_hertz for moment in moments)
+    reasons = list(dict.fromkeys(chain.from_iterable(moment.held_by for moment in moments)))
+    is_held = bool(reasons) and (not clocks or highest is None or min(clocks) < SLOWED * highest)
+    if not is_held and not any(map(_falls, series)):
+        return None
+    celsius = _most(moment.celsius for moment in moments)
+    watts, limit = (_most(getattr(moment, name) for moment in moments) for name in ("watts", "limit_watts"))
+    state = [f"{_megahertz(min(clocks))} to {_megahertz(max(clocks))}"] if clocks else []
+    state[:1] = [f"{span} of {_megahertz(highest)}" if highest is not None else span for span in state]
+    state += [] if celsius is None else [f"up to {in_unit_text(round(celsius), 'C')}"]
+    of_limit = "" if limit is None else f" of {in_unit_text(round(limit), 'W')}"
+    state += [] if watts is None else [f"up to {in_unit_text(round(watts), 'W')}{of_limit}"]
+    by = f" by {' and '.join(reasons)}" if reasons else ""
+    held = f"the clock was held down{by}: {', '.join(state)}"
+    return f"{held}; cooling, or nvidia-smi --lock-gpu-clocks, makes times comparable"
+
+
+def _falls(round_: Sequence[Conditions]) -> bool:
+    clocks = [moment.clock_hertz for moment in round_ if moment.clock_hertz is not None]
+    return any(later < SLOWED * highest for later, highest in zip(clocks[1:], accumulate(clocks, max), strict=False))
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _megahertz(hertz: float) -> str:
+    return in_unit_text(round(hertz / 1e6), "MHz")
+
+
+def clocks_apart(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
+    """Return a sentence if a round ran at another clock than its baseline, so that part of the ratio is the clock's."""
+    clocks = [(mine, none) for *_, mine, none in _clocked(rounds, baseline)]
+    mine, none = max(clocks, key=lambda pair: abs(pair[0] / pair[1] - 1), default=(1.0, 1.0))
+    if abs(mine / none - 1) <= APART:
+        return None
+    apart = f"{_megahertz(mine)}, that of its baseline at {_megahertz(none)}"
+    return f"the clock differed: a round ran at {apart}; nvidia-smi --lock-gpu-clocks makes times comparable"
+
+
+def in_cycles(rounds: Sequence[Record], baseline: Sequence[Record]) -> str:
+    """Return the change of the time in clock cycles, as the end of a sentence; empty if no clocks are known."""
+    ratios = [
+        median(record.readings.step_seconds or ()) / median(base.readings.step_seconds or ()) * mine / none
+        for record, base, mine, none in _clocked(rounds, baseline)
+    ]
+    return f"; in cycles the step is {change_text(median(ratios))}" if ratios else ""
+
+
+def clock(record: Record) -> float | None:
+    """Return the mean clock while the steps of a round were timed, in hertz; None if it is not known."""
+    clocks = [moment.clock_hertz for moment in record.readings.conditions or () if moment.clock_hertz]
+    return fmean(clocks) if clocks else None
+
+
+def _clocked(rounds: Sequence[Record], baseline: Sequence[Record]) -> list[tuple[Record, Record, float, float]]:
+    """Return each timed record with the baseline's of the same round, and both clocks; none for the baseline itself."""
+    of_round = {record.round: record for record in baseline if record.readings.step_seconds}
+    pairs = [(record, of_round.get(record.round)) for record in rounds if record.readings.step_seconds]
+    return [
+        (record, base, mine, none)
+        for record, base in pairs
+        if base is not None and record.case != base.case and (mine := clock(record)) and (none := clock(base))
+    ]
+
+
 def _host_bound(rounds: Sequence[Record]) -> str | None:
     """Return a sentence if the device waits for the host for most of the step."""
-    shares = [record.readings.host_share or 0.0 for record in rounds]
-    share = max(shares)
+    share = max(record.readings.host_share or 0.0 for record in rounds)
     if share < HOST_BOUND:
         return None
     return (
@@ -232,10 +301,8 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
     """Return a sentence if more memory was held than the GPU has: the rest can only be the host's."""
     for record in rounds:
         total = record.environment.device_bytes if record.environment else None
-        if not total or record.case.device.startswith("cpu"):
-            continue
         held = max(record.readings.reserved_bytes or 0, record.readings.peak_bytes or 0)
-        if held > total:
+        if total and held > total and not record.case.device.startswith("cpu"):
             return (
                 f"spill suspected: {bytes_text(held)} on a device of {bytes_text(total)}: the driver holds some of it "
                 "in the host's memory (Windows, WSL), and the time includes the bus; a smaller --batch-size would fit"
@@ -244,12 +311,9 @@ def _spilled(rounds: Sequence[Record]) -> str | None:
 
 
 def _in_a_row(rounds: Sequence[Record]) -> str | None:
-    counts = [record.readings.steps_per_sample for record in rounds]
-    most = max(counts)
-    if most == 1:
-        return None
+    most = max(record.readings.steps_per_sample for record in rounds)
     of = f"each sample is the mean of up to {count_text(most, 'step')} in a row"
-    return f"a step is too fast for the clock: {of}; a larger --batch-size takes longer"
+    return f"a step is too fast for the clock: {of}; a larger --batch-size takes longer" if most > 1 else None
 
 
 def _cut_short(rounds: Sequence[Record]) -> str | None:
@@ -257,9 +321,8 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
     cut = [record for record in rounds if record.readings.stopped == "limit"]
     if not cut:
         return None
-    seconds = [record.readings.step_seconds or () for record in cut]
-    sampling = cut[0].case.sampling
-    unmet = f"--precision-target {sampling.precision_target:.1%}" if sampling else f"--samples {cut[0].case.samples}"
+    seconds, case = [record.readings.step_seconds or () for record in cut], cut[0].case
+    unmet = f"--precision-target {case.sampling.precision_target:.1%}" if case.sampling else f"--samples {case.samples}"
     return (
         f"a round ended after {count_text(min(map(len, seconds)), 'sample')}, before {unmet} was met: "
         f"a step takes {seconds_text(median(_joined(seconds)))}; a larger --stage-limit leaves time for more"
@@ -268,10 +331,8 @@ def _cut_short(rounds: Sequence[Record]) -> str | None:
 
 def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | None:
     """Return a sentence if the baseline ran on another device of the same name in some rounds, as on a cluster."""
-    of_round = {record.round: other for record in baseline if (other := _identity(record))}
-    if not of_round:
-        return None
-    pairs = [(_identity(record), of_round.get(record.round)) for record in rounds]
+    of_round = {record.round: record.environment.device_uuid for record in baseline if record.environment}
+    pairs = [(record.environment.device_uuid, of_round.get(record.round)) for record in rounds if record.environment]
     named = [(mine, other) for mine, other in pairs if mine and other]
     apart = sum(mine != other for mine, other in named)
     if not apart:
@@ -280,17 +341,3 @@ def _elsewhere(rounds: Sequence[Record], baseline: Sequence[Record]) -> str | No
         f"in {apart} of {count_text(len(named), 'round')} it ran on another GPU than its baseline: the ratio "
         "includes the difference between the GPUs; more --rounds average it out"
     )
-
-
-def _identity(record: Record) -> str | None:
-    return record.environment.device_uuid if record.environment else None
-
-
-def _within_rounds(change: float | None) -> tuple[tuple[str, str], ...]:
-    """Return a note if steps change within rounds: becoming faster is missing warm-up, becoming slower is drift."""
-    if change is None or abs(change) < DRIFT:
-        return ()
-    text = f"{change_text(1 + change)} from the first third of a round to the last"
-    if change < 0:
-        return (("GCP022", f"the steps had not settled: {text}; more --warmup would let them"),)
-    return (("GCP023", f"the steps drift: {text}; let the device rest, and trust the ratios rather than the seconds"),)

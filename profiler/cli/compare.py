@@ -50,8 +50,8 @@ def compare(
     Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
     """
     from profiler.analysis import gates
-    from profiler.analysis.comparison import compare_sides, read_sides
-    from profiler.analysis.pairing import ALLOWED, MEANING
+    from profiler.analysis.comparison import compare_sides
+    from profiler.analysis.pairing import ALLOWED, MEANING, read_sides
 
     one_of(format, FORMATS, flag="--format")
     if columns and format != "table":

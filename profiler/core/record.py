@@ -114,6 +114,12 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ranks: tuple[RankBytes, ...] | None = None  # in order, if several train together
     conditions: tuple[Conditions, ...] | None = None  # after the warm-up, during sampling, and after the last sample
 
+    @property
+    def flops(self) -> int | None:
+        """Those of forward and backward; None if either was not counted."""
+        is_known = self.forward_flops is not None and self.backward_flops is not None
+        return self.forward_flops + self.backward_flops if is_known else None  # type: ignore[operator]
+
 
 class Equality(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a strategy's loss, gradients and buffers compare with those of the step without checkpointing.

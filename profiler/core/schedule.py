@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
 from profiler.core.errors import UserError
-from profiler.core.paired_steps import WITHOUT_SWITCH
+from profiler.core.stats import WITHOUT_SWITCH
 
 DDP_SETTLING = 3  # steps before memory is read: DDP rebuilds its buckets in the second, and reports that in the third
 REHEARSED_PASSES = ("flops", "memory")

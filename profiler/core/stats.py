@@ -1,4 +1,10 @@
-"""Statistics of a series of samples: warm-up, spread, uncertainty of the median, drift, when to stop sampling."""
+"""Step times: steps with and without a strategy in turn, their ratio and its interval, warm-up, drift, when to stop.
+
+A cycle is one step of each strategy and one step without any, which forms a pair with each of them. The second of every
+two cycles has the reverse order, unless a strategy left between them, so that a linear drift makes one ratio too high
+by as much as the other is too low. The order is random, so that a periodic disturbance, such as another process's share
+of a core, does not always meet the same step. Source: the ABBA design of crossover trials.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +13,108 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate, takewhile
-from math import ceil, comb, copysign, floor, sqrt
-from statistics import NormalDist, median
+from math import ceil, comb, copysign, exp, floor, log, sqrt
+from random import Random
+from statistics import NormalDist, median, quantiles
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+WITHOUT_SWITCH = ("compile-budget",)  # strategies that cannot be switched off: compiled code stays as it is
+LEVEL = 0.95  # confidence level of intervals
+LOOK_LEVEL = 0.75  # level of a round's interval, which is then as wide as that of three rounds together at 95 %
+FIRST_LOOK = 6  # samples: the fewest that have an interval at LEVEL
+LEAST_PAIRS = 2  # per round, unless its trial asks for another number
+BRIEF_SECONDS = 0.25  # time limit of the steps of a first look, a round that needs only one pair
+WAITED = 0.1  # fraction of the fastest step: how much longer than others a step may be without a core
+MOST_PAIRS = 48  # per ratio; more are reduced to medians of neighbors, since the work is quadratic
+EXACT = 1000  # samples; above, the normal approximation of the binomial distribution is good enough
 LEAST_LATER = 5  # the fewest later steps that the first ones are compared with
 SLOWER = 0.02  # fraction of the median: a step slower by no more than this is not slow
-LEVEL = 0.95  # confidence level of intervals
-EXACT = 1000  # samples; above, the normal approximation of the binomial distribution is good enough
 SHORTEST = 1e-3  # seconds of a sample; in less, waiting for the device and reading its clock weigh too much
 MOST_STEPS = 1000  # per sample
-FIRST_LOOK = 6  # samples: the fewest that have an interval
 CERTAIN = 3.0  # standard deviations, which one in 370 series without a drift exceeds
 FEWEST_DRIFTING = 7  # samples in all series; fewer cannot show a certain drift in any order
 MOST_STRETCHES = 500  # a longer series is reduced to the medians of so many stretches, since pairs grow quadratically
 
 
-def num_warmup(seconds: Sequence[float]) -> int:
-    """Return how many of the first steps are warm-up: those before the first that is no slower than the later ones.
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """When a round stops sampling the time, if no fixed number of samples was asked for."""
 
-    A step is slower if it exceeds the slowest of the later half (of at least five steps) by more than the range of that
-    half, and the median of that half by more than 2 %. So never more than half are warm-up, and identically distributed
-    steps seldom are.
+    precision_target: float = 0.03  # how far the interval may reach from the median or ratio, as a fraction of it
+    max_samples: int = 100
+    max_seconds: float = 2.0  # of timed steps
+    ends_together: bool | UnsetType = UNSET  # strategies of one process: all precise enough, or at a limit
+
+
+def step_order(number: int, count: int = 1, *, round_number: int = 1) -> list[int]:
+    """Return the order of the steps in a cycle (from 0): 0 is the step without a strategy, 1, 2, ... the strategies."""
+    two, place = divmod(number, 2)
+    draw, order = Random(f"{round_number}.{two}"), list(range(1, count + 1))
+    draw.shuffle(order)
+    order.insert((count + (draw.random() < 0.5)) // 2, 0)  # in the middle, so that it is far from none of them
+    return order[::-1] if place else order
+
+
+def pair_ratios(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, ...]:
+    """Return the ratio of each pair: the step with the strategy over that without it; pairs with a 0 are dropped."""
+    return tuple(mine / plain for mine, plain in zip(with_it, without, strict=False) if mine and plain)
+
+
+class RoundSteps(NamedTuple):
+    """The paired steps of one round, in seconds; on a CPU also the seconds in which each step had a core."""
+
+    with_it: Sequence[float]
+    without: Sequence[float]
+    held: Sequence[float] = ()
+    plain_held: Sequence[float] = ()
+
+
+def calm_ratios(rounds: Sequence[RoundSteps]) -> list[tuple[float, ...]]:
+    """Return the ratios of each round's pairs, without pairs in which a step waited for a core, if six or more remain.
+
+    A step that waits takes longer by a random time, many times its own if it is short. It counts as waiting if its time
+    without a core exceeds the least of its series by more than a tenth of the fastest step of all. Both steps of a pair
+    have the same limit; limits of their own would keep waits of the longer step that the shorter one may not have.
     """
-    later = seconds[-max(LEAST_LATER, len(seconds) // 2) :]
-    if len(later) == len(seconds):
-        return 0
-    limit = max(2 * max(later) - min(later), median(later) * (1 + SLOWER))
-    return sum(1 for _ in takewhile(lambda second: second > limit, seconds[: -len(later)]))
+    own = _waits([(steps.with_it, steps.held) for steps in rounds])
+    plain = _waits([(steps.without, steps.plain_held) for steps in rounds])
+    fastest = min((second for steps in rounds for second in (*steps.with_it, *steps.without) if second), default=0.0)
+    calm = [
+        tuple(
+            one / other
+            for one, other, *waits in zip(steps.with_it, steps.without, *both, strict=False)
+            if one and other and max(waits) <= WAITED * fastest
+        )
+        for steps, *both in zip(rounds, own, plain, strict=True)
+    ]
+    if sum(map(len, calm)) >= FIRST_LOOK:
+        return calm
+    return [pair_ratios(steps.with_it, steps.without) for steps in rounds]
 
 
-def middle(ordered: Sequence[float]) -> float:
-    """Return the median of samples in ascending order, which statistics.median would sort again."""
-    half, is_odd = divmod(len(ordered), 2)
-    return ordered[half] if is_odd else (ordered[half - 1] + ordered[half]) / 2
+def _waits(series: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[list[float]]:
+    """Return how much longer each step was without a core than the least of its series over all rounds; 0 if not known.
 
-
-@lru_cache(maxsize=64)  # a row and its timing doubts ask for the same samples
-def spread(samples: tuple[float, ...]) -> float | None:
-    """Return half the interquartile range over the median; None for fewer than two samples.
-
-    The quartiles are those of statistics.quantiles(method="inclusive"), to the bit, in a third of its time.
+    `series` has, for each round, the seconds of the steps and the seconds in which they had a core.
     """
-    if len(samples) < 2:
-        return None
-    ordered = sorted(samples)
-    low, centre, high = _quartile(ordered, 1), _quartile(ordered, 2), _quartile(ordered, 3)
-    return (high - low) / 2 / centre if centre else None
+    waits = [[max(0.0, second - had) for second, had in zip(*steps, strict=False)] for steps in series]
+    least = min((wait for round_ in waits for wait in round_), default=0.0)
+    return [
+        [wait - least for wait in round_] + [0.0] * (len(seconds) - len(round_))
+        for round_, (seconds, _) in zip(waits, series, strict=True)
+    ]
 
 
-def _quartile(ordered: Sequence[float], number: int) -> float:
-    place, rest = divmod(number * (len(ordered) - 1), 4)
-    return (ordered[place] * (4 - rest) + ordered[place + 1] * rest) / 4
+def ratio_of_pairs(ratios: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:
+    """Return the Hodges-Lehmann estimate of the ratio, and its confidence interval: None for fewer than six at 95 %.
 
-
-def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, float] | None:
-    """Return the distribution-free confidence interval of the median, from order statistics.
-
-    It is the narrowest pair of order statistics, symmetric in rank, that covers the median at this level, whatever the
-    distribution. None if even the smallest and the largest sample do not: at 95 % for fewer than six. Source: Conover,
-    Practical Nonparametric Statistics, 3rd edition, section 3.2.
+    The estimate is made of logarithms. A disturbance is as likely in either step of a pair, so that their distribution
+    is symmetric about the true ratio.
     """
-    rank = _rank(len(samples), level)
-    if not rank:
-        return None
-    ordered = sorted(samples)
-    return ordered[rank - 1], ordered[-rank]
+    ratio, limits = centre(_stretches([log(ratio) for ratio in ratios], MOST_PAIRS), level=level)
+    return exp(ratio), None if limits is None else (exp(limits[0]), exp(limits[1]))
 
 
 def centre(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, tuple[float, float] | None]:
@@ -90,12 +130,12 @@ def centre(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, tu
     tails = _signed_rank_tails(len(samples))
     rank = bisect_right(tails, outside)  # how many means to leave out at each end
     if not rank:
-        return middle(means), None
+        return median(means), None
     low, high = means[rank - 1], means[-rank]
     if 2 * rank < len(means):
         inward = (outside - tails[rank - 1]) / (tails[rank] - tails[rank - 1])
         low, high = low + inward * (means[rank] - low), high + inward * (means[-rank - 1] - high)
-    return middle(means), (low, high)
+    return median(means), (low, high)
 
 
 @cache
@@ -106,6 +146,20 @@ def _signed_rank_tails(count: int) -> list[float]:
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
     return [below / 2**count for below in accumulate(ways)]
+
+
+def interval(samples: Sequence[float], *, level: float = LEVEL) -> tuple[float, float] | None:
+    """Return the distribution-free confidence interval of the median, from order statistics.
+
+    It is the narrowest pair of order statistics, symmetric in rank, that covers the median at this level, whatever the
+    distribution. None if even the smallest and the largest sample do not: at 95 % for fewer than six. Source: Conover,
+    Practical Nonparametric Statistics, 3rd edition, section 3.2.
+    """
+    rank = _rank(len(samples), level)
+    if not rank:
+        return None
+    ordered = sorted(samples)
+    return ordered[rank - 1], ordered[-rank]
 
 
 def uncertainty(samples: Sequence[float]) -> float | None:
@@ -129,43 +183,94 @@ def _rank(count: int, level: float) -> int:
     return 0
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """When a round stops sampling the time, if no fixed number of samples was asked for."""
+def num_warmup(seconds: Sequence[float]) -> int:
+    """Return how many of the first steps are warm-up: those before the first that is no slower than the later ones.
 
-    precision_target: float = 0.03  # how far the interval may reach from the median or ratio, as a fraction of it
-    max_samples: int = 100
-    max_seconds: float = 2.0  # of timed steps
-    ends_together: bool | UnsetType = UNSET  # strategies of one process: all precise enough, or at a limit
+    A step is slower if it exceeds the slowest of the later half (of at least five steps) by more than the range of that
+    half, and the median of that half by more than 2 %. So never more than half are warm-up, and identically distributed
+    steps seldom are.
+    """
+    later = seconds[-max(LEAST_LATER, len(seconds) // 2) :]
+    if len(later) == len(seconds):
+        return 0
+    limit = max(2 * max(later) - min(later), median(later) * (1 + SLOWER))
+    return sum(1 for _ in takewhile(lambda second: second > limit, seconds[: -len(later)]))
 
 
-def is_look(count: int, *, first: int = FIRST_LOOK) -> bool:
-    """Whether the precision is checked at this many samples: 6, 8, 10, 12, 15, 18, 22, ..., each a fifth more.
+def num_warmup_pairs(with_it: Sequence[float], without: Sequence[float]) -> int:
+    """Return how many of the first pairs are warm-up: those in which either step is."""
+    return max(num_warmup(with_it), num_warmup(without))
+
+
+def is_look(count: int) -> bool:
+    """Whether the precision is checked at this many samples or pairs: 2, 3, 4, 5, 6, 8, 10, 12, 15, ..., a fifth more.
 
     Each check is a chance to stop by luck, so there are few.
     """
-    look = first
+    look = LEAST_PAIRS
     while look < count:
         look = ceil(look * 1.2)
     return look == count
 
 
-def stop_reason(seconds: Sequence[float], sampling: Sampling, *, least: int) -> str | None:
-    """Return why sampling stops here: "target", or the limit "samples" or "seconds"; None to go on.
+def stop_reason(
+    seconds: Sequence[float], sampling: Sampling, *, least: int, without: Sequence[float] = ()
+) -> str | None:
+    """Return why sampling stops here: "target", or the limit "samples", "seconds" or "look"; None to go on.
 
-    `seconds` are all steps after the requested warm-up. Those detected as warm-up count neither for the target nor
-    among the `least` samples that are taken in any case.
+    `seconds` are all steps after the requested warm-up; detected warm-up counts for the limits alone. The limits apply
+    to all steps together, with the strategy and `without`. The precision is that of the ratio of the pairs if there are
+    any, else that of the step. At least `least` pairs or steps are taken; of pairs fewer if `max_samples` is reached.
     """
-    has_all = len(seconds) >= sampling.max_samples
-    is_over = has_all or sum(seconds) >= sampling.max_seconds
+    count, limit = len(seconds) + len(without), most_seconds(sampling, least) if without else sampling.max_seconds
+    has_all = count >= sampling.max_samples
+    is_over = has_all or sum(seconds) + sum(without) >= limit
     if not (is_over or is_look(len(seconds))):
         return None
-    steady = seconds[num_warmup(seconds) :]
-    if len(steady) < least:
+    if without:
+        settled = num_warmup_pairs(seconds, without)
+        ratios = pair_ratios(seconds[settled:], without[settled:])
+        has_least = has_all or len(ratios) >= least
+        is_sure = has_least and _is_sure(ratios, sampling.precision_target)
+    else:
+        steady = seconds[num_warmup(seconds) :]
+        reached = uncertainty(steady)
+        has_least, is_sure = len(steady) >= least, reached is not None and reached <= sampling.precision_target
+    if not has_least:
         return None
-    unsure = uncertainty(steady)
-    if unsure is not None and unsure <= sampling.precision_target:
+    if is_sure:
         return "target"
-    return "samples" if has_all else "seconds" if is_over else None
+    return "samples" if has_all else None if not is_over else "look" if limit < sampling.max_seconds else "seconds"
+
+
+def most_seconds(sampling: Sampling, least_pairs: int) -> float:
+    """Return the time limit of a round's steps, with and without the strategy; it applies after `least_pairs`."""
+    return min(sampling.max_seconds, BRIEF_SECONDS) if least_pairs == 1 else sampling.max_seconds
+
+
+def num_least(samples: int, least_pairs: int | UnsetType) -> int:
+    """Return the minimum of pairs in a round: what its trial asks for, else half of its `samples`, but at least two."""
+    return max(LEAST_PAIRS, ceil(samples / 2)) if least_pairs is UNSET else least_pairs
+
+
+def _is_sure(ratios: Sequence[float], target: float) -> bool:
+    """Whether three such rounds together can be expected to reach the target precision.
+
+    Two pairs have no interval: they must be within half the target of each other.
+    """
+    if len(ratios) == LEAST_PAIRS:
+        return max(ratios) - min(ratios) <= target / 2 * min(ratios)
+    ratio, limits = ratio_of_pairs(ratios, level=LOOK_LEVEL)
+    return limits is not None and max(ratio - limits[0], limits[1] - ratio) <= target * ratio
+
+
+@lru_cache(maxsize=64)  # a row and its timing doubts ask for the same samples
+def spread(samples: tuple[float, ...]) -> float | None:
+    """Return half the interquartile range over the median; None for fewer than two samples."""
+    if len(samples) < 2:
+        return None
+    low, middle, high = quantiles(samples, method="inclusive")
+    return (high - low) / 2 / middle if middle else None
 
 
 def drift(series: Sequence[Sequence[float]]) -> float | None:
@@ -176,22 +281,20 @@ def drift(series: Sequence[Sequence[float]]) -> float | None:
     without a drift (Kendall's test, summed as in Hirsch and Slack 1984, Water Resources Research 20).
     """
     if sum(map(len, series)) < FEWEST_DRIFTING:
-        return None
-    stretches = [_stretches(values) for values in series if len(values) > 1]
-    variance = sum(map(_variance, stretches))
-    certain = CERTAIN * sqrt(max(0.0, variance))
-    if variance <= 0 or sum(len(values) * (len(values) - 1) // 2 for values in stretches) - 1 < certain:
-        return None  # no order of the samples would be certain, as with a few rounds, the usual case in a large run
+        return None  # the usual case in a large run
+    stretches = [_stretches(values, MOST_STRETCHES) for values in series if len(values) > 1]
     score = sum(map(_score, stretches))
-    if abs(score) - 1 < certain:
+    if abs(score) - 1 < CERTAIN * sqrt(max(0.0, sum(map(_variance, stretches)))):
         return None
-    changes = [_change(values) for values in stretches if all(values)]
+    thirds = [(values, max(1, len(values) // 3)) for values in stretches if all(values)]
+    changes = [median(values[-third:]) / median(values[:third]) - 1 for values, third in thirds]
     change = median(changes) if changes else 0.0
     return change if copysign(1, change) == copysign(1, score) else None
 
 
-def _stretches(samples: Sequence[float]) -> list[float]:
-    size = ceil(len(samples) / MOST_STRETCHES)
+def _stretches(samples: Sequence[float], most: int) -> list[float]:
+    """Return the samples, or the medians of at most so many stretches of them."""
+    size = ceil(len(samples) / most)
     return [median(samples[at : at + size]) for at in range(0, len(samples), size)] if size > 1 else list(samples)
 
 
@@ -214,11 +317,6 @@ def _variance(samples: Sequence[float]) -> float:
 def _orders(count: int) -> float:
     """Return the variance of the score of so many distinct samples."""
     return count * (count - 1) * (2 * count + 5) / 18
-
-
-def _change(samples: Sequence[float]) -> float:
-    third = max(1, len(samples) // 3)
-    return median(samples[-third:]) / median(samples[:third]) - 1
 
 
 def highest(values: Sequence[int], num_points: int) -> list[int]:

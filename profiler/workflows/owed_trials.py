@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from profiler.analysis import progress
-from profiler.analysis.device_conditions import other_processes
+from profiler.analysis.timing_doubts import other_processes
 from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis import row_times
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, time_verdict_of
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import slower_by
@@ -32,7 +31,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_slower(row: Row | None, other: Row | None) -> bool:
     """Whether a row's steps took significantly longer than another's, by the rule of `time_ratio`."""
-    return row is not None and other is not None and row_times.verdict(row, other) == "slower"
+    return row is not None and other is not None and time_verdict_of(row, other) == "slower"
 
 
 def choose(plans: Sequence[ComparedPlan], chain: Chain, budget_bytes: int) -> Chosen | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from profiler.analysis.comparison import compare_runs
-from profiler.analysis.cross_run_ratio import estimated, sampled
 from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
@@ -104,42 +102,6 @@ def test_fault_45_rows_of_one_run_only_and_rows_that_are_not_ok_stay_in_the_list
     assert cells["sqrt"][1] is None
     assert cells["first"][0] is None
     assert (cells["all"][1].outcome, cells["all"][1].peak, cells["all"][1].time) == ("out_of_memory", None, None)
-
-
-CONSTANT = {"rounds": [[0.2] * 5] * 3, "one round": [[0.2] * 5], "inexact": [[0.1 + 0.2] * 7]}
-
-
-@pytest.mark.parametrize("samples", CONSTANT.values(), ids=CONSTANT)
-def test_fault_45_constant_samples_divide_nothing_by_zero(samples: list[list[float]]):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-
-        found = sampled(samples, samples)
-
-    assert (found.ratio, found.verdict) == (1.0, "same")
-    assert found.low == pytest.approx(1.0)
-    assert found.high == pytest.approx(1.0)
-
-
-def test_fault_45_constant_samples_that_differ_are_slower():
-    found = sampled([[0.2, 0.2]], [[0.3, 0.3]])
-
-    assert found.verdict == "slower"
-    assert found.low <= found.ratio <= found.high
-    assert (found.low, found.high) == (pytest.approx(1.5), pytest.approx(1.5))
-
-
-def test_fault_45_zeros_divide_nothing_by_zero():
-    assert sampled([[0.0, 0.0]], [[0.0, 0.0]]).verdict == "same"
-    assert sampled([[0.0, 0.0]], [[0.1, 0.1]]).verdict == "cannot be told apart"
-    assert sampled([[0.1, 0.1]], [[0.0, 0.1]]).verdict == "cannot be told apart"
-    assert estimated(0.0, 0.1).ratio is None
-
-
-def test_fault_45_a_single_sample_has_no_interval_and_decides_nothing():
-    found = sampled([[0.1]], [[0.2, 0.2]])
-
-    assert (found.ratio, found.low, found.high, found.verdict) == (2.0, None, None, "cannot be told apart")
 
 
 def test_fault_45_a_row_that_is_gone_new_or_out_of_memory_is_named():

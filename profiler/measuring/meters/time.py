@@ -12,11 +12,20 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import paired_steps
 from profiler.core.errors import Unsupported
-from profiler.core.paired_steps import num_least, num_warmup_pairs, step_order
 from profiler.core.record import Conditions
-from profiler.core.stats import MOST_STEPS, SHORTEST, Sampling, is_look, num_warmup, stop_reason
+from profiler.core.stats import (
+    FIRST_LOOK,
+    MOST_STEPS,
+    SHORTEST,
+    Sampling,
+    is_look,
+    num_least,
+    num_warmup,
+    num_warmup_pairs,
+    step_order,
+    stop_reason,
+)
 from profiler.measuring.devices import Device
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.workload import Step
@@ -77,9 +86,8 @@ class _Series:
         own, plain = _steps(self.own), _steps(self.plain)
         if not sampling:
             return "samples" if len(own) >= samples else None
-        if plain:
-            return paired_steps.stop_reason(own, plain, sampling, least_pairs=num_least(samples, least_pairs))
-        return stop_reason(own, sampling, least=samples)
+        least = num_least(samples, least_pairs) if plain else samples
+        return stop_reason(own, sampling, least=least, without=plain)
 
     def readings(self, device: Device, times: int, *, finds_warmup: bool, waits_for_ranks: bool) -> dict[str, Any]:
         """Return the time fields of Readings; timed steps that turn out to be warm-up are moved to the warm-up."""
@@ -177,7 +185,7 @@ def _read(
         reasons = [one.stop_reason(sampling, samples=samples, least_pairs=least_pairs) for one in timed]
         is_over = None in reasons and is_late(times * max(cycles))
         waits = bool(sampling and sampling.ends_together) and None in reasons and not is_over
-        if is_over or any(reasons) or is_look(len(cycles)):
+        if is_over or any(reasons) or (len(cycles) >= FIRST_LOOK and is_look(len(cycles))):
             conditions.append(_conditions(device, group, began))
         for one, reason in zip(timed, reasons, strict=True):
             one.stopped = None if waits else reason or ("limit" if is_over else None)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.row_times import TimePlace, time_places
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, TimePlace, time_places
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
 from profiler.views.geometry import Pair, lower_left, memory_floor, stairs

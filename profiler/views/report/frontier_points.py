@@ -12,8 +12,7 @@ from math import inf
 
 import msgspec
 
-from profiler.analysis.row_times import TimePlace, time_places
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, TimePlace, time_places
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit, bytes_text, change_text, second_unit, seconds_text, spread_text
 from profiler.views.geometry import Box, Scale, Tick, around, free, lower_left, memory_floor, stairs

@@ -7,8 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
-from profiler.analysis.cross_run_ratio import Contrast
 from profiler.analysis.gates import Judgement
+from profiler.analysis.pairing import Contrast
 from profiler.core.case import encode
 from profiler.views.export.csv import csv_text, safe
 from profiler.views.export.markdown import bullets, escaped, page, table_text

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
-from profiler.analysis.cross_run_ratio import Contrast
+from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order, SideSummary
 from profiler.analysis.memory_fit import SideAdvice
-from profiler.analysis.ranking import MOST_STRATEGIES, Order
+from profiler.analysis.pairing import Contrast
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
 from profiler.views.tables.evidence import device_word, difference_text
 from profiler.views.tables.grid import Column, numbers, words

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
-from profiler.core.paired_steps import num_warmup_pairs, pair_ratios, ratio_of_pairs
 from profiler.core.script import Gradients
-from profiler.core.stats import num_warmup
+from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
 from profiler.core.units import byte_unit, bytes_text, change_range_text, change_text, count_text, scaled, seconds_text
 from profiler.scripts.report import Variant
 from profiler.views.tables.grid import of_lines
