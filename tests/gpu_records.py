@@ -10,7 +10,7 @@ from profiler.analysis.rows import rows
 from profiler.core.record import Conditions, Record
 from tests import make
 
-PAGES = Path(__file__).parent.parent / "docs" / "notes"
+NOTES = (Path(__file__).parent.parent / "docs" / "notes.md").read_text(encoding="utf-8")
 
 
 CALM = (0.100, 0.101, 0.099, 0.100, 0.101, 0.099)

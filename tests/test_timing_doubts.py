@@ -12,7 +12,7 @@ from profiler.analysis.rows import Row, rows, samples
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import Sampling
 from tests import make
-from tests.gpu_records import CALM, PAGES, THROTTLED, WELL, notes, on_a_gpu, record
+from tests.gpu_records import CALM, NOTES, THROTTLED, WELL, notes, on_a_gpu, record
 
 FALLING = tuple(0.16 - index * 0.001 for index in range(40))
 
@@ -218,7 +218,7 @@ def test_the_examples_of_the_pages_are_what_is_said():
     }
 
     for code, one in made.items():
-        assert notes(one)[code] in (PAGES / f"{code}.md").read_text(encoding="utf-8"), notes(one)[code]
+        assert notes(one)[code] in NOTES, notes(one)[code]
 
 
 # What a device says of itself while steps are timed
