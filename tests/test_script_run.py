@@ -12,9 +12,8 @@ import pytest
 
 from profiler.core import rehearsed_gpu
 from profiler.core.script import Gradients, Phase
-from profiler.scripts.gradients import ROUNDING, compared
 from profiler.scripts.launch import Asked
-from profiler.scripts.measured import Request, measure
+from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Process, Variant
 from profiler.views.tables import measured_script
 from profiler.views.tables.measured_script import ratio_to, step_seconds

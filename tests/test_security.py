@@ -37,12 +37,12 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "rehearsal/cache.py": "where its user keeps caches",
     "rehearsal/device.py": "GCPROF_HOLLOW; what the hollow device is told",
     "rehearsal/smoke_step.py": "none: it tells the libraries what torch is compiled for",
-    "scripts/inject/gcprof_gradients.py": "where gradients are kept, those of an earlier run, and which rank this is",
     "scripts/inject/gcprof_hollow.py": "where the libraries are",
-    "scripts/inject/gcprof_measure.py": "what is to be measured, its seed, and which rank this is",
+    "scripts/inject/gcprof_measure.py": "what is measured, its seed, where gradients are kept, and which rank this is",
     "scripts/inject/gcprof_strategies.py": "the strategy that launch.py asks for, and where gcprof is",
     "scripts/inject/gcprof_saving.py": "where to what a command saves is redirected",
     "scripts/inject/sitecustomize.py": "whether a command is watched or measured, and its seed",
+    "scripts/inject/gcprof_smi.py": "what the hollow device is told",
     "scripts/inject/gcprof_lines.py": "where compiled code is",
     "scripts/inject/gcprof_values.py": "how values that are not known are assumed",
     "scripts/inject/gcprof_watch.py": "what launch.py asks for, and which rank this is",
@@ -60,7 +60,6 @@ ENDS_PROCESSES = {
     "core/server_process.py": "its own, before it is asked",
     "rehearsal/build.py": "a compiler that hangs, and what it started",
     "scripts/launch.py": "the user's command, and what it started",
-    "scripts/stacks.py": "nothing: its signal asks for a stack, of what the limit ends",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
 }
 

@@ -22,7 +22,7 @@ from profiler.predicting import device_trace, late_compiler
 from profiler.predicting.prediction import with_estimates
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
-from profiler.scripts.inject import gcprof_linalg, gcprof_recurrent
+from profiler.scripts.inject import gcprof_replaced
 
 LONGEST_DETAIL = 1000  # characters of a rank's last message
 
@@ -111,8 +111,7 @@ def _open(device: str) -> list[str]:
     """Make this process see the hollow GPU; return what is told as the step runs, each once."""
     rehearsed_device.choose(device)
     told: list[str] = []
-    for beside in (gcprof_recurrent, gcprof_linalg):  # what its libraries lack
-        beside.begin(lambda text: None if text in told else told.append(text))
+    gcprof_replaced.begin(lambda text: None if text in told else told.append(text))
     return told
 
 

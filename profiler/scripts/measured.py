@@ -1,23 +1,30 @@
-"""A command measured on the device that is here: memory and gradients of each strategy once, then rounds of time."""
+"""A command measured on the device that is here: memory and gradients of each strategy once, then rounds of time.
+
+Gradients are those that two runs of the script wrote down, compared if the script repeats itself at all.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from profiler.core.script import Gradients
 from profiler.scripts import launch
-from profiler.scripts.gradients import compared
 from profiler.scripts.launch import Asked, Ended
 from profiler.scripts.report import Variant, outcome_of, why_skipped
 
 SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them
+ROUNDING = 2.0**-12  # relative: as in profiler/measuring/meters/equality.py, whose differences these are
+NOT_COMPARED = "no optimizer of torch.optim made a step with gradients"
 Line = dict[str, Any]
+Lines = Mapping[str, Sequence[Line]]  # of each process
+Place = tuple[int, int, str]  # a step, from 1; an optimizer, in the order of their first steps; a process
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,19 +61,19 @@ def measure(asked: Asked, request: Request) -> Session:
                 again = last
             else:
                 ends[strategy] = last
-            if _is_stopped(last) or ends["none"].exit_code:
+            if last.is_stopped or ends["none"].exit_code:
                 break
     plain = ends["none"]
     variants = {strategy: _variant(ended, strategy, request, asked) for strategy, ended in ends.items()}
     for strategy, ended in ends.items():
-        if again is not None and not _is_stopped(again) and not ended.exit_code:
+        if again is not None and not again.is_stopped and not ended.exit_code:
             equality = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
             variants[strategy] = msgspec.structs.replace(variants[strategy], equality=equality)
     assert last is not None
-    if not _is_stopped(last) and not plain.exit_code:
+    if not last.is_stopped and not plain.exit_code:
         last = _time(asked, request, variants) or last
     return Session(
-        variants=tuple(variants.values()), last=last, exit_code=plain.exit_code, is_whole=not _is_stopped(last)
+        variants=tuple(variants.values()), last=last, exit_code=plain.exit_code, is_whole=not last.is_stopped
     )
 
 
@@ -92,10 +99,12 @@ def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended
         request.say(f"round {number + 1} of {request.rounds}: time of {', '.join(timed)}")
         for strategy in timed[::-1] if number % 2 else timed:
             ended = _run(_measuring(asked, "time", strategy))
-            if _is_stopped(ended):
+            if ended.is_stopped:
                 return ended
             found = variants[strategy]
-            variants[strategy] = msgspec.structs.replace(found, seconds=(*found.seconds, _seconds(ended)))
+            made = [tuple(row["seconds"] for row in rows if row["kind"] == "seconds") for rows in ended.lines.values()]
+            most = max(made, key=len, default=())  # of the process that made most steps
+            variants[strategy] = msgspec.structs.replace(found, seconds=(*found.seconds, most))
     return ended
 
 
@@ -111,14 +120,11 @@ def _measuring(
     return msgspec.structs.replace(asked, strategy=strategy, variables=variables, kept=kept)
 
 
-def _is_stopped(ended: Ended) -> bool:
-    return ended.timed_out or ended.interrupted is not None
-
-
 def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Variant:
     outcome = outcome_of(ended)
     why = why_skipped(ended, outcome) if strategy != "none" else None
-    device, size = _device(ended)
+    gpus = [(row["name"], row["bytes"]) for row in ended.rows if row["kind"] == "device" and row["bytes"] is not None]
+    device, size = gpus[0] if gpus else ("cpu", None)
     trained = [process for process in ended.processes if any(phase.name != "start" for phase in process.phases)]
     has_all_steps = any(asked.steps is not None and process.num_steps >= asked.steps for process in trained)
     return Variant(
@@ -127,7 +133,7 @@ def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Var
         context_bytes=0,
         outcome="skipped" if why else outcome,
         detail=why,
-        is_cut=has_all_steps or bool(asked.batches) or _is_stopped(ended),
+        is_cut=has_all_steps or bool(asked.batches) or ended.is_stopped,
         processes=tuple(trained),
         exit_code=ended.exit_code,
         unguarded=ended.unguarded,
@@ -136,14 +142,49 @@ def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Var
     )
 
 
-def _device(ended: Ended) -> tuple[str, int | None]:
-    """Return the device that was used, and the bytes of a GPU."""
-    rows = [row for rows in ended.lines.values() for row in rows if row["kind"] == "device"]
-    row = next((row for row in rows if row["bytes"] is not None), None)
-    return (row["name"], row["bytes"]) if row else ("cpu", None)
+def compared(plain: Lines, again: Lines, other: Lines) -> Gradients:
+    """Compare a run with `plain`, at the steps in which `again`, the same command, has the gradients of `plain`."""
+    expected, repeated, found = _gradients(plain), _gradients(again), _gradients(other)
+    places: list[Place] = []
+    for place in sorted(expected.keys() & repeated.keys()):
+        if changed := _changed(expected[place], repeated[place]):
+            if places and place[0] > 1:
+                break  # what follows cannot be compared; the first step can
+            why = f"the script's own two runs differ from parameter {changed[0]} on"
+            return Gradients(verdict="not comparable", detail=why, parameter=changed[0], step=place[0])
+        places.append(place)
+    first = [digest for place in places if place[0] == 1 for digest in expected[place]["digests"].values()]
+    num = sum(digest is not None for digest in first)
+    if not num:
+        return Gradients(verdict="unverified", detail=NOT_COMPARED)
+    for place in places:
+        if place not in found:
+            return Gradients(verdict="differ", detail="a step of an optimizer is missing", step=place[0])
+        if changed := _changed(expected[place], found[place]):
+            amounts = [found[place]["differences"].get(name) for name in changed]
+            largest = None if None in amounts else max(amounts)
+            is_rounding = largest is not None and largest <= ROUNDING
+            return Gradients(
+                verdict="equal within rounding" if is_rounding else "differ",
+                detail="later steps, which follow from it, were not compared" if is_rounding else None,
+                parameter=changed[0], step=place[0], num_differing=len(changed), num_gradients=num,
+                largest_difference=largest,
+            )  # fmt: skip
+    return Gradients(verdict="equal", num_gradients=num)
 
 
-def _seconds(ended: Ended) -> tuple[float, ...]:
-    """Return the seconds of the steps of the process that made most of them, the first such one."""
-    found = [tuple(row["seconds"] for row in rows if row["kind"] == "seconds") for rows in ended.lines.values()]
-    return max(found, key=len, default=())
+def _changed(expected: Line, found: Line) -> list[str]:
+    """Return the parameters whose gradients do not have the same bytes, in the order of the first run."""
+    digests, others, missing = expected["digests"], found["digests"], object()
+    return [name for name in {**digests, **others} if digests.get(name, missing) != others.get(name, missing)]
+
+
+def _gradients(lines: Lines) -> dict[Place, Line]:
+    found: dict[Place, Line] = {}
+    for row in (row for rows in lines.values() for row in rows if row["kind"] == "gradients"):
+        key, more = row["key"], 1
+        while (place := (row["step"], row["optimizer"], key)) in found:  # processes that are called the same
+            more += 1
+            key = f"{row['key']} {more}"
+        found[place] = row
+    return found

@@ -6,8 +6,13 @@ import ctypes
 import glob
 import os
 import re
+from collections.abc import Callable
+from functools import wraps
+from importlib.machinery import ExtensionFileLoader
+from typing import Any
 
 CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.", re.MULTILINE)  # in torch/version.py
+MISSING = re.compile(r"(?:undefined symbol: |symbol )((?:cu|nccl|nvrtc|nvml)\w+)")  # in the loader's error
 
 
 def load(origin: str) -> str | None:
@@ -20,7 +25,9 @@ def load(origin: str) -> str | None:
     if found[1] not in places:
         return f"its torch is built for CUDA {found[1]}, and gcprof's libraries here are for {', '.join(places)}"
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
-    os.environ["HOLLOW_CUDNN"] = own_cudnn(origin)
+    own_cudnn = os.path.join(os.path.dirname(os.path.dirname(origin)), "nvidia", "cudnn", "lib", "libcudnn.so.9")
+    is_planned = os.environ.get("GCPROF_CUDNN") != "hollow" and os.path.exists(own_cudnn)
+    os.environ["HOLLOW_CUDNN"] = own_cudnn if is_planned else ""  # NVIDIA's own plans convolutions
     os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
     for name in os.environ["GCPROF_ORDER"].split(","):  # each after those that it depends on
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
@@ -28,7 +35,23 @@ def load(origin: str) -> str | None:
     return None
 
 
-def own_cudnn(origin: str) -> str:
-    """Return the path of NVIDIA's cuDNN beside the torch at `origin`, which plans convolutions; empty for none."""
-    path = os.path.join(os.path.dirname(os.path.dirname(origin)), "nvidia", "cudnn", "lib", "libcudnn.so.9")
-    return path if os.environ.get("GCPROF_CUDNN") != "hollow" and os.path.exists(path) else ""
+def tell_missing(note: Callable[[str], None]) -> None:
+    """Note libraries that do not load for lack of a CUDA function: whoever loads them may catch that and go on."""
+
+    def told(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def load(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return plain(*arguments, **keywords)
+            except (OSError, ImportError) as error:
+                if missing := MISSING.search(str(error)):
+                    library = os.path.basename(str(error).partition(":")[0])
+                    note(
+                        f"{library} does not load: it needs {missing[1]}, which the hollow GPU's libraries do not have"
+                    )
+                raise
+
+        return load
+
+    ctypes.CDLL.__init__ = told(ctypes.CDLL.__init__)  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = told(ExtensionFileLoader.create_module)  # type: ignore[method-assign]

@@ -7,11 +7,16 @@ on values is therefore known before the operator runs, and handed to PyTorch's o
 
 PyTorch's dispatcher calls this below autograd, by a key that it has no use of its own for ("Fake"): unlike a dispatch
 mode, that is seen neither by Dynamo nor by autograd, which adds gradients out of place where there is a mode.
+
+How unknown values are assumed: `zeros` takes numbers as zero. `none`, `all` and `balanced` say what comparisons of them
+give (false, true, each second one), and which integers are chosen along a dimension: the first, the last, or one after
+the other.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -26,14 +31,14 @@ from torch.library import Library, fallthrough_kernel
 
 known: Any = import_module("gcprof_known")  # beside this file
 lines: Any = import_module("gcprof_lines")
-plans: Any = import_module("gcprof_plans")
-assumed: Any = import_module("gcprof_assumed")
 computing: Any = import_module("gcprof_computing")
 FAKE = torch._C._dispatch_key_parse("Fake")
 BELOW = torch._C._dispatch_keyset_full_after(FAKE)
 TORCH = os.path.dirname(torch.__file__) + os.sep
 MOST_READS = 10_000  # of one line, within a phase: a loop that waits for what is never computed
 MOST_PARTS = 64  # of a list that are looked at
+FINITE = {"isnan", "isinf", "isfinite", "isposinf", "isneginf"}  # of which unknown numbers are finite
+PRINTS = "_tensor_str.py"  # of torch: what it computes to print a tensor is no matter of the script
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 observers: list[Callable[[Any, Any, Any, Any], None]] = []  # each gets an operator, its arguments and its result
 
@@ -48,7 +53,7 @@ class Values:
     def __init__(
         self, tell: Callable[[dict[str, Any]], None], end: Callable[[str, str, str], None], phase: Callable[[], Any]
     ) -> None:
-        self.assumptions = assumed.Assumptions(tell, os.environ.get("GCPROF_VALUES", "zeros"))
+        self.assumptions = Assumptions(tell, os.environ.get("GCPROF_VALUES", "zeros"))
         self.compute = computing.Computing(self.assumptions)
         self._tell, self._end, self._phase = tell, end, phase
         self._here = threading.local()  # its count: the size that the running operator will read
@@ -60,7 +65,7 @@ class Values:
     def begin(self) -> None:
         """Follow this thread's operators, and those of threads that begin later."""
         self._library("_").fallback(fallthrough_kernel, "Fake")
-        for namespace, names in plans.names(is_whole=bool(observers)).items():
+        for namespace, names in computing.names(is_whole=bool(observers)).items():
             library: Any = self._library(namespace)
             for name in names:
                 library.m.impl(name, "Fake", self._kernel(f"{namespace}::{name}"), True)
@@ -97,7 +102,7 @@ class Values:
         def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal plan
             if plan is None:
-                plan = plans.Plan(name)
+                plan = computing.Plan(name)
             _include(FAKE, False)
             try:
                 if plan.is_sized:
@@ -120,10 +125,10 @@ class Values:
         """Run an operator that reads the size of its result, or what it compares, of the GPU."""
         if not known.is_ours(args[0]):
             return plan.func(*args, **kwargs)
-        if plan.name in plans.COMPARES:
+        if plan.name in computing.COMPARES:
             plan.func(*args, **kwargs)
             return self.compute.results(plan, args, kwargs)[0]
-        if plan.name not in plans.COUNTED:
+        if plan.name not in computing.COUNTED:
             out = (
                 self._seen_within(plan, keyset, args, kwargs) if plan.reads_within(args) else plan.func(*args, **kwargs)
             )
@@ -225,3 +230,67 @@ def _sizes(value: Any) -> set[int]:
     if type(value) in (list, tuple):
         return {size for part in value[:MOST_PARTS] for size in _sizes(part)}
     return {value} if type(value) is int else set()
+
+
+class Assumptions:
+    """Chooses, and tells each choice once. `tell` gets rows for the watch's file."""
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None], how: str) -> None:
+        self.how = how
+        self.counts: dict[int, str] = {}  # sizes above 1 that came from assumed values, and their lines
+        self._tell = tell
+        self._told: set[tuple[str, str, bool]] = set()
+
+    def told(self, operator: str, shape: Any, *, is_size: bool = False) -> None:
+        """Tell an assumption, or a size that came from one."""
+        if _is_printing():
+            return
+        line = lines.line_now()
+        if is_size:
+            self.counts.update({int(size): line for size in shape if size > 1})
+        if (operator, line, is_size) not in self._told:
+            self._told.add((operator, line, is_size))
+            self._tell(
+                {"kind": "assumed", "operator": operator, "line": line, "shape": list(shape), "is_size": is_size}
+            )
+
+    def compared(self, name: str, args: Any) -> bool | None:
+        """Return what a comparison of unknown numbers gives; None where it is as of zeros."""
+        if self.how in ("zeros", "balanced") or _tests_finiteness(name, args):
+            return None
+        return self.how == "all"
+
+    def alternates(self, name: str, args: Any) -> bool:
+        """Whether each second of a comparison's results is true."""
+        return self.how == "balanced" and not _tests_finiteness(name, args)
+
+    def chosen(self, source: Any, dim: int | None, shape: Any) -> Any:
+        """Return indices into the source along a dimension, or into all of it; of this shape, on the CPU."""
+        is_kept = dim is not None and len(shape) == source.dim() > 0
+        size = source.numel() if dim is None or not source.dim() else source.shape[dim]
+        num = shape[dim] if is_kept else 1
+        if self.how == "balanced" and num < size:
+            spread = torch.arange(math.prod(shape), device="cpu") % size
+            others = [extent for place, extent in enumerate(shape) if dim is None or place != dim % len(shape)]
+            return spread.view(*others, num).movedim(-1, dim) if is_kept and dim is not None else spread.view(shape)
+        first = size - num if self.how == "all" else 0
+        along = torch.arange(first, first + num, device="cpu")
+        if not is_kept or dim is None:
+            return along[0].expand(shape)
+        return along.view([-1 if place == dim % len(shape) else 1 for place in range(len(shape))]).expand(shape)
+
+
+def _tests_finiteness(name: str, args: Any) -> bool:
+    """Whether a comparison asks whether numbers are finite: of numbers with themselves, or with infinity."""
+    is_same = len(args) > 1 and args[0] is args[1]
+    is_infinite = any(isinstance(value, float) and not math.isfinite(value) for value in args)
+    return name.partition(".")[0] in FINITE or is_same or is_infinite
+
+
+def _is_printing() -> bool:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(PRINTS):
+            return True
+        frame = frame.f_back
+    return False

@@ -11,10 +11,12 @@ see that: what it reads of its peaks is the largest of all phases since it reset
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -22,9 +24,10 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial, wraps
 from importlib import import_module
+from multiprocessing import process as processes
 from typing import IO, Any, NoReturn
 
 import torch
@@ -35,9 +38,8 @@ from torch.utils.data import dataloader
 counters: Any = import_module("gcprof_counters").counters  # beside this file
 holding: Any = import_module("gcprof_holders")
 lines: Any = import_module("gcprof_lines")
-processes: Any = import_module("gcprof_processes")
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
-BESIDE = ("gcprof_recurrent", "gcprof_linalg", "gcprof_loading")  # what a hollow GPU cannot do, done otherwise or told
+STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in profiler/scripts/launch.py
 UNKNOWN = 3  # the exit code where a size is not known
 MAIN_STEPS = os.environ.get("GCPROF_STEPS")  # as many optimizer steps, then the script ends
 CHAIN_STEP = os.environ.get("GCPROF_CHAIN")  # the step, from 0, whose stages are costed for a plan
@@ -52,16 +54,16 @@ def begin(why: str | None) -> None:
         return
     torch.cuda._lazy_call(_tell_architectures)
     watch = Watch(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
-    processes.write_stack_on_signal(_path("stack"), watch.tell_at_once)
+    _write_stack_on_signal(watch.tell_at_once)
     if "GCPROF_WORK" in os.environ:
         watch.work = import_module("gcprof_work").Work(_write)
     if os.environ.get("GCPROF_VALUES") != "off":  # as the benchmark of their cost has it
         watch.know_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
-    import_module("gcprof_graphs").begin(watch)
-    for name in BESIDE:
-        import_module(name).begin(note)
+    watch.know_graphs()
+    import_module("gcprof_replaced").begin(note)
+    import_module("gcprof_hollow").tell_missing(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
         _write({"kind": "begun"})  # others wait for this process, whether it comes to use a GPU or not
 
@@ -70,6 +72,23 @@ def _tell_architectures() -> None:
     """Tell the libraries what torch is compiled for, once CUDA is used: whoever asked cannot fork users of it."""
     flags = str(torch._C._cuda_getArchFlags()).split()
     os.environ["HOLLOW_ARCHS"] = ",".join({re.sub(r"\D", "", flag) for flag in flags})
+
+
+def _write_stack_on_signal(then: Callable[[], None]) -> None:
+    """Have the main thread's stack written to a file when gcprof's limit ends the process, and `then` called.
+
+    It is not called where the process is within C code.
+    """
+    file = open(_path("stack"), "w", encoding="utf-8")  # noqa: SIM115  open as long as the process
+
+    def tell(number: int, frame: object) -> None:
+        then()
+        file.write(TOLD)
+        file.flush()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(STACK_SIGNAL, tell)
+    faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=True)
 
 
 _file: list[IO[str]] = []
@@ -106,17 +125,6 @@ def note(text: str) -> None:
         _write({"kind": "note", "text": text})
 
 
-def _observe_out_of_memory() -> None:
-    """Have the watch that is on hear of it, once and for all: PyTorch cannot take an observer away.
-
-    As soon as CUDA is used, and no sooner: a process that has begun to use it can no longer fork others that do.
-    """
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach and not _observed:
-        _observed.append(_out_of_memory)
-        torch.cuda._lazy_call(partial(attach, _out_of_memory))
-
-
 def _out_of_memory(*words: int) -> None:
     for watch in _watches:
         watch.out_of_memory(*words)
@@ -149,7 +157,7 @@ class Watch:
         self.is_told = self.is_ended = False  # that the process raised, or ended
         self._read, self._steps, self._is_always_told = read, steps, is_always_told
         self.values: Any = None  # of a hollow GPU
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = ExitStack()
 
     def begin(self) -> None:
         """Watch until the process ends."""
@@ -183,21 +191,24 @@ class Watch:
     def _install(self) -> None:
         self.is_on = True
         counters.begin()
-        self._ignore_warnings("Using `torch.compile.module.` when there are global hooks")
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        self._undo.callback(_drop_filter, warnings.filters[0])
         self.every = modules.register_module_forward_pre_hook(self._before_forward)
         self.outermost: Any = None  # its hook, while it is called
-        handles = (
-            optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(self._after_step),
-        )
-        self._undo += [lambda: self.every.remove(), self._forget_outermost, *(handle.remove for handle in handles)]
+        self._undo.callback(lambda: self.every.remove())
+        self._undo.callback(self._forget_outermost)
+        self._undo.callback(optimizers.register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.callback(optimizers.register_optimizer_step_post_hook(self._after_step).remove)
         counters.on_reset = lambda device: self.holders.reset(self.phase, self.line, device)
         autograd: Any = torch.autograd
         self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
         self._replace(autograd, "grad", self._around(autograd.grad, "backward", "after the backward"))
         self._replace(torch, "save", self._around(torch.save, "saving", None))
         self._replace(optimizers.Optimizer, "__init__", self._before_optimizer(optimizers.Optimizer.__init__))
-        _observe_out_of_memory()
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach and not _observed:  # once and for all: PyTorch cannot take an observer away
+            _observed.append(_out_of_memory)
+            torch.cuda._lazy_call(partial(attach, _out_of_memory))  # no sooner: who has begun to use CUDA cannot fork
 
     def end(self, error: BaseException | None) -> None:
         """End what was started, and take all of it away again; what others have put over it stays."""
@@ -211,9 +222,7 @@ class Watch:
             _watches.remove(self)
             _kept.clear()
         self.is_on = False
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        self._undo.close()
         counters.on_reset = lambda device: None
         counters.end()
 
@@ -225,17 +234,7 @@ class Watch:
             if getattr(owner, name) is ours:
                 setattr(owner, name, plain)
 
-        self._undo.append(put_back)
-
-    def _ignore_warnings(self, message: str) -> None:
-        warnings.filterwarnings("ignore", message=message)
-        ours = warnings.filters[0]
-
-        def put_back() -> None:
-            if ours in warnings.filters:
-                warnings.filters.remove(ours)  # type: ignore[attr-defined]
-
-        self._undo.append(put_back)
+        self._undo.callback(put_back)
 
     # ---- phases
 
@@ -392,6 +391,40 @@ class Watch:
 
         return call
 
+    def know_graphs(self) -> None:
+        """Have the replay of a CUDA graph be a phase, and as many steps as were captured in it; those are none yet."""
+        graph: Any = torch.cuda.CUDAGraph
+        captured: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps in each graph
+        open_: list[Any] = []  # the graph that is captured
+        count_step, begins, ends = self._count_step, graph.capture_begin, graph.capture_end
+        replays = self._around(graph.replay, "graph replay", None)
+
+        def count() -> None:
+            if open_:
+                captured[open_[-1]] = captured.get(open_[-1], 0) + 1
+            else:
+                count_step()
+
+        @wraps(begins)
+        def capture_begin(self: Any, *words: Any, **keywords: Any) -> Any:
+            open_[:] = [self]
+            return begins(self, *words, **keywords)
+
+        @wraps(ends)
+        def capture_end(self: Any) -> Any:
+            open_.clear()
+            return ends(self)
+
+        @wraps(graph.replay)
+        def replay(self: Any) -> Any:
+            result = replays(self)
+            for _ in range(captured.get(self, 0)):
+                count_step()
+            return result
+
+        self._count_step = count  # type: ignore[method-assign]
+        graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replay
+
     # ---- values, which a hollow GPU does not compute
 
     def know_values(self) -> None:
@@ -462,13 +495,43 @@ class Watch:
                 _write({"kind": "end", "steps": self.step})
 
     def _watch_processes(self) -> None:
-        processes.watch_children(self)
+        """Watch processes that multiprocessing forks, and hear of errors that it catches in all that it starts."""
+        kind: Any = processes.BaseProcess
+        run, bootstrap, watch = kind.run, kind._bootstrap, self
+
+        @wraps(run)
+        def run_and_tell(self: Any) -> None:
+            try:
+                run(self)
+            except SystemExit as error:
+                if error.code:
+                    watch.tell_raised(error.__context__ or error)  # torch.multiprocessing ends so after an error
+                raise
+            except BaseException as error:
+                watch.tell_raised(error)
+                raise
+
+        @wraps(bootstrap)
+        def begin_and_end(self: Any, *words: Any, **keywords: Any) -> Any:
+            try:
+                return bootstrap(self, *words, **keywords)
+            finally:
+                watch.end_process()
+                atexit.unregister(watch.end_process)
+
+        kind.run, kind._bootstrap = run_and_tell, begin_and_end
+        os.register_at_fork(after_in_child=self.begin_forked)
 
     def begin_forked(self) -> None:
         _file.clear()
         self.process, self.thread = os.getpid(), threading.get_ident()
         self.phase, self.line, self.step, self.main = "start", "", 0, lambda: None
         self.is_told = self.is_ended = False
+
+
+def _drop_filter(ours: Any) -> None:
+    if ours in warnings.filters:
+        warnings.filters.remove(ours)  # type: ignore[attr-defined]
 
 
 def _end_loaders(most: int) -> None:
