@@ -7,7 +7,7 @@ follows from the parts of the segment that were free then.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -117,67 +117,41 @@ def replay(
     `live` is what was live before, `phase` is noted at what is allocated, and `inputs` are addresses of a model's
     inputs, each with the number of allocations before it was called, in order.
     """
-    moment = _Moment(live, inputs)
+    now, waiting = dict(live), list(inputs)
+    total = most = sum(block.nbytes for block in live.values())
+    peak: Block | None = None
+    changes: list[tuple[int, Block | None]] = []
+    num_at_peak = num = 0  # changes, allocations
+    _note_inputs(now, waiting, num)
     for entry in entries:
         action, address = entry["action"], entry.get("addr", 0)
         if action == "alloc":
             size = space.take(address, entry["size"])
-            moment.allocate(Block(address, size, entry["size"], entry["frames"], phase))
+            now[address] = block = Block(address, size, entry["size"], entry["frames"], phase)
+            changes.append((address, block))
+            total, num = total + size, num + 1
+            if total > most:
+                most, peak, num_at_peak = total, block, len(changes)
+            _note_inputs(now, waiting, num)
         elif action == "free_requested":
-            moment.free(address)
+            total -= now.pop(address).nbytes if address in now else 0
+            changes.append((address, None))
         elif action == "free_completed":
             space.give(address)
         elif action == "segment_alloc":
             space.add(address, entry["size"])
         elif action == "segment_free":
             space.remove(address)
-    held = _after(live, moment.changes[: moment.num_at_peak])
-    return Replayed(moment.most, moment.peak, list(held.values()), moment.live)
+    held: dict[int, Block | None] = {**live, **dict(changes[:num_at_peak])}
+    return Replayed(most, peak, [block for block in held.values() if block], now)
 
 
-class _Moment:
-    """What is live at a moment of the history, and the largest moment so far."""
-
-    def __init__(self, live: Mapping[int, Block], inputs: Sequence[tuple[int, set[int]]]) -> None:
-        self.live = dict(live)
-        self.total = self.most = sum(block.nbytes for block in live.values())
-        self.peak: Block | None = None
-        self.changes: list[tuple[int, Block | None]] = []
-        self.num_at_peak = self.num = 0  # changes, allocations
-        self.inputs = list(inputs)
-        self._note_inputs()
-
-    def allocate(self, block: Block) -> None:
-        self.live[block.address] = block
-        self.changes.append((block.address, block))
-        self.total += block.nbytes
-        self.num += 1
-        if self.total > self.most:
-            self.most, self.peak, self.num_at_peak = self.total, block, len(self.changes)
-        if self.inputs:
-            self._note_inputs()
-
-    def free(self, address: int) -> None:
-        if address in self.live:
-            self.total -= self.live.pop(address).nbytes
-        self.changes.append((address, None))
-
-    def _note_inputs(self) -> None:
-        while self.inputs and self.inputs[0][0] <= self.num:
-            for address in self.inputs.pop(0)[1]:
-                block = self.live.get(address)
-                if block and block.category is None and block.phase not in ("forward", "backward"):
-                    block.category = "inputs"
-
-
-def _after(live: Mapping[int, Block], changes: Iterable[tuple[int, Block | None]]) -> dict[int, Block]:
-    now = dict(live)
-    for address, block in changes:
-        if block is None:
-            now.pop(address, None)
-        else:
-            now[address] = block
-    return now
+def _note_inputs(live: Mapping[int, Block], waiting: list[tuple[int, set[int]]], num: int) -> None:
+    while waiting and waiting[0][0] <= num:
+        for address in waiting.pop(0)[1]:
+            block = live.get(address)
+            if block and block.category is None and block.phase not in ("forward", "backward"):
+                block.category = "inputs"
 
 
 def of_segments(segments: Iterable[Mapping[str, Any]], known: Mapping[int, Block], phase: str) -> dict[int, Block]:
@@ -199,15 +173,16 @@ def holders(held: Iterable[Block], most: int = MOST_HOLDERS) -> list[dict[str, A
     for block in held:
         groups[block.category or OTHER, block.line or ""].append(block)
     ordered = sorted(groups.items(), key=lambda item: (-sum(block.nbytes for block in item[1]), item[0]))
-    found = [_holder(category, line, blocks) for (category, line), blocks in ordered[:most]]
-    left = [block for _, blocks in ordered[most:] for block in blocks]
-    return [*found, _holder(REST, "", left)] if left else found
-
-
-def _holder(category: str, line: str, blocks: list[Block]) -> dict[str, Any]:
-    module = "" if category == REST else _common([block.module for block in blocks])
-    nbytes = sum(block.nbytes for block in blocks)
-    return {"category": category, "line": line, "module": module, "num": len(blocks), "nbytes": nbytes}
+    named = [(category, line, blocks) for (category, line), blocks in ordered[:most]]
+    if left := [block for _, blocks in ordered[most:] for block in blocks]:
+        named.append((REST, "", left))
+    return [
+        {
+            "category": category, "line": line, "num": len(blocks), "nbytes": sum(block.nbytes for block in blocks),
+            "module": "" if category == REST else _common([block.module for block in blocks]),
+        }
+        for category, line, blocks in named
+    ]  # fmt: skip
 
 
 def _common(names: Sequence[str]) -> str:
@@ -231,12 +206,10 @@ class Growth:
 
     def step(self, live: Iterable[Block]) -> None:
         """Look at what is live at the same point of the next step."""
-        num: Counter[str] = Counter()
-        size: Counter[str] = Counter()
+        found: dict[str, tuple[int, int]] = {}
         for block in live:
-            num[block.line or ""] += 1
-            size[block.line or ""] += block.nbytes
-        found = {line: (num[line], size[line]) for line in num}
+            num, nbytes = found.get(block.line or "", (0, 0))
+            found[block.line or ""] = num + 1, nbytes + block.nbytes
         before, self._before = self._before, found
         if before is None:
             return

@@ -1,23 +1,23 @@
 """What held the memory of each phase at its peak, and what grows from step to step: by the allocator's own history.
 
 PyTorch's allocator keeps a history with Python stacks; it is read and cleared at each mark between two phases, so that
-it never is longer than one. The script does not see that: its own snapshots are as if there were no history, and where
-it records one itself, holders are not looked at from then on.
+it never is longer than one. Where the script records one itself, holders are not looked at from then on.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import torch
 
-history: Any = import_module("gcprof_history")  # beside this file
+counters: Any = import_module("gcprof_counters").counters  # beside this file
+history: Any = import_module("gcprof_history")
+lines: Any = import_module("gcprof_lines")
 
 MOST_ENTRIES = 300_000  # of a phase, for each device; of a longer one the holders are not known
 LOOK_AFTER = 20_000  # allocations within a phase, after which it is read so far
@@ -25,7 +25,6 @@ OWN = "not looked at: the script, or a library that it uses, records the allocat
 NOT_NATIVE = "not looked at: another allocator than PyTorch's own keeps no history"
 UNEQUAL = "not known where the allocator's history does not come to its peak to the byte"
 TOO_LONG = f"not known of phases with more than {MOST_ENTRIES} allocations"
-HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 RECOMPUTES = "torch/utils/checkpoint.py"
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 PROCESS = ctypes.CDLL(None)  # with the libraries that are loaded for all
@@ -54,20 +53,38 @@ class _OneDevice:
 
 
 class Holders:
-    """Reads the allocator's history for the watch."""
+    """Reads the allocator's history for the watch, once it has begun."""
 
-    def __init__(self, stats: Callable[[int], dict[str, Any]], line_of: Callable[[Iterable[Mapping[str, Any]]], str]):
+    def __init__(self) -> None:
         self.why: str | None = None  # nothing is looked at
         self.devices: dict[int, _OneDevice] = {}
         self.growth = history.Growth()
-        self._stats, self._line_of = stats, line_of
         self._modules: dict[int, Callable[[], Any]] = {}
         self._optimizers: dict[int, Callable[[], Any]] = {}
         self._most: dict[tuple[str, int], int] = {}  # of a phase and a step: the largest peak that was told
         self._is_ours = self._is_on = self._is_theirs = False
-        self._old: dict[tuple[bool, int], Any] = {}  # our frames from before the script's own history
-        self._hide()
+
+    def begin(self) -> None:
+        """Record the history from when CUDA is used, and leave it to a script that records one."""
+        interface: Any = torch._C
+        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
+            if hasattr(interface, name):
+                setattr(interface, name, self._handing_over(getattr(interface, name)))
+        if hasattr(interface, "_cuda_isHistoryEnabled"):
+            enabled = interface._cuda_isHistoryEnabled
+            interface._cuda_isHistoryEnabled = lambda: self._is_theirs and enabled()
         torch.cuda._lazy_call(self._begin)
+
+    def _handing_over(self, record: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **keywords: Any) -> Any:
+            if not self._is_ours and not self._is_theirs:
+                self._is_theirs, self.why = True, OWN
+                if self._is_on:
+                    self._is_on = False
+                    self._record(None)
+            return record(*words, **keywords)
+
+        return call
 
     # ---- what the watch tells
 
@@ -88,7 +105,7 @@ class Holders:
             found.setdefault(tensor.device.index, set()).update(_addresses(tensor))
         for device, addresses in found.items():
             one = self.devices.setdefault(device, _OneDevice())
-            num = self._stats(device)["allocation"]["all"]["allocated"] - one.num_allocations
+            num = counters.stats(device)["allocation"]["all"]["allocated"] - one.num_allocations
             one.inputs.append((num, addresses))
             if num > LOOK_AFTER:
                 self.read(phase, line)
@@ -141,16 +158,11 @@ class Holders:
         self._is_on = True
 
     def _record(self, enabled: Any = "all", **more: Any) -> None:
-        with self._ours():
+        before, self._is_ours = self._is_ours, True
+        try:
             torch.cuda.memory._record_memory_history(
                 enabled, context="alloc" if enabled else None, stacks="python", clear_history=True, **more
             )
-
-    @contextmanager
-    def _ours(self) -> Iterator[None]:
-        before, self._is_ours = self._is_ours, True
-        try:
-            yield
         finally:
             self._is_ours = before
 
@@ -163,7 +175,7 @@ class Holders:
             self._record(None)
 
     def _read(self, phase: str, line: str) -> None:
-        snapshot = self._snapshot(None)
+        snapshot = torch._C._cuda_memorySnapshot(None)
         self._record(max_entries=MOST_ENTRIES)
         known = self._known()
         for device, entries in enumerate(snapshot["device_traces"]):
@@ -171,7 +183,7 @@ class Holders:
                 one = self.devices.setdefault(device, _OneDevice())
                 segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
                 self._read_one(one, entries, segments, known, phase, line)
-                one.num_allocations = self._stats(device)["allocation"]["all"]["allocated"]
+                one.num_allocations = counters.stats(device)["allocation"]["all"]["allocated"]
 
     def _read_one(self, one: _OneDevice, entries: Any, segments: Any, known: Known, phase: str, line: str) -> None:
         if len(entries) >= MOST_ENTRIES:
@@ -203,7 +215,7 @@ class Holders:
     def _describe(self, block: Any, line: str) -> None:
         """Note the line of a block, and forget its stack."""
         if block.line is None:
-            block.line = self._line_of(block.frames) or line
+            block.line = lines.line_of(block.frames) or line
             if block.phase == "backward" and any(frame["filename"].endswith(RECOMPUTES) for frame in block.frames):
                 block.category = "recomputed activations"
             block.frames = ()
@@ -227,72 +239,6 @@ class Holders:
             for parameter, state in optimizer.state.items():
                 _keep(known, _tensors([state]), "optimizer state", names.get(id(parameter), ""))
         return known
-
-    # ---- nothing of it is the script's
-
-    def _hide(self) -> None:
-        """Let the script see the history as if we had recorded none, and leave it to a script that records one."""
-        interface: Any = torch._C
-        self._snapshot = interface._cuda_memorySnapshot
-        for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
-            if hasattr(interface, name):
-                setattr(interface, name, self._handing_over(getattr(interface, name)))
-        if hasattr(interface, "_cuda_isHistoryEnabled"):
-            enabled = interface._cuda_isHistoryEnabled
-            interface._cuda_isHistoryEnabled = lambda: self._is_theirs and enabled()
-        interface._cuda_memorySnapshot = self._as_if_alone
-
-    def _handing_over(self, record: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*words: Any, **keywords: Any) -> Any:
-            if not self._is_ours and not self._is_theirs:
-                self._is_theirs, self.why = True, OWN
-                if self._is_on:
-                    self._is_on = False
-                    segments = self._snapshot(None)["segments"]
-                    self._old = {_place(part): part["frames"] for each in segments for part in (each, *each["blocks"])}
-                    self._record(None)
-            return record(*words, **keywords)
-
-        return call
-
-    def _as_if_alone(self, *words: Any) -> Any:
-        """Return a snapshot without the frames that are there for our history alone."""
-        snapshot = self._snapshot(*words)
-        traces = snapshot.get("device_traces", [])
-        if not self._is_theirs:
-            for part in (*traces, snapshot.get("external_annotations", [])):
-                part.clear()
-        new = {(entry["action"] == "segment_alloc", entry.get("addr")) for trace in traces for entry in trace}
-        for segment in snapshot["segments"] if self._old or not self._is_theirs else ():
-            for part in (segment, *segment["blocks"]):
-                if not self._is_theirs or (_place(part) not in new and part["frames"] == self._old.get(_place(part))):
-                    part["frames"] = []
-        entries = (entry for trace in traces for entry in trace)
-        for part in (*entries, *(part for each in snapshot["segments"] for part in (each, *each["blocks"]))):
-            if "frames" in part:
-                part["frames"] = _without_ours(part["frames"])
-        return snapshot
-
-
-class Nothing(Holders):
-    """Looks at nothing: for a watch that begins and ends in a process."""
-
-    def __init__(self) -> None:
-        self.why: str | None = None
-        self.devices, self.growth = {}, history.Growth()
-        self._modules, self._optimizers = {}, {}
-        self._is_on = False
-
-
-def _without_ours(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return frames, the innermost first, without those by which values are followed, and torch's that these call."""
-    ours = {place for place, frame in enumerate(frames) if frame["filename"].startswith(HERE)}
-    called = {place - 1 for place in ours if place and frames[place - 1]["filename"].endswith("torch/_ops.py")}
-    return [frame for place, frame in enumerate(frames) if place not in ours | called] if ours else frames
-
-
-def _place(part: Mapping[str, Any]) -> tuple[bool, int]:
-    return "blocks" in part, part["address"]
 
 
 def _tensors(items: Any, depth: int = 4) -> Iterator[Any]:

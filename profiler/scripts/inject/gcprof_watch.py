@@ -147,7 +147,7 @@ class Watch:
         self.main: Callable[[], Any] = lambda: None  # the optimizer whose steps are counted, if it still lives
         self.module = ""
         self.root: Callable[[], Any] = lambda: None  # the model of that class, if it still lives
-        self.holders: Any = holding.Nothing()  # of the peaks
+        self.holders: Any = holding.Holders()  # of the peaks
         self.work: Any = None  # counts what operators compute, where that is asked for
         self.costing: Any = None  # traces a step for a plan, where that is asked for
         self.process = os.getpid()
@@ -164,7 +164,7 @@ class Watch:
         if MAIN_BATCHES:
             _end_loaders(int(MAIN_BATCHES))
         if hasattr(torch._C, "_cuda_memorySnapshot") and not CHAIN_STEP:  # whose trace records the history itself
-            self.holders = holding.Holders(counters.stats, lines.line_of)
+            self.holders.begin()
         self.start(None)
         self._watch_processes()
         self._exit = os._exit
@@ -252,7 +252,7 @@ class Watch:
 
     def tell_at_once(self) -> None:
         """Tell the phase that is not at its end, without what held its peak, which can take seconds to find."""
-        self.holders = holding.Nothing()
+        self.holders = holding.Holders()
         self._tell()
 
     def _tell(self, **more: Any) -> None:
