@@ -161,6 +161,7 @@ def test_a_device_that_tells_no_events_is_drawn_by_its_spans():
 
 
 def test_spans_are_cut_at_marks_and_keep_their_own_peak():
-    spans = sum_events([50, None, 100, -30, None, 5, -100, None, 999], resting_bytes=7)
+    events = [(1, 50), None, (2, 100), (3, -30), None, (4, 5), (2, -100), None, (5, 999)]
+    spans = sum_events(events, resting_bytes=7)
 
     assert [(span.start_bytes, span.peak_bytes, span.end_bytes) for span in spans] == [(57, 157, 127), (127, 132, 32)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.checkpointing.split import ChainBytes, Split, peak, split_as_torch, split_balanced
+from profiler.training.checkpointing.observed_forward import ChainBytes, observe
+from profiler.training.strategies.chain import peak, split_as_torch, split_balanced, split_text
 from tests.unpatched import plain
 
 
@@ -40,23 +40,24 @@ def calls_of_checkpoint_sequential(length: int, segments: int) -> list[int]:
 def test_the_split_is_that_of_checkpoint_sequential(length, segments):
     split = split_as_torch(length, segments)
 
-    checkpointed = {index for run in split.checkpointed for index in run}
+    checkpointed = {index for run in split for index in run}
     assert calls_of_checkpoint_sequential(length, segments) == [2 if i in checkpointed else 1 for i in range(length)]
 
 
 def test_the_real_split_is_written_with_its_plain_end():
-    written = {(n, k): str(split_as_torch(n, k)) for n, k in [(100, 32), (50, 32), (301, 1), (4, 2), (301, 8)]}
+    written = {
+        (n, k): split_text(split_as_torch(n, k), n) for n, k in [(100, 32), (50, 32), (301, 1), (4, 2), (301, 8)]
+    }
 
     assert written == {(100, 32): "31x3+7", (50, 32): "31x1+19", (301, 1): "301", (4, 2): "2+2", (301, 8): "7x37+42"}
 
 
 def test_a_split_whose_last_segment_is_checkpointed_too_ends_in_nothing_plain():
-    assert str(Split(sizes=(4, 4, 2), last_checkpointed=True)) == "2x4+2+0"
-    assert Split(sizes=(4, 4, 2), last_checkpointed=True).checkpointed == [range(4), range(4, 8), range(8, 10)]
+    assert split_text([range(4), range(4, 8), range(8, 10)], 10) == "2x4+2+0"
 
 
 def test_one_segment_checkpoints_nothing():
-    assert split_as_torch(7, 1).checkpointed == []
+    assert split_as_torch(7, 1) == []
 
 
 def largest(saved: tuple[int, ...], sizes: tuple[int, ...]) -> int:
@@ -80,11 +81,14 @@ def test_balanced_has_the_smallest_possible_largest_segment(saved, segments, tai
     chain = ChainBytes(saved=tuple(saved), inputs=(1,) * len(saved), tail=tail)
 
     split = split_balanced(chain, min(segments, len(saved)))
+    sizes = [len(run) for run in split] + (
+        [len(saved) - sum(map(len, split))] if sum(map(len, split)) < len(saved) else []
+    )
 
     best = min(largest(chain.saved, sizes) for sizes in every_cut(len(saved), min(segments, len(saved))))
-    assert largest(chain.saved, split.sizes) == best
-    assert sum(split.sizes) == len(saved)
-    assert len(split.sizes) <= segments
+    assert largest(chain.saved, sizes) == best
+    assert [place for run in split for place in run] == list(range(sum(map(len, split))))
+    assert len(sizes) <= segments
 
 
 def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
@@ -93,9 +97,11 @@ def test_the_last_segment_is_checkpointed_only_where_head_and_loss_hold_much():
 
     plain_end, checkpointed_end = split_balanced(little, 2), split_balanced(much, 2)
 
-    assert (str(plain_end), str(checkpointed_end)) == ("2+2", "2x2+0")
-    assert peak(little, plain_end) == 1 + 1 + 20  # both inputs and the plain end, when the loss begins
-    assert peak(much, checkpointed_end) == 1 + 1 + 50
+    assert (split_text(plain_end, 4), split_text(checkpointed_end, 4)) == ("2+2", "2x2+0")
+    assert (
+        peak(little, [range(2), range(2, 4)], is_whole=False) == 1 + 1 + 20
+    )  # both inputs and the plain end, when the loss begins
+    assert peak(much, checkpointed_end, is_whole=True) == 1 + 1 + 50
 
 
 def test_an_observation_counts_what_each_block_saves():

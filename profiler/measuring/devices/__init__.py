@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from datetime import UTC, datetime
 from typing import Protocol
@@ -37,6 +38,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: tuple[int, ...] = ()  # after every event, if the device reports each
 
 
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity and memory of a device."""
+
+    name: str
+    total_bytes: int | None = None
+    uuid: str | None = None
+    driver: str | None = None
+
+
 class Watch(Protocol):
     """A context manager that follows the memory. Every `mark` ends a span and begins the next."""
 
@@ -57,47 +67,55 @@ class Stopwatch(Protocol):
         """Return the seconds of the spans between the marks; waits for the device."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity and memory of a device."""
-
-    name: str
-    total_bytes: int | None = None
-    uuid: str | None = None
-    driver: str | None = None
-
-
-class Device(Protocol):
-    """One device; `name` is its name in a case."""
+class Device:
+    """One device; `name` is its name in a case. What a device does not tell is None."""
 
     name: str
     tick_seconds: float  # the resolution of its stopwatch
-    is_asynchronous: bool  # whether it works while the host goes on
+    is_asynchronous = False  # whether it works while the host goes on
 
     @property
     def is_hollow(self) -> bool:
         """Whether it has memory and does no arithmetic, so that only bytes mean something."""
+        return False
 
     def watch(self, resting_bytes: int) -> Watch:
         """Return a Watch; `resting_bytes` are live already, unless the device counts them itself."""
+        raise NotImplementedError
 
-    def stopwatch(self) -> Stopwatch: ...
-    def synchronize(self) -> None: ...
+    def stopwatch(self) -> Stopwatch:
+        """Return a Stopwatch."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait for the device's work."""
+
     def release(self) -> None:
         """Free all that the last pass left, so that the next one starts as in a fresh process."""
+        gc.collect()  # the last pass's model is part of reference cycles
 
     def keep_memory(self) -> None:
         """Keep freed memory in this process, so that a step's time does not depend on the steps before it."""
 
-    def facts(self) -> Facts: ...
+    def facts(self) -> Facts:
+        """Return what the device is."""
+        raise NotImplementedError
+
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the device; None if the device reports no such number."""
+        """Return the free bytes of the device."""
+        return None
 
     def held_bytes(self) -> int | None:
-        """Return the bytes held by this process's tensors; None if the allocator does not count them."""
+        """Return the bytes held by this process's tensors, if the allocator counts them."""
+        return None
 
-    def conditions(self) -> Conditions: ...
+    def conditions(self) -> Conditions:
+        """Return the state of the device now."""
+        raise NotImplementedError
+
     def untold(self) -> str | None:
         """Return why `conditions` is incomplete; None if it is complete."""
+        return None
 
 
 def versions() -> Environment:
@@ -140,24 +158,19 @@ def of_rank(case: Case, rank: int) -> Case:
 
 def wrong_arithmetic(device: str) -> str | None:
     """Return what the device computes wrongly, in a sentence; None where every number is right."""
-    left = [[(3 * row + column) % 5 - 2 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
-    right = [[(row + 2 * column) % 7 - 3 for column in range(MATRIX_SIZE)] for row in range(MATRIX_SIZE)]
-    product = [
-        [sum(a * b for a, b in zip(row, column, strict=True)) for column in zip(*right, strict=True)] for row in left
-    ]
-    gradient = [[sum(row) for row in right] for _ in left]  # of the product's sum with respect to the left matrix
+    places = range(MATRIX_SIZE)
+    left = [[(3 * row + column) % 5 - 2 for column in places] for row in places]
+    right = [[(row + 2 * column) % 7 - 3 for column in places] for row in places]
+    product = [sum(a * b for a, b in zip(row, column, strict=True)) for row in left for column in zip(*right, strict=True)]
+    gradient = [sum(row) for _ in left for row in right]  # of the product's sum with respect to the left matrix
 
     weights = torch.tensor(left, dtype=torch.float32, device=device, requires_grad=True)  # (row, inner)
     computed = weights @ torch.tensor(right, dtype=torch.float32, device=device)  # (row, column)
     computed.sum().backward()
     assert weights.grad is not None, "it is a leaf that needs one"
-    num_right = sum(
-        number == expected
-        for matrix, expected_matrix in ((computed.tolist(), product), (weights.grad.tolist(), gradient))
-        for row, expected_row in zip(matrix, expected_matrix, strict=True)
-        for number, expected in zip(row, expected_row, strict=True)
-    )
-    if num_right == 2 * MATRIX_SIZE**2:
+    numbers = [*computed.flatten().tolist(), *weights.grad.flatten().tolist()]
+    num_right = sum(number == expected for number, expected in zip(numbers, [*product, *gradient], strict=True))
+    if num_right == len(numbers):
         return None
-    text = f"{num_right} of {2 * MATRIX_SIZE**2} numbers of a small product and its gradient are right"
+    text = f"{num_right} of {len(numbers)} numbers of a small product and its gradient are right"
     return f"it computes nothing, or nothing right: {text}; its times and gradients mean nothing"

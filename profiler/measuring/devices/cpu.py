@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import platform
 import sys
 import time
@@ -15,7 +14,7 @@ import psutil
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from profiler.core.record import Conditions
-from profiler.measuring.devices import Facts, Span
+from profiler.measuring.devices import Device, Facts, Span
 
 MARK = "gcprof: mark"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
@@ -51,26 +50,42 @@ class CpuWatch:
 
     def spans(self) -> list[Span]:
         profiler: Any = self._profile.profiler  # its events are not typed
-        events = _blocks(profiler.kineto_results.experimental_event_tree())
-        spans = sum_events([None if event is None else event[1] for event in events], self._resting)
-        freed = sum_freed(events)
-        return [msgspec.structs.replace(span, freed_bytes=nbytes) for span, nbytes in zip(spans, freed, strict=True)]
+        return sum_events(_blocks(profiler.kineto_results.experimental_event_tree()), self._resting)
 
 
-def sum_events(events: list[int | None], resting_bytes: int) -> list[Span]:
-    """Return the spans between marks, from allocations (+bytes), releases (-bytes) and marks (None) in time order."""
+def sum_events(events: list[tuple[int, int] | None], resting_bytes: int) -> list[Span]:
+    """Return the spans between marks; events in time order are pairs of address and bytes, or None for a mark.
+
+    Bytes are negative where they are released. `freed_bytes` counts blocks that were live when the span began, but not
+    those from before the first event.
+    """
+    spans: list[Span] = []
+    older: set[int] = set()  # addresses of blocks that have been live since before the last mark
+    newer: set[int] = set()
     held: list[int] = []  # since the last mark
-    live, start = resting_bytes, None
-    spans = []
+    live, start, freed = resting_bytes, None, 0
     for event in events:
         if event is None:
             if start is not None:
                 peak = max([start, *held])
-                spans.append(Span(start_bytes=start, peak_bytes=peak, end_bytes=live, live_bytes=tuple(held)))
-            start, held = live, []
+                spans.append(
+                    Span(
+                        start_bytes=start, peak_bytes=peak, end_bytes=live, freed_bytes=freed, live_bytes=tuple(held)
+                    )
+                )
+            older |= newer
+            newer, held, start, freed = set(), [], live, 0
+            continue
+        address, nbytes = event
+        live += nbytes
+        held.append(live)
+        if nbytes >= 0:
+            newer.add(address)
+        elif address in older:
+            older.remove(address)
+            freed -= nbytes
         else:
-            live += event
-            held.append(live)
+            newer.discard(address)
     return spans
 
 
@@ -88,29 +103,6 @@ def _blocks(tree: list[Any]) -> list[tuple[int, int] | None]:
     return [block for _, block in sorted(found, key=lambda item: item[0])]
 
 
-def sum_freed(events: list[tuple[int, int] | None]) -> list[int]:
-    """Return, for each span, the bytes that were live when it began and were freed in it.
-
-    Events are pairs of address and bytes, or None for a mark. Blocks from before the first event are not counted.
-    """
-    spans: list[int] = []
-    older: set[int] = set()  # addresses of blocks that have been live since before the last mark
-    newer: set[int] = set()
-    for event in events:
-        if event is None:
-            older |= newer
-            newer = set()
-            spans.append(0)
-        elif event[1] >= 0:
-            newer.add(event[0])
-        elif event[0] in older:
-            older.remove(event[0])
-            spans[-1:] = [spans[-1] - event[1]] if spans else []
-        else:
-            newer.discard(event[0])
-    return spans[:-1]
-
-
 class CpuStopwatch:
     """Wall time: a CPU step is synchronous."""
 
@@ -124,11 +116,8 @@ class CpuStopwatch:
         return [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
 
 
-class Cpu:
+class Cpu(Device):
     """The CPU."""
-
-    is_asynchronous = False
-    is_hollow = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -140,12 +129,6 @@ class Cpu:
 
     def stopwatch(self) -> CpuStopwatch:
         return CpuStopwatch()
-
-    def synchronize(self) -> None:
-        pass
-
-    def release(self) -> None:
-        gc.collect()  # the last pass's model is part of reference cycles
 
     def keep_memory(self) -> None:
         """Make glibc keep freed memory in this process from now on, as CUDA's caching allocator does.
@@ -160,15 +143,6 @@ class Cpu:
 
     def facts(self) -> Facts:
         return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
-
-    def free_bytes(self) -> None:
-        """None: the system keeps no such number."""
-
-    def held_bytes(self) -> None:
-        """None: the allocator reports only to a profiler."""
-
-    def untold(self) -> None:
-        """None: the system always answers."""
 
     def conditions(self) -> Conditions:
         at, others = self._opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from torch.autograd.graph import _engine_run_backward
 from profiler.core import gpu_kinds
 from profiler.core.errors import Unsupported
 from profiler.core.record import Conditions
-from profiler.measuring.devices import Facts, Span
+from profiler.measuring.devices import Device, Facts, Span
 
 VERSION = Path("/proc/driver/nvidia/version")
 
@@ -111,7 +110,7 @@ class CudaStopwatch:
         return [earlier.elapsed_time(later) / 1e3 for earlier, later in pairs]
 
 
-class Cuda:
+class Cuda(Device):
     """One CUDA device."""
 
     is_asynchronous = True
@@ -137,12 +136,9 @@ class Cuda:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
 
-    def keep_memory(self) -> None:
-        """Nothing to do: the caching allocator keeps freed memory."""
-
     def release(self) -> None:
         _let_go_of_graphs(self._device)
-        gc.collect()  # the last pass's model is part of reference cycles
+        super().release()
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()  # torch before 2.15 keeps them for each thread
         torch.cuda.empty_cache()
@@ -218,7 +214,7 @@ def find_board(uuid: str) -> Board | str:
 
 
 def driver_version() -> str | None:
-    """Return the driver_version's version; None without NVML."""
+    """Return the driver's version; None without NVML."""
     if pynvml is None:
         return None
     try:

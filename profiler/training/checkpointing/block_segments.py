@@ -12,12 +12,12 @@ from torch import nn
 
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import recompute_counts
-from profiler.core.record import Note
+from profiler.core.record import Applied, Note
 from profiler.training.blocks import refuse_none
-from profiler.training.checkpointing.called_blocks import run_ahead
+from profiler.training.checkpointing.called_blocks import CalledBlock
 from profiler.training.checkpointing.observed_forward import Observation, refuse_unlinked
 from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.routed_block import route, unroute
+from profiler.training.checkpointing.routed_block import Route, route, unroute
 from profiler.training.workload import Workload
 
 Checkpoint = Callable[..., Any]
@@ -35,8 +35,28 @@ class OwnCheckpoint(NamedTuple):
 BlockSegment = Sequence[Any] | OwnCheckpoint
 
 
+def recompute(
+    workload: Workload,
+    segments: Sequence[BlockSegment],
+    *,
+    split: str,
+    nothing: str = "the last block is never checkpointed, and there is no other",
+    checkpoint: Checkpoint | None = None,
+    **more: Any,
+) -> Applied:
+    """Change the module as `checkpoint_segments` does; return what was done.
+
+    Without segments a note says why `nothing` is checkpointed. `more` are other fields of Applied.
+    """
+    switch = checkpoint_segments(workload, segments, checkpoint=checkpoint)
+    if not segments:
+        text = f"checkpoints nothing: {nothing}; it is identical to `none`"
+        more["notes"] = (Note(code="GCP001", text=text),)
+    return Applied(**{"split": split, "recomputes": recomputes(segments), "switch": switch, **more})
+
+
 def checkpoint_segments(
-    workload: Workload, segments: Iterable[BlockSegment], *, checkpoint: Checkpoint | None = None
+    workload: Workload, segments: Sequence[BlockSegment], *, checkpoint: Checkpoint | None = None
 ) -> Switch:
     """Change the module in place so that each segment of its blocks is recomputed in the backward.
 
@@ -50,16 +70,15 @@ def checkpoint_segments(
     segment do not feed each other and nothing else, or if a block is checkpointed already.
     """
     refuse_none(workload.blocks)
-    chosen = list(segments)
-    _refuse_twice(workload, chosen)
-    together = [pair for segment in chosen for pair in pairwise(flat(segment))]
+    for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
+        if not isinstance(vars(workload.block(name)).get("_route"), _WholeForward | None):
+            raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
+    together = [pair for segment in segments for pair in pairwise(flat(segment))]
     seen = refuse_unlinked(workload, together) if together else None
     routed = [
-        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in chosen
+        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in segments
     ]
     ends_within = bool(together) and not workload.calls  # watch forwards for skipped blocks; Calls watches its own
-    if ends_within:
-        _follow(workload.module, routed, True)
 
     def switch(on: bool) -> None:
         for segment in routed:
@@ -67,11 +86,8 @@ def checkpoint_segments(
         if ends_within:
             _follow(workload.module, routed, on)
 
+    switch(True)
     return switch
-
-
-def unswitched(on: bool) -> None:
-    """The switch of a strategy that changes nothing in the module."""
 
 
 def checkpoint_without_reentry(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -97,34 +113,27 @@ def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
     return recompute_counts(segments, lambda item: items(item) if isinstance(item, Sequence) else None)
 
 
-def notes_of_nothing(segments: Sequence[BlockSegment], why: str) -> tuple[Note, ...]:
-    """Return a note if no segment is checkpointed; `why` follows `checkpoints nothing: `."""
-    text = f"checkpoints nothing: {why}; it is identical to `none`"
-    return () if segments else (Note(code="GCP001", text=text),)
-
-
-class _CheckpointedSegment:
+class _CheckpointedSegment(Route):
     """One checkpointed segment. It receives the calls of its blocks, unless it is running them."""
 
     def __init__(
         self, workload: Workload, segment: BlockSegment, checkpoint: Checkpoint, seen: Observation | None
     ) -> None:
-        self._blocks = {index: workload.block(workload.blocks[index]) for index in flat(segment)}
-        self._names = {index: workload.blocks[index] for index in self._blocks}
+        self._order = flat(segment)
+        self._blocks = {index: workload.block(workload.blocks[index]) for index in self._order}
+        self._names = {index: workload.blocks[index] for index in self._order}
         self._segment = segment
         self._checkpoint = checkpoint
-        self._order = list(self._blocks)
         self._in_tuples = seen.in_tuples if seen else set()
-        _, *behind = self._blocks
+        behind = self._order[1:]
         self._given = {index: seen.given[index] for index in behind if seen and index in seen.given}
-        for index in behind:
-            run_ahead(self._blocks[index])
-        self.inside = False
+        for block in (self._blocks[index] for index in behind):
+            if isinstance(block, CalledBlock):
+                block.runs_ahead = True
         self.due = 0  # the position of the block whose call comes next
         self.passed: Any = None  # the segment's output, which every later block is to be given
-        self._kept_inputs = _keep_inputs(self._blocks, segment)
-        for block in self._blocks.values():
-            route(block, self)
+        # A recompute needs the input of a module (ReLU) that begins a checkpoint
+        self._in_place = [first for first in _firsts(self._blocks, segment) if getattr(first, "inplace", False)]
 
     def switch(self, on: bool) -> None:
         """Switch the checkpoint on or off; while it is off, every block is as it was before."""
@@ -133,17 +142,23 @@ class _CheckpointedSegment:
                 route(block, self)
             else:
                 unroute(block)
-        for module in self._kept_inputs:
+        for module in self._in_place:
             module.inplace = not on  # type: ignore[assignment]
 
-    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         """Return the whole segment's output if its first block is called; for the others, the value they are given.
 
-        Raises Unsupported if a forward leaves blocks out, as layer dropout and early exits do, or gives a block other
+        A `forward` that is called directly runs under the checkpoint if the segment is one block, else as it is. Raises
+        Unsupported if a forward leaves blocks out, as layer dropout and early exits do, or gives a block other
         parameters or values than it was computed with, as where a module was put around each block later (LoRA).
         """
-        place = self._place(block)
-        self._expect(place)
+        if own is not block:
+            run = partial(self._chosen(self._segment), own) if len(self._blocks) == 1 else own
+            return run(*arguments, **keywords)
+        place, due = self._place(block), self.due
+        self.due = 0
+        if place != due:
+            raise self.refusal(f"called '{self.name(place)}'", due)
         if place == 0:
             value = self._under(self._segment)(*arguments, **keywords)
             self.due = 1 % len(self._blocks)
@@ -169,12 +184,6 @@ class _CheckpointedSegment:
             return self.due
         return next(place for place, index in enumerate(self._order) if self._blocks[index] is block)
 
-    def _expect(self, place: int) -> None:
-        """Raise Unsupported if another block is due, since the first one's call has computed the whole segment."""
-        due, self.due = self.due, 0
-        if place != due:
-            raise self.refusal(f"called '{self.name(place)}'", due)
-
     def refusal(self, did: str, due: int) -> Unsupported:
         """Return the error for a forward that did `did` when the block at position `due` was to come."""
         what = f"the forward {did} where '{self.name(due)}' was expected"
@@ -186,60 +195,44 @@ class _CheckpointedSegment:
         """Return the name of the block at this position."""
         return self._names[self._order[place]]
 
-    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Run a direct call of `forward` under the checkpoint if the segment is one block; else run it as it is."""
-        if len(self._blocks) > 1:
-            return forward(*arguments, **keywords)
-        return self._chosen(self._segment)(forward, *arguments, **keywords)
-
     def _under(self, segment: BlockSegment) -> Callable[..., Any]:
         """Return a function that runs the segment under its checkpoint."""
-        return partial(self._chosen(segment), self._compute(segment))
+        return partial(self._chosen(segment), partial(self._compute, segment))
 
     def _chosen(self, segment: BlockSegment) -> Checkpoint:
         return segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
 
-    def _compute(self, segment: BlockSegment) -> Callable[..., Any]:
-        """Return a function that runs the segment; segments inside it run under checkpoints of their own."""
-
-        def compute(*arguments: Any, **keywords: Any) -> Any:
-            before, self.inside = self.inside, True
-            try:
-                for item in items(segment):
-                    given = self._given.get(flat(item)[0] if isinstance(item, Sequence) else item)
-                    if given:
-                        further, keywords = given.after(arguments[1:], keywords)
-                        arguments = (arguments[0], *further)
-                    step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
-                    value = step(*arguments, **keywords)
-                    arguments = (_bare(value), *arguments[1:])
-            finally:
-                self.inside = before
-            return value
-
-        return compute
+    def _compute(self, segment: BlockSegment, *arguments: Any, **keywords: Any) -> Any:
+        """Run the segment; segments inside it run under checkpoints of their own."""
+        before, self.inside = self.inside, True
+        try:
+            for item in items(segment):
+                given = self._given.get(flat(item)[0] if isinstance(item, Sequence) else item)
+                if given:
+                    further, keywords = given.after(arguments[1:], keywords)
+                    arguments = (arguments[0], *further)
+                step = self._under(item) if isinstance(item, Sequence) else self._blocks[item]
+                value = step(*arguments, **keywords)
+                arguments = (_bare(value), *arguments[1:])
+        finally:
+            self.inside = before
+        return value
 
 
-class _WholeForward:
+class _WholeForward(Route):
     """Watches that no forward of the whole module ends in the middle of a segment.
 
     The segment's first block has then returned the output of all its blocks. Nested forwards are part of the outer one.
     """
 
     def __init__(self, segments: Sequence[_CheckpointedSegment]) -> None:
-        self.inside = False
         self.segments = segments
 
-    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         """Return the module's output. Raises Unsupported if its forward ends with blocks due."""
-        return self.call_forward(block, *arguments, **keywords)
-
-    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Return the same for a direct call of `forward`, which bypasses the hooks."""
         before = [segment.due for segment in self.segments]  # not 0 after blocks were called outside of a forward
-        self.inside = True
         try:
-            value = forward(*arguments, **keywords)
+            value = self.run(own, arguments, keywords)
         except BaseException:  # raised again
             for segment, left in self._left(before):
                 names = f"'{segment.name(left - 1)}' and '{segment.name(left)}'"
@@ -250,8 +243,6 @@ class _WholeForward:
                     stacklevel=3,
                 )
             raise
-        finally:
-            self.inside = False
         for segment, left in self._left(before):
             raise segment.refusal("ended", left)
         return value
@@ -277,25 +268,10 @@ def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment], on: boo
         unroute(module)
 
 
-def _keep_inputs(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:
-    """Switch off `inplace` of modules (ReLU) that begin a checkpoint, since the recompute needs their input.
-
-    Returns the modules that were changed.
-    """
-    first = blocks[flat(segment)[0]]
-    changed = [first] if getattr(first, "inplace", False) else []
-    for module in changed:
-        module.inplace = False  # type: ignore[assignment]
-    inner = (_keep_inputs(blocks, item) for item in items(segment) if isinstance(item, Sequence))
-    return [*changed, *(module for modules in inner for module in modules)]
-
-
-def _refuse_twice(workload: Workload, segments: Iterable[BlockSegment]) -> None:
-    """Raise Unsupported for blocks that another strategy has checkpointed."""
-    for name in (workload.blocks[index] for segment in segments for index in flat(segment)):
-        block = workload.block(name)
-        if not isinstance(vars(block).get("_route"), _WholeForward | None):
-            raise Unsupported(f"'{name}' is checkpointed already: apply one strategy to a fresh module")
+def _firsts(blocks: dict[int, nn.Module], segment: BlockSegment) -> list[nn.Module]:
+    """Return the modules that begin the segment's checkpoint and those inside it, once each."""
+    inner = [first for item in items(segment) if isinstance(item, Sequence) for first in _firsts(blocks, item)]
+    return list(dict.fromkeys((blocks[flat(segment)[0]], *inner)))
 
 
 def _bare(value: Any) -> Any:

@@ -15,13 +15,14 @@ from profiler.core.record import Applied, Note
 from profiler.core.units import few
 from profiler.training import marked_functions
 from profiler.training.checkpointing.observed_forward import NotKept, Refused, run_forward
-from profiler.training.checkpointing.routed_block import route, unroute
+from profiler.training.checkpointing.routed_block import Route, route, unroute
 from profiler.training.marked_functions import listened
 from profiler.training.workload import Workload
 
 SIGN = "#"  # between a block's name and the number of its call
 COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
 MOST_NAMED = 3
+CHANGED = "unlike when it was observed: a forward that depends on data cannot be cut by calls; --strategies all works"
 FEW = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 
 
@@ -150,26 +151,15 @@ class _Look:
             return function(*arguments, **keywords)
 
 
-class _LookedAt:
+class _LookedAt(Route):
     """The route of a block whose calls are counted."""
 
     def __init__(self, look: _Look, path: str) -> None:
-        self.inside = False
         self._look, self._path = look, path
 
-    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        return self._counted(_Call(self._path, block), block, arguments, keywords)
-
-    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        return self._counted(_Call(self._path, forward.__self__, True), forward, arguments, keywords)  # type: ignore[attr-defined]
-
-    def _counted(self, call: _Call, function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        self._look.seen.append(call)
-        self.inside = True
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            self.inside = False
+    def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        self._look.seen.append(_Call(self._path, block, past_hooks=own is not block))
+        return self.run(own, arguments, keywords)
 
 
 def _by_calls(workload: Workload, seen: list[_Call]) -> Workload:
@@ -204,9 +194,6 @@ def follow_forwards(workload: Workload) -> None:
         workload.module.register_forward_hook(calls.end, always_call=True)
 
 
-CHANGED = "unlike when it was observed: a forward that depends on data cannot be cut by calls; --strategies all works"
-
-
 class CalledBlock(nn.Module):
     """The n-th call of a module or a function in a forward, as a module of its own, which the model does not hold."""
 
@@ -224,13 +211,8 @@ class CalledBlock(nn.Module):
         if not isinstance(called, nn.Module):
             with listened(None):
                 return called(*arguments, **keywords)
-        to: Any = called.__dict__["_route"]
-        before, to.inside = to.inside, True
-        try:
-            with listened(None):
-                return (called.forward if self.past_hooks else called)(*arguments, **keywords)
-        finally:
-            to.inside = before
+        with listened(None):
+            return called.__dict__["_route"].run(called.forward if self.past_hooks else called, arguments, keywords)
 
     @property
     def kind(self) -> str:
@@ -323,30 +305,13 @@ class Calls:
         marked_functions.pop()
 
 
-class ToCalls:
+class ToCalls(Route):
     """The route of a module that is called several times."""
 
     def __init__(self, calls: Calls, path: str) -> None:
-        self.inside = False
         self._calls, self._path = calls, path
 
-    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        return self._called(block, arguments, keywords)
-
-    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        return self._called(forward, arguments, keywords)
-
-    def _called(self, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+    def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         if self._calls.is_open:
             return self._calls.next(self._path)(*arguments, **keywords)
-        self.inside = True
-        try:
-            return own(*arguments, **keywords)
-        finally:
-            self.inside = False
-
-
-def run_ahead(block: nn.Module) -> None:
-    """Note that a block is computed before the forward calls it."""
-    if isinstance(block, CalledBlock):
-        block.runs_ahead = True
+        return self.run(own, arguments, keywords)

@@ -19,14 +19,27 @@ from torch.utils.weak import TensorWeakRef
 
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.training import kept_state
-from profiler.training.checkpointing.routed_block import own_class, route, unroute
-from profiler.training.checkpointing.split import ChainBytes
+from profiler.training.checkpointing.routed_block import Route, own_class, route, unroute
 from profiler.training.workload import Workload, restored, tensors
 
 NOT_ONCE = (
     "the blocks do not run once each in the order of their names; choose others with --blocks, or mark the function"
     " that the loop calls with profiler.block"
 )
+METADATA = {  # functions of a tensor that do not use its contents
+    "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
+    "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
+    "untyped_storage",
+}  # fmt: skip
+NO_HOOKS = "support saved tensor hooks"  # torch.func's message, as in a forward that calls torch.func.grad
+
+
+class ChainBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that a forward saves, by block, and after the chain (head and loss)."""
+
+    saved: tuple[int, ...]
+    inputs: tuple[int, ...]  # of each block: bytes that a checkpoint beginning there keeps
+    tail: int = 0
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,25 +265,19 @@ def _kind(value: Any) -> str:
     return f"a dataclass ({name})" if dataclasses.is_dataclass(value) else f"a {name}"
 
 
-class _Watched:
+class _Watched(Route):
     """The route of a block that is watched."""
 
     def __init__(self, watcher: _Watcher, index: int) -> None:
-        self.inside = False
         self._watcher, self._index = watcher, index
 
-    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        if own is not block:
+            return own(*arguments, **keywords)
         self._watcher.enter(self._index, arguments, keywords)
-        self.inside = True
-        try:
-            output = block(*arguments, **keywords)
-        finally:
-            self.inside = False
+        output = self.run(block, arguments, keywords)
         self._watcher.leave(self._index, arguments, keywords, output)
         return output
-
-    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        return forward(*arguments, **keywords)
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -280,16 +287,6 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
         return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
     return first is second or (isinstance(first, (bool, int, float, str)) and first == second)
-
-
-METADATA = {  # functions of a tensor that do not use its contents
-    "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size", "get_device", "is_complex",
-    "is_contiguous", "is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
-    "untyped_storage",
-}  # fmt: skip
-
-
-NO_HOOKS = "support saved tensor hooks"  # torch.func's message, as in a forward that calls torch.func.grad
 
 
 class NotKept(Exception):
@@ -309,7 +306,7 @@ def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tenso
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | None:
         if saved is not None:
-            saved(tensor)  # every node of the graph keeps this hook: see observed_forward._Saved
+            saved(tensor)  # every node of the graph keeps this hook: see _Saved
         return tensor.detach() if keeps else None
 
     hooks = nullcontext() if keeps and saved is None else saved_tensors_hooks(pack, _unpack)

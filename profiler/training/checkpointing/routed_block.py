@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 
-class Route(Protocol):
+class Route:
     """Receiver of the calls of a block. While `inside` is true, the block runs its own forward."""
 
-    inside: bool
+    inside = False
 
-    def call(self, block: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        """Return what a call of the block returns."""
+    def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        """Return what a call of the block returns; `own` is the block, or its `forward` if that was called directly."""
+        return self.run(own, arguments, keywords)
 
-    def call_forward(self, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Return what a direct call of the block's own `forward`, which bypasses the hooks, returns."""
+    def run(self, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        """Run the block itself; where its `forward` was called directly, past its hooks."""
+        before, self.inside = self.inside, True
+        try:
+            return own(*arguments, **keywords)
+        finally:
+            self.inside = before
 
 
 class RoutedBlock(nn.Module):
@@ -36,7 +42,7 @@ class RoutedBlock(nn.Module):
         to = self.__dict__.get("_route")  # None in instances that Python makes of this class: slices of a Sequential
         if to is None or to.inside:
             return super().__call__(*arguments, **keywords)
-        return to.call(self, *arguments, **keywords)
+        return to.called(self, self, arguments, keywords)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as an instance of the block's own class, since pickle cannot find this one by name."""
@@ -84,7 +90,7 @@ def _past_hooks(kind: type[nn.Module]) -> Callable[..., Any]:
         to, own = self.__dict__.get("_route"), MethodType(kind.forward, self)
         if to is None or to.inside:
             return own(*arguments, **keywords)
-        return to.call_forward(own, *arguments, **keywords)
+        return to.called(self, own, arguments, keywords)
 
     return forward
 

@@ -1,9 +1,10 @@
-"""Strategies that cut the chain of blocks into segments, each recomputed in the backward."""
+"""Strategies that cut the chain of blocks into segments, each recomputed in the backward; and two that do not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import groupby
 from math import isqrt
 from typing import Any, Literal
 
@@ -13,27 +14,27 @@ from torch.autograd.graph import saved_tensors_hooks
 from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Note
-from profiler.training.checkpointing.block_segments import (
-    BlockSegment,
-    checkpoint_segments,
-    notes_of_nothing,
-    recomputes,
-    unswitched,
-)
-from profiler.training.checkpointing.observed_forward import observe
+from profiler.training.checkpointing.block_segments import BlockSegment, recompute, recomputes
+from profiler.training.checkpointing.observed_forward import ChainBytes, observe
 from profiler.training.checkpointing.own_checkpoints import checkpoint
-from profiler.training.checkpointing.split import LAST_IS_PLAIN, Split, split_as_torch, split_balanced
 from profiler.training.workload import Workload
+
+LAST_IS_PLAIN = "the last segment is never checkpointed, and there is no other"
+DEEPEST = 48  # nested checkpoints; autograd recurses into each, and Python allows about 1000 frames
 
 
 def none(workload: Workload) -> Applied:
     """Keeps everything: the baseline of every comparison."""
-    return Applied(switch=unswitched)
+    return Applied(switch=_switch_nothing)
 
 
 def own(workload: Workload) -> Applied:
     """Leaves on the checkpoints that the model calls itself; under `none` and all others they are plain calls."""
-    return Applied(keeps_own=True, switch=unswitched)
+    return Applied(keeps_own=True, switch=_switch_nothing)
+
+
+def _switch_nothing(on: bool) -> None:
+    """Nothing in the module was changed."""
 
 
 def segments(workload: Workload, *, k: Count, split: Literal["torch", "balanced"] = "torch") -> Applied:
@@ -46,20 +47,11 @@ def segments(workload: Workload, *, k: Count, split: Literal["torch", "balanced"
     if k > length:
         raise Unsupported(f"only {length} blocks for {k} segments")
     made = split_as_torch(length, k) if split == "torch" else split_balanced(observe(workload).chain, k)
-    switch = checkpoint_segments(workload, made.checkpointed)
-    return Applied(
-        split=str(made), recomputes=recomputes(made.checkpointed), notes=_notes_of_split(made, k, split), switch=switch
-    )
-
-
-def _notes_of_split(made: Split, k: int, split: str) -> tuple[Note, ...]:
-    *others, last = made.sizes
-    if not made.checkpointed:
-        return notes_of_nothing(made.checkpointed, LAST_IS_PLAIN)
-    if split == "torch" and last > 1.5 * others[0]:
-        text = f"the last, plain segment takes the remainder ({made}); segments:k={k},split=balanced evens it"
-        return (Note(code="GCP002", text=text),)
-    return ()
+    applied, notes = split_text(made, length), tuple[Note, ...]()
+    if split == "torch" and made and length - made[-1].stop > 1.5 * len(made[0]):
+        text = f"the last, plain segment takes the remainder ({applied}); segments:k={k},split=balanced evens it"
+        notes = (Note(code="GCP002", text=text),)
+    return recompute(workload, made, split=applied, nothing=LAST_IS_PLAIN, notes=notes)
 
 
 def sqrt(workload: Workload) -> Applied:
@@ -70,26 +62,12 @@ def sqrt(workload: Workload) -> Applied:
     length = len(workload.blocks)
     k = round_root(length)
     made = split_as_torch(length, k)
-    switch = checkpoint_segments(workload, made.checkpointed)
-    return Applied(
-        split=f"k={k}: {made}",
-        recomputes=recomputes(made.checkpointed),
-        notes=notes_of_nothing(made.checkpointed, LAST_IS_PLAIN),
-        switch=switch,
-    )
-
-
-def round_root(length: int) -> int:
-    """The square root, rounded to the nearest whole number; at least 1."""
-    root = isqrt(length)
-    return max(1, root + (length > root * (root + 1)))
+    return recompute(workload, made, split=f"k={k}: {split_text(made, length)}", nothing=LAST_IS_PLAIN)
 
 
 def all_blocks(workload: Workload) -> Applied:
     """Recomputes every block by itself: what Hugging Face and FSDP call full."""
-    length = len(workload.blocks)
-    switch = checkpoint_segments(workload, [[index] for index in range(length)])
-    return Applied(split=f"{length} of {length}", recomputes=dict.fromkeys(range(length), 1), switch=switch)
+    return _by_themselves(workload, range(len(workload.blocks)))
 
 
 def every(workload: Workload, *, k: Count = 2) -> Applied:
@@ -98,11 +76,9 @@ def every(workload: Workload, *, k: Count = 2) -> Applied:
     Raises Unsupported where there are fewer than k blocks.
     """
     length = len(workload.blocks)
-    chosen = range(k - 1, length, k)
-    if not chosen:
+    if k > length:
         raise Unsupported(f"only {length} blocks for every {k}th")
-    switch = checkpoint_segments(workload, [[index] for index in chosen])
-    return Applied(split=f"{len(chosen)} of {length}", recomputes=dict.fromkeys(chosen, 1), switch=switch)
+    return _by_themselves(workload, range(k - 1, length, k))
 
 
 def first(workload: Workload, *, n: Count = 8) -> Applied:
@@ -113,8 +89,11 @@ def first(workload: Workload, *, n: Count = 8) -> Applied:
     length = len(workload.blocks)
     if n > length:
         raise Unsupported(f"only {length} blocks for the first {n}")
-    switch = checkpoint_segments(workload, [[index] for index in range(n)])
-    return Applied(split=f"{n} of {length}", recomputes=dict.fromkeys(range(n), 1), switch=switch)
+    return _by_themselves(workload, range(n))
+
+
+def _by_themselves(workload: Workload, chosen: range) -> Applied:
+    return recompute(workload, [[index] for index in chosen], split=f"{len(chosen)} of {len(workload.blocks)}")
 
 
 def recursive(workload: Workload) -> Applied:
@@ -122,16 +101,8 @@ def recursive(workload: Workload) -> Applied:
 
     Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 4.3.
     """
-    length = len(workload.blocks)
-    segments = [item for item in halves(0, length) if not isinstance(item, int)]
-    switch = checkpoint_segments(workload, segments)
-    counts = recomputes(segments)
-    return Applied(
-        split=f"{max(counts.values(), default=0)} deep",
-        recomputes=counts,
-        notes=notes_of_nothing(segments, "the last block is never checkpointed, and there is no other"),
-        switch=switch,
-    )
+    made = [item for item in halves(0, len(workload.blocks)) if not isinstance(item, int)]
+    return recompute(workload, made, split=f"{max(recomputes(made).values(), default=0)} deep")
 
 
 def halves(start: int, end: int) -> Sequence[Any]:
@@ -140,9 +111,6 @@ def halves(start: int, end: int) -> Sequence[Any]:
         return list(range(start, end))
     middle = start + (end - start) // 2
     return [halves(start, middle), *halves(middle, end)]
-
-
-DEEPEST = 48  # nested checkpoints; autograd recurses into each, and Python allows about 1000 frames
 
 
 def from_start(workload: Workload) -> Applied:
@@ -154,24 +122,24 @@ def from_start(workload: Workload) -> Applied:
     if length > DEEPEST:
         raise Unsupported(f"{length} blocks would nest {length} checkpoints; {DEEPEST} are the most")
     start: BlockSegment = [0]
-    segments = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
-    switch = checkpoint_segments(workload, segments)
-    return Applied(
-        split=f"{length - 1} deep",
-        recomputes=recomputes(segments),
-        notes=notes_of_nothing(segments, "the last block is never checkpointed, and there is no other"),
-        switch=switch,
-    )
+    made = [reduce(lambda before, index: [before, index], range(1, length - 1), start)] if length > 1 else []
+    return recompute(workload, made, split=f"{length - 1} deep")
 
 
 def planted(workload: Workload, *, fault: Literal["reentrant", "random-state", "leak"]) -> Applied:
     """Checkpoints wrongly: reentrant from an input without gradient, or with fresh random numbers in the recompute.
 
-    `leak` checkpoints nothing, but looks at the model in a way that keeps it for good.
+    `leak` checkpoints nothing, but runs a forward with a saved-tensor hook that references the loss, a cycle through
+    C++, which keeps the model for good. The passes must catch each.
     """
     if fault == "leak":
-        _keep_for_good(workload)
-        return Applied(switch=unswitched)
+        kept: list[torch.Tensor] = []
+        with (
+            torch.random.fork_rng(devices=[]),
+            saved_tensors_hooks(lambda tensor: (tensor.detach(), kept), lambda packed: packed[0]),
+        ):
+            kept.append(workload.loss(workload.module, workload.batch))
+        return Applied(switch=_switch_nothing)
 
     def wrong(function: Any, *arguments: Any) -> Any:
         if fault == "reentrant":
@@ -179,16 +147,56 @@ def planted(workload: Workload, *, fault: Literal["reentrant", "random-state", "
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     count = len(workload.blocks) - 1
-    switch = checkpoint_segments(workload, [range(count)], checkpoint=wrong)
-    return Applied(split=f"{count}+1", switch=switch)
+    return recompute(workload, [range(count)], split=f"{count}+1", checkpoint=wrong, recomputes={})
 
 
-def _keep_for_good(workload: Workload) -> None:
-    """Leak a graph: run a forward with a saved-tensor hook that references the loss, a cycle through C++."""
-    kept: list[torch.Tensor] = []
+def round_root(length: int) -> int:
+    """The square root, rounded to the nearest whole number; at least 1."""
+    root = isqrt(length)
+    return max(1, root + (length > root * (root + 1)))
 
-    def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        return tensor.detach(), kept
 
-    with torch.random.fork_rng(devices=[]), saved_tensors_hooks(pack, lambda packed: packed[0]):
-        kept.append(workload.loss(workload.module, workload.batch))
+def split_text(checkpointed: Sequence[range], length: int) -> str:
+    """`31x3+7`: 31 checkpointed segments of 3, and 7 plain; `4+4+0` where nothing is plain."""
+    plain = length - (checkpointed[-1].stop if checkpointed else 0)
+    equal = [(len(list(group)), size) for size, group in groupby(map(len, checkpointed))]
+    return "+".join([*(f"{count}x{size}" if count > 1 else str(size) for count, size in equal), str(plain)])
+
+
+def split_as_torch(length: int, segments: int) -> list[range]:
+    """Return the checkpointed segments of torch.utils.checkpoint.checkpoint_sequential: the rest is plain."""
+    size = length // segments
+    return [range(size * number, size * (number + 1)) for number in range(segments - 1)]
+
+
+def split_balanced(chain: ChainBytes, segments: int) -> list[range]:
+    """Return the checkpointed of at most `segments` segments such that the largest saves as few bytes as possible.
+
+    The last one is checkpointed only if that lowers the peak, as when head and loss hold much.
+    """
+    low, high = max(chain.saved), sum(chain.saved)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_filled(chain.saved, middle)) <= segments else (middle + 1, high)
+    made = _filled(chain.saved, low)
+    return made if peak(chain, made, is_whole=True) < peak(chain, made, is_whole=False) else made[:-1]
+
+
+def peak(chain: ChainBytes, segments: Sequence[range], *, is_whole: bool) -> int:
+    """Return the most saved bytes held at once, where the last segment is checkpointed or not; without temporaries."""
+    saved = [sum(chain.saved[segment.start : segment.stop]) for segment in segments]
+    kept = [sum(chain.inputs[segment.start] for segment in segments[: i + 1]) for i in range(len(segments))]
+    recomputed = [held + nbytes for held, nbytes in zip(kept, saved, strict=True)]
+    at_loss = kept[-1] + chain.tail + (0 if is_whole else saved[-1])
+    return max(*recomputed, at_loss)
+
+
+def _filled(saved: tuple[int, ...], bound: int) -> list[range]:
+    """Return segments of all blocks, each filled from the front as long as its bytes stay within the bound."""
+    starts, held = [0], 0
+    for index, nbytes in enumerate(saved):
+        if index > starts[-1] and held + nbytes > bound:
+            starts.append(index)
+            held = 0
+        held += nbytes
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(saved)], strict=True)]

@@ -15,8 +15,7 @@ from profiler.core.record import Applied
 from profiler.training.checkpointing.block_segments import (
     BlockSegment,
     OwnCheckpoint,
-    checkpoint_segments,
-    notes_of_nothing,
+    recompute,
 )
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
@@ -41,8 +40,6 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise Unsupported(f"the plan is stale: {'; '.join(changes[:3])}{more}; plan again")
     places = {name: index for index, name in enumerate(names)}
-    segments = [_block_segment(segment, places) for segment in plan.segments]
-    switch = checkpoint_segments(msgspec.structs.replace(workload, blocks=names), segments)
     own = {name: index for index, name in enumerate(workload.blocks)}
     counts = {own[name]: count for name, count in plan_file.recomputes(plan.segments).items() if name in own}
     kept = {
@@ -51,12 +48,13 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
         if segment.save
         for name in plan_file.operators(segment.save)
     }
-    return Applied(
+    return recompute(
+        msgspec.structs.replace(workload, blocks=names),
+        [_block_segment(segment, places) for segment in plan.segments],
         split=plan_file.words(plan),
+        nothing="the plan has no segments",
         recomputes=counts,
         kept=tuple(kept),
-        notes=notes_of_nothing(segments, "the plan has no segments"),
-        switch=switch,
     )
 
 

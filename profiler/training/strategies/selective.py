@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from profiler.core.errors import Unsupported
 from profiler.core.plan_file import GROUPS, operators
 from profiler.core.record import Applied, Note
-from profiler.training.checkpointing.block_segments import Checkpoint, checkpoint_segments
+from profiler.training.checkpointing.block_segments import Checkpoint, recompute
 from profiler.training.checkpointing.own_checkpoints import RESPECTING, checkpoint
 from profiler.training.workload import Workload
 
@@ -29,13 +29,13 @@ def apply(workload: Workload, *, save: str = "matmul") -> Applied:
     """
     length = len(workload.blocks)
     met: set[str] = set()
-    switch = checkpoint_segments(workload, [[index] for index in range(length)], checkpoint=saving(save, met))
-    return Applied(
+    return recompute(
+        workload,
+        [[index] for index in range(length)],
         split=f"{length} of {length}",
-        recomputes=dict.fromkeys(range(length), 1),
+        checkpoint=saving(save, met),
         kept=operators(save),
         remark=partial(_remark, save, met),
-        switch=switch,
     )
 
 
