@@ -17,7 +17,7 @@ from profiler.measuring.bench import Bench
 from profiler.measuring.failure_causes import CAUSE, what_moves
 from profiler.measuring.memory_pass_digests import weights_kept
 from profiler.measuring.meters import equality, step_results, tensor_values, wrong_gradients
-from profiler.measuring.meters.step_results import GradientStep, Ran, Results
+from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results
 from profiler.measuring.ranks import Group
 from profiler.training import kept_state, missing_gradients
 from profiler.training.assemble import Assembled
@@ -216,12 +216,13 @@ class _Comparison:
         """Add how many parameters lack a gradient; a note names them for the baseline, or if the strategy lost any."""
         is_told = self._case == self._case.baseline or result.missing
         if self._lost and is_told:
-            self._bench.extra("why parameters get no gradient", self._tell_lost)
-        return msgspec.structs.replace(result, num_without_gradient=len(self._lost))
 
-    def _tell_lost(self) -> None:
-        workload = self._bench.build_unwatched(self._case).workload
-        self._bench.note("GCP045", missing_gradients.explanation(workload, self._lost))
+            def explain() -> str:
+                return missing_gradients.explanation(self._bench.build_unwatched(self._case).workload, self._lost)
+
+            if text := self._bench.extra("why parameters get no gradient", explain):
+                self._bench.note("GCP045", text)
+        return msgspec.structs.replace(result, num_without_gradient=len(self._lost))
 
     def others(self, result: Equality) -> tuple[str, ...]:
         """Return the differing buffers, without statistics of norms, which no forward reads in training."""
@@ -357,11 +358,9 @@ def _mean(results: Sequence[Results], rank: int) -> Results:
 
     Inputs and the loss's own parameters are each rank's, which nothing averages.
     """
-    names = [name for name in results[0].gradients if not name.startswith((OF_LOSS, INPUT))]
-    gradients = {name: _average([result.gradients[name] for result in results]) for name in names}
-    return msgspec.structs.replace(results[rank], gradients=gradients)
-
-
-def _average(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    parts = [gradient / len(gradients) for gradient in gradients if gradient is not None]
-    return sum(parts[1:], parts[0]) if parts else None
+    means: Gradients = {}
+    for name in results[0].gradients:
+        parts = [part / len(results) for result in results if (part := result.gradients[name]) is not None]
+        if not name.startswith((OF_LOSS, INPUT)):
+            means[name] = sum(parts[1:], parts[0]) if parts else None
+    return msgspec.structs.replace(results[rank], gradients=means)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch.utils.checkpoint
@@ -18,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from profiler.core.units import few
-from profiler.core.user_code import is_ours, is_theirs
+from profiler.core.user_code import frames, is_ours, is_theirs
 from profiler.measuring.bench import Bench
 from profiler.training import kept_state, missing_gradients, random_sources
 from profiler.training.checkpointing.called_blocks import CalledBlock
@@ -52,7 +51,11 @@ def explained(bench: Bench) -> Iterator[None]:
     except Exception as error:  # the user's model may raise anything; it is re-raised
         if where := _place(bench.at_work(), error):
             error.add_note(WHERE + where)
-        if cause := _found_cause(bench, error):
+        try:
+            cause = _cause(bench, error)
+        except Exception:  # noqa: BLE001  the search runs the user's model, whose first error is the one to report
+            cause = None
+        if cause:
             error.add_note(CAUSE + cause)
         if bench.value_reads:  # perhaps the reason
             error.add_note(bench.value_reads)
@@ -69,25 +72,22 @@ def lacks_closure(error: Exception) -> bool:
     optimizer = steps[ours[-1]][0].f_locals.get("optimizer") if ours else None
     if optimizer is None:
         return False
-    if isinstance(error, TypeError) and _needs_arguments(optimizer.step):
-        return True
+    if isinstance(error, TypeError):
+        try:
+            inspect.signature(optimizer.step).bind()
+        except TypeError:
+            return True
     last = steps[-1][0]
     return last.f_code.co_name == "step" and last.f_locals.get("closure", "") is None and "closure" in lines[-1]
-
-
-def _needs_arguments(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return True
-    return False
 
 
 def _place(model: nn.Module | None, error: Exception) -> str | None:
     """Return in words which module a backward was running when it raised the error; None if it ran none."""
     if isinstance(error, CheckpointError):
         return None  # its own message describes the recompute
-    backward = _within_backward(error)
+    steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    backwards = [index for index, step in enumerate(steps) if step.f_code.co_filename == torch.autograd.graph.__file__]
+    backward = steps[backwards[-1] + 1 :] if backwards else []  # the innermost
     files = [frame.f_code.co_filename for frame in backward]
     if torch.utils.checkpoint.__file__ in files:
         below = [frame.f_locals.get("self") for frame in backward[files.index(torch.utils.checkpoint.__file__) :]]
@@ -100,13 +100,6 @@ def _place(model: nn.Module | None, error: Exception) -> str | None:
     return f"where the model's own code runs {_name(model, ran[0])}" if ran else None
 
 
-def _within_backward(error: Exception) -> list[FrameType]:
-    """Return the frames of an error inside its innermost backward; empty if it was raised outside of one."""
-    steps = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    backwards = [index for index, step in enumerate(steps) if step.f_code.co_filename == torch.autograd.graph.__file__]
-    return steps[backwards[-1] + 1 :] if backwards else []
-
-
 def _name(model: nn.Module | None, module: nn.Module) -> str:
     """Return a module's name in the model, in quotes, or the name of its class if the model does not hold it."""
     names = {id(held): name for name, held in model.named_modules()} if model is not None else {}
@@ -114,18 +107,13 @@ def _name(model: nn.Module | None, module: nn.Module) -> str:
     return f"'{name}'" if name else type(module).__name__
 
 
-def _found_cause(bench: Bench, error: Exception) -> str | None:
-    """Return the likely cause; None if none is found, or if the search, which runs the user's model, raises."""
-    try:
-        return _cause(bench, error)
-    except Exception:  # noqa: BLE001  the model's first error is the one to report
-        return None
-
-
 def _cause(bench: Bench, error: Exception) -> str | None:
+    """Return the likely cause; None if none is found."""
     if CAST in str(error):
         return CACHED_CAST
-    is_unknown, is_leaf = UNKNOWN in str(error), _is_of_loss(error)
+    is_unknown = UNKNOWN in str(error)
+    in_users = any(is_theirs(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    is_leaf = NO_GRADIENT in str(error) and not in_users  # of the step's own backward, not one in the user's code
     if not isinstance(error, CheckpointError) and not is_unknown and not is_leaf and not _is_in_recompute(error):
         return None
     if bench.group.mesh is not None:  # the other ranks have ended or wait, and no rank builds its model alone
@@ -133,15 +121,10 @@ def _cause(bench: Bench, error: Exception) -> str | None:
     workload = bench.build_unwatched(bench.trial.case).workload
     if is_leaf:
         return _lost_gradients(workload)
-    if is_unknown and _caches_keys(workload.module):
+    configs = [getattr(part, "config", None) for part in workload.module.modules()]  # of transformers
+    if is_unknown and any(getattr(config, "use_cache", False) is True for config in configs):
         return FILLED_CACHE
     return what_moves(workload, bench.at_work())
-
-
-def _is_of_loss(error: Exception) -> bool:
-    """Whether the step's own backward, not one in the user's code, failed on a loss that requires no gradient."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return NO_GRADIENT in str(error) and not any(map(is_theirs, files))
 
 
 def _lost_gradients(workload: Workload) -> str:
@@ -153,11 +136,6 @@ def _lost_gradients(workload: Workload) -> str:
     left = missing_gradients.trainable(workload.module)
     off = [name for name in names if name not in left]
     return f"the forward switches {SWITCH}{few(off, MOST_NAMED)} off" if off else text
-
-
-def _caches_keys(module: nn.Module) -> bool:
-    """Whether the model, one of transformers, caches keys and values (config.use_cache)."""
-    return any(getattr(getattr(part, "config", None), "use_cache", False) is True for part in module.modules())
 
 
 def _is_in_recompute(error: Exception) -> bool:
@@ -193,10 +171,15 @@ LENT = (
 
 def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
     """Return in words what a forward changes that its recompute reads, if anything; `model` is the one that failed."""
-    frozen = _other_switches(workload.module, model) if model is not None else []
+    built, failed = _switches(workload.module), _switches(model) if model is not None else {}
+    frozen = [name for name, is_on in built.items() if failed.get(name, is_on) != is_on]
     before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
-    with _watched(workload.module) as calls:
+    calls = _Calls(workload.module)
+    handle = register_module_forward_pre_hook(calls.called)
+    try:
         loss_of(workload)
+    finally:
+        handle.remove()
     after = _image(workload)
     moved = list(kept_state.moved(before, after))
     are_switches = any(name.startswith(SWITCH) for name in moved)
@@ -238,7 +221,8 @@ class _Calls:
 
     def called(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Record the parameters of a module that is about to be called."""
-        if id(module) not in self._names or not _is_under_checkpoint(sys._getframe()):
+        under = (frame.f_code.co_filename == torch.utils.checkpoint.__file__ for frame in frames(sys._getframe()))
+        if id(module) not in self._names or not any(under):
             return
         self.is_dual = self.is_dual or forward_ad._current_level >= 0
         keywords = sys._getframe(1).f_locals.get("kwargs") or {}  # of nn.Module._call_impl, which gives hooks none
@@ -260,29 +244,6 @@ class _Calls:
         """Return the requires_grad switches that have changed since a call, as text."""
         pairs = [(self._parameters[key], found) for key, found in self._seen.items()]
         return [f"{SWITCH}{name}" for (name, parameter), found in pairs if found != {parameter.requires_grad}]
-
-
-@contextmanager
-def _watched(module: nn.Module) -> Iterator[_Calls]:
-    """Record the calls of modules while the block runs."""
-    calls = _Calls(module)
-    handle = register_module_forward_pre_hook(calls.called)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-def _is_under_checkpoint(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
-        frame = frame.f_back
-    return frame is not None
-
-
-def _other_switches(fresh: nn.Module, model: nn.Module) -> list[str]:
-    """Return the requires_grad switches of `model` that differ from those of a fresh model."""
-    before, now = _switches(fresh), _switches(model)
-    return [name for name, is_on in before.items() if now.get(name, is_on) != is_on]
 
 
 def _switches(module: nn.Module) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -40,27 +40,28 @@ def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
     readings: dict[str, Any] = {}
     for name, run in TABLE.items():
         if name in passes:
+            bench.begin(name)
             readings |= run(bench)
     return readings
 
 
-def _flops(bench: Bench) -> dict[str, Any]:
-    bench.begin("flops")
-    return bench.extra("FLOPs, and how often each block runs", lambda: _counted(bench)) or {}
-
-
 def _counted(bench: Bench) -> dict[str, Any]:
     bench.num_steps += 1
-    built, calls = bench.unused or _built(bench)
+    calls: list[int] = []
+    built, calls = bench.unused or (bench.build(calls=calls), calls)
     bench.unused = None
     reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
     by_blocks = SavedByBlocks(built.workload) if _has_found_blocks(built) else None
     unknown_masks.clear()
 
     def look(loss: torch.Tensor) -> None:
-        kept.update(_look_at_graph(bench, loss, built.workload))
-        if by_blocks and (remark := by_blocks.remark(loss)):
-            bench.note("GCP051", remark)
+        if bench.trial.case != bench.trial.case.baseline:
+            kept.update(kept_on_ctx(loss, built.workload))
+        elif nbytes := needless_bytes(loss, built.workload):
+            needless = partial(_tell_needless, bench, nbytes, built.workload)
+            bench.extra("where bytes are saved needlessly", needless)
+        if by_blocks and (text := by_blocks.remark(loss)):
+            bench.note("GCP051", text)
 
     try:
         with reads if bench.device.is_hollow else nullcontext(), by_blocks.watched() if by_blocks else nullcontext():
@@ -68,17 +69,20 @@ def _counted(bench: Bench) -> dict[str, Any]:
     finally:
         _tell_reads(bench, reads)
     readings = {**counted, "block_calls": tuple(calls)}
-    if built.own_calls.has_compiled():
-        _tell_left_out(bench, built.applied.recomputes, calls)
-    _tell_idle(bench, [built.workload.blocks[index] for index in built.applied.recomputes if not calls[index]])
-    _tell_recomputes(bench, recomputes, built.workload)
+    asked = built.applied.recomputes
+    left_out = [index for index in asked if calls[index] == 1]
+    if left_out and built.own_calls.has_compiled():
+        text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not recomputed"
+        bench.note("GCP001", f"{text}: the model's compiled code bypasses their checkpoints, as the bytes show")
+    if idle := [built.workload.blocks[index] for index in asked if not calls[index]]:
+        text = f"{count_text(len(idle), 'checkpointed block')} did not run in the step: {few(idle, MOST_NAMED)}"
+        bench.note("GCP050", f"{text}; they are not recomputed; --blocks chooses others")
+    if bench.trial.case == bench.trial.case.baseline and any(bench.group.gather(bool(recomputes.modules))):
+        look_again = partial(recomputes.names, built.workload)
+        if names := bench.extra("which modules the backward runs again", look_again):
+            bench.note("GCP064", remark(names))
     _tell_kept(bench, kept, recomputes.functions)
     return readings
-
-
-def _built(bench: Bench) -> tuple[Assembled, list[int]]:
-    calls: list[int] = []
-    return bench.build(calls=calls), calls
 
 
 def _has_found_blocks(built: Assembled) -> bool:
@@ -99,38 +103,6 @@ def _tell_reads(bench: Bench, reads: ValueReads) -> None:
         bench.note("GCP041", "; ".join(texts))
 
 
-def _look_at_graph(bench: Bench, loss: torch.Tensor, workload: Workload) -> dict[str, int]:
-    """Return what custom Functions keep despite checkpoints; for the baseline, note needlessly saved bytes instead."""
-    if bench.trial.case != bench.trial.case.baseline:
-        return kept_on_ctx(loss, workload)
-    nbytes = needless_bytes(loss, workload)
-    bench.extra("where bytes are saved needlessly", lambda: _tell_needless(bench, nbytes, workload))
-    return {}
-
-
-def _tell_left_out(bench: Bench, asked: Collection[int], calls: Sequence[int]) -> None:
-    """Note checkpoints that the model's compiled code has left out: their blocks ran only in the forward."""
-    left_out = [index for index in asked if calls[index] == 1]
-    if left_out:
-        text = f"{len(left_out)} of {len(asked)} checkpointed blocks are not recomputed"
-        bench.note("GCP001", f"{text}: the model's compiled code bypasses their checkpoints, as the bytes show")
-
-
-def _tell_idle(bench: Bench, names: Sequence[str]) -> None:
-    """Note checkpointed blocks that the step did not run."""
-    if names:
-        text = f"{count_text(len(names), 'checkpointed block')} did not run in the step: {few(names, MOST_NAMED)}"
-        bench.note("GCP050", f"{text}; they are not recomputed; --blocks chooses others")
-
-
-def _tell_recomputes(bench: Bench, recomputes: OwnRecomputes, workload: Workload) -> None:
-    """Note modules that the model's own code recomputes in the backward of the baseline."""
-    if bench.trial.case != bench.trial.case.baseline or not any(bench.group.gather(bool(recomputes.modules))):
-        return
-    if names := bench.extra("which modules the backward runs again", lambda: recomputes.names(workload)):
-        bench.note("GCP064", remark(names))
-
-
 def _tell_kept(bench: Bench, kept: dict[str, int], recomputing: Collection[str]) -> None:
     """Note what custom Functions keep on ctx, and how to avoid it; those that recompute modules may need it there."""
     if not kept:
@@ -148,8 +120,6 @@ def _tell_kept(bench: Bench, kept: dict[str, int], recomputing: Collection[str])
 
 
 def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
-    if not nbytes:
-        return
     modules = frozen_modules(workload)
     named = f" in {few(modules, MOST_NAMED)}" if modules else " before the first parameter that trains"
     text = f"{bytes_text(nbytes)} are saved for gradients that reach no parameter: nothing trains{named}, and"
@@ -159,7 +129,6 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
 
 def _memory(bench: Bench) -> dict[str, Any]:
     """Return the readings of the rank with the highest peak; with several ranks, also the bytes of each."""
-    bench.begin("memory")
     held_before = bench.leftovers.held_bytes()
     own, gathered = _own_memory(bench)
     if bench.device.held_bytes() is not None:  # else the meter counts only what happens within a step
@@ -167,7 +136,8 @@ def _memory(bench: Bench) -> dict[str, Any]:
         bench.misread_bytes = bench.leftovers.in_peak(held_before)
     if bench.trial.case.is_rehearsed:
         _tell_edge(bench, int(own["device_bytes"]))
-    by_rank = bench.group.gather((own, _rank_bytes(own, gathered)))
+    held = {name: own[name] for name in ("static_bytes", "saved_bytes", "peak_bytes")}
+    by_rank = bench.group.gather((own, RankBytes(**held, gathered_bytes=gathered)))
     if len(by_rank) == 1:
         return own
     highest = max((readings for readings, _ in by_rank), key=lambda readings: int(readings["peak_bytes"]))
@@ -194,7 +164,11 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
 
     def counted(mark: Mark) -> torch.Tensor:
         built.seed(next(numbers))
-        return _checked(bench, bench.counted(step, mark))
+        loss = bench.counted(step, mark)
+        if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
+            text = f"the loss is {float(loss)}: the gradients are meaningless; memory and time are still valid"
+            bench.note("GCP007", text)
+        return loss
 
     with memory_pass_digests.watched(bench, built, counted) as watched:
         own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
@@ -214,7 +188,9 @@ def _tell_growth(
 
     `room` is what stays free at the peak after these steps, if each leaves as much as the first; None if unknown.
     """
-    if any(bench.group.gather(_is_late(bench))):
+    limit = bench.limit()  # the pass so far took longer than any of NUM_STEPS more steps will
+    is_late = limit is not None and time.monotonic() + memory_growth.NUM_STEPS * bench.spent() > limit
+    if any(bench.group.gather(is_late)):
         return
     if any(bench.group.gather(room is not None and room < 0)):
         bench.note(
@@ -230,38 +206,13 @@ def _tell_growth(
         bench.note("GCP048", str(grown))
 
 
-def _is_late(bench: Bench) -> bool:
-    """Whether NUM_STEPS more steps could exceed the time limit; the pass so far took longer than any of them will."""
-    limit, spent = bench.limit(), bench.spent()
-    return limit is not None and time.monotonic() + memory_growth.NUM_STEPS * spent > limit
-
-
-def _checked(bench: Bench, loss: torch.Tensor) -> torch.Tensor:
-    if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
-        bench.note(
-            "GCP007", f"the loss is {float(loss)}: the gradients are meaningless; memory and time are still valid"
-        )
-    return loss
-
-
-def _rank_bytes(own: dict[str, Any], gathered: int | None) -> RankBytes:
-    names = ("static_bytes", "saved_bytes", "peak_bytes")
-    return RankBytes(**{name: own[name] for name in names}, gathered_bytes=gathered)
-
-
 def _operators(bench: Bench) -> dict[str, Any]:
-    bench.begin(OPERATORS)
-
-    def hidden() -> dict[str, Any]:
-        _, step = bench.build().trainer()
-        return operators.read(bench.device, lambda mark: bench.counted(step, mark))
-
-    return bench.extra("what operators take besides their results", hidden) or {}
+    _, step = bench.build().trainer()
+    return operators.read(bench.device, lambda mark: bench.counted(step, mark))
 
 
 def _time(bench: Bench) -> dict[str, Any]:
     """Return the time readings of the step; note why conditions of the device are missing, if they are."""
-    bench.begin("time")
     built = bench.build()
     _, step = built.trainer()
     case = bench.trial.case
@@ -298,8 +249,8 @@ def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "flops": _flops,
+    "flops": lambda bench: bench.extra("FLOPs, and how often each block runs", lambda: _counted(bench)) or {},
     "memory": _memory,
-    OPERATORS: _operators,
+    OPERATORS: lambda bench: bench.extra("what operators take besides their results", lambda: _operators(bench)) or {},
     "time": _time,
 }

@@ -161,7 +161,9 @@ def wrong_arithmetic(device: str) -> str | None:
     places = range(MATRIX_SIZE)
     left = [[(3 * row + column) % 5 - 2 for column in places] for row in places]
     right = [[(row + 2 * column) % 7 - 3 for column in places] for row in places]
-    product = [sum(a * b for a, b in zip(row, column, strict=True)) for row in left for column in zip(*right, strict=True)]
+    product = [
+        sum(a * b for a, b in zip(row, column, strict=True)) for row in left for column in zip(*right, strict=True)
+    ]
     gradient = [sum(row) for _ in left for row in right]  # of the product's sum with respect to the left matrix
 
     weights = torch.tensor(left, dtype=torch.float32, device=device, requires_grad=True)  # (row, inner)

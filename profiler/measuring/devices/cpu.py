@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -69,9 +68,7 @@ def sum_events(events: list[tuple[int, int] | None], resting_bytes: int) -> list
             if start is not None:
                 peak = max([start, *held])
                 spans.append(
-                    Span(
-                        start_bytes=start, peak_bytes=peak, end_bytes=live, freed_bytes=freed, live_bytes=tuple(held)
-                    )
+                    Span(start_bytes=start, peak_bytes=peak, end_bytes=live, freed_bytes=freed, live_bytes=tuple(held))
                 )
             older |= newer
             newer, held, start, freed = set(), [], live, 0
