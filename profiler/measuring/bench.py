@@ -37,16 +37,6 @@ T = TypeVar("T")
 TRIGGERED = re.compile(r" \(Triggered internally at [^)]*\)")  # cut from warnings: a place in PyTorch's sources
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    """Mark memory and runtime errors as raised while a model was built."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        error.add_note(IN_BUILD)
-        raise
-
-
 class Bench:
     """Assembles the models that the passes of a trial run on."""
 
@@ -111,10 +101,14 @@ class Bench:
     def build(self, case: Case | None = None, *, calls: list[int] | None = None) -> Assembled:
         """Build a fresh model of the trial's case, or of another, and have the leftovers watch it."""
         directory, mesh = self.trial.data_directory, self.group.mesh
-        with remembering(self._seen), _told():
-            built = assemble(
-                case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh
-            )
+        try:
+            with remembering(self._seen):
+                built = assemble(
+                    case or self.trial.case, data_directory=directory, calls=calls, build=self._build, mesh=mesh
+                )
+        except (MemoryError, RuntimeError) as error:
+            error.add_note(IN_BUILD)
+            raise
         self.leftovers.built(built.workload)
         drop_gradients(built.workload)  # of leaves that the factory does not make anew
         self._built = weakref.ref(built.workload.module)
@@ -159,7 +153,10 @@ class Bench:
         except Exception as error:  # the user's model may raise anything
             if isinstance(self.group, Ranks) and not is_local:
                 raise
-            self._unknown[what] = _in_short(error)
+            line = innermost_line(error)
+            words = f"{type(error).__name__}: {_first_line(hide(str(error)))}" + (f" ({line})" if line else "")
+            is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))  # whose sizes are of no use
+            self._unknown[what] = "out of memory" if is_memory else words
         self.device.release()  # after the handler, whose traceback holds tensors
         return None
 
@@ -286,15 +283,6 @@ class StepWarnings:
         lines = list(self.lines)
         more = len(lines) - MOST_WARNINGS
         return "; ".join([*lines[:MOST_WARNINGS], *([f"and {more} more"] if more > 0 else [])])
-
-
-def _in_short(error: Exception) -> str:
-    """Return what was raised and at which line of the user's; only that memory ran out, as sizes are of no use."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return "out of memory"
-    line = innermost_line(error)
-    words = f"{type(error).__name__}: {_first_line(hide(str(error)))}"
-    return f"{words} ({line})" if line else words
 
 
 def _first_line(text: str) -> str:

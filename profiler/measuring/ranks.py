@@ -111,7 +111,11 @@ def launch(count: int, device: str, work: Work, *, failed: Failed) -> bytes:
         results: dict[int, bytes] = run(device, work, failed, theirs, parent, forked)
     except ChildFailedError as error:
         first = min(error.failures.values(), key=lambda failure: failure.timestamp)
-        raise Lost(first.local_rank, first.exitcode, _word(mine)) from None
+        try:
+            word = os.read(mine, WORD_BYTES).partition(b"\n")[0]  # of any rank, the first; later errors follow from it
+        except BlockingIOError:
+            word = b""
+        raise Lost(first.local_rank, first.exitcode, word) from None
     return results[0]
 
 
@@ -132,14 +136,6 @@ def _configuration(count: int) -> Any:
     return made
 
 
-def _word(pipe: int) -> bytes:
-    """Return the first message of any rank; later errors follow from it."""
-    try:
-        return os.read(pipe, WORD_BYTES).partition(b"\n")[0]
-    except BlockingIOError:
-        return b""
-
-
 def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forked: Barrier) -> bytes:
     """Run one rank; it ends when the launcher ends.
 
@@ -155,15 +151,10 @@ def _rank(device: str, work: Work, failed: Failed, pipe: int, parent: int, forke
         return work(_connected(device))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         rank = int(os.environ["RANK"])
-        if _is_left_alone(error):
+        if isinstance(error, dist.DistError) or "gloo/transport" in str(error):  # another rank went away meanwhile
             time.sleep(GRACE_SECONDS)  # lets the launcher notice first the rank that is gone, and end this one
         os.write(pipe, failed(error, rank)[: WORD_BYTES - 1] + b"\n")
         os._exit(1)  # a normal exit would wait for pending communication
-
-
-def _is_left_alone(error: Exception) -> bool:
-    """Whether the error means that another rank went away during a communication."""
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def _connected(device: str) -> Ranks:

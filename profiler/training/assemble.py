@@ -33,6 +33,7 @@ from profiler.training.known_values import in_batch, in_factory, is_real
 from profiler.training.rehearsed_build import made_on_device, made_without_storages, pass_tests
 from profiler.training.workload import Mark, Workload, compared, drop_gradients, num_parameters, train_step
 
+MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
 COMPILES = "compile-budget"  # the strategy that compiles a model which is not compiled itself
 
 
@@ -218,7 +219,12 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     """Return the model on its device, in its precision, with its blocks; and notes on how it was made."""
     remarks: list[Note] = []
     batch = _seeded(case, build, case.seed + rank, []).batch if rank else None  # its model is freed before the next
-    workload = _made(case, build, remarks)
+    try:
+        workload = _seeded(case, build, case.seed, remarks)
+    except torch.OutOfMemoryError:
+        if not case.is_rehearsed or not case.parallel or case.parallel.name != "fsdp2":
+            raise
+        workload = made_without_storages(build, case.torch_device)  # until FSDP2 shards it
     if rank:
         workload = msgspec.structs.replace(workload, batch=batch)
     batch = pytree.tree_map_only(torch.Tensor, _moving(case, workload), workload.batch)
@@ -226,20 +232,13 @@ def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:
     workload = msgspec.structs.replace(workload, module=module, batch=batch)
     workload = precision.in_precision(workload, case.precision)
     if case.blocks or not workload.blocks:
-        workload = _with_blocks(case, workload, remarks)
+        workload = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
+        if not case.blocks and not case.parallel:
+            workload, remark = called_blocks.running(workload)
+            remarks.extend([remark] if remark else [])
     if marked_functions.are_there() and not case.blocks and not case.parallel:
         workload = called_blocks.marked(workload)
     return workload, remarks
-
-
-def _with_blocks(case: Case, workload: Workload, remarks: list[Note]) -> Workload:
-    """Return the workload with the blocks that the case names, or else those that are found and run."""
-    named = msgspec.structs.replace(workload, blocks=blocks.find_blocks(workload.module, case.blocks))
-    if case.blocks or case.parallel:
-        return named
-    running, remark = called_blocks.running(named)
-    remarks.extend([remark] if remark else [])
-    return running
 
 
 def _moving(case: Case, workload: Workload) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -271,16 +270,6 @@ def _seeded(case: Case, build: Build, seed: int, remarks: list[Note]) -> Workloa
     return workload
 
 
-def _made(case: Case, build: Build, remarks: list[Note]) -> Workload:
-    """Return the model; one that does not fit a rehearsed rank whole has no storages until FSDP2 shards it."""
-    try:
-        return _seeded(case, build, case.seed, remarks)
-    except torch.OutOfMemoryError:
-        if not case.is_rehearsed or not case.parallel or case.parallel.name != "fsdp2":
-            raise
-    return made_without_storages(build, case.torch_device)
-
-
 def _is_unmade(workload: Workload) -> bool:
     return any(parameter.is_meta for parameter in workload.module.parameters())
 
@@ -307,8 +296,16 @@ def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
     calls[:] = [0] * len(workload.blocks)
     blocks = [workload.block(name) for name in workload.blocks]
     own = [(block, block.__dict__.get("forward")) for block in blocks]
+
+    def counting(forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            calls[index] += 1
+            return forward(*arguments, **keywords)
+
+        return counted
+
     for index, block in enumerate(blocks):
-        block.forward = _counting(block.forward, calls, index)
+        block.forward = counting(block.forward, index)
 
     def uncount() -> None:
         for block, forward in reversed(own):
@@ -320,36 +317,16 @@ def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:
     return uncount
 
 
-def _counting(forward: Callable[..., Any], calls: list[int], index: int) -> Callable[..., Any]:
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        calls[index] += 1
-        return forward(*arguments, **keywords)
-
-    return counted
-
-
-MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
-
-
 def eval_remark(module: nn.Module) -> str | None:
     """Return a sentence on what is in eval mode while parameters train; None if that makes no difference."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return None
-    layers = [layer for layer in module.modules() if isinstance(layer, MODAL) and _trains(layer)]
+    layers = [layer for layer in module.modules() if isinstance(layer, MODAL) and called_blocks.trains(layer)]
     resting = [layer for layer in layers if not layer.training]
     switched = [layer for layer in module.modules() if getattr(layer, "gradient_checkpointing", False) is True]
-    off = (
-        "; its own checkpointing is switched on, but has no effect in eval mode"
-        if any(not s.training for s in switched)
-        else ""
-    )
+    has_no_effect = any(not layer.training for layer in switched)
+    off = "; its own checkpointing is switched on, but has no effect in eval mode" if has_no_effect else ""
     if not resting and not off:
         return None
     count = f"{len(resting)} of {len(layers)} dropout and BatchNorm layers are" if layers else "the model is"
     return f"{count} in eval mode, as the factory returned them{off}; .train() in the factory changes it"
-
-
-def _trains(layer: nn.Module) -> bool:
-    """Whether a layer has trainable parameters, or no parameters at all."""
-    own = list(layer.parameters())
-    return not own or any(parameter.requires_grad for parameter in own)

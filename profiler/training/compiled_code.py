@@ -51,7 +51,8 @@ def counted_checkpoints(count: Callable[[int], None]) -> Iterator[None]:
     compiler: Any = dynamo and getattr(dynamo.OutputGraph, "call_user_compiler", None)
 
     def counting(output: Any, module: fx.GraphModule, *arguments: Any, **keywords: Any) -> Any:
-        num = _num_checkpoints(module)
+        graphs = [child.graph for child in module.modules() if isinstance(child, fx.GraphModule)]
+        num = sum(getattr(node.target, "__name__", "") == TAGGED for graph in graphs for node in graph.nodes)
         count(num)
         with sys.modules[CACHES].patch(enable_autograd_cache=False) if num else nullcontext():
             return compiler(output, module, *arguments, **keywords)
@@ -60,19 +61,15 @@ def counted_checkpoints(count: Callable[[int], None]) -> Iterator[None]:
         yield
 
 
-def _num_checkpoints(module: fx.GraphModule) -> int:
-    graphs = [child.graph for child in module.modules() if isinstance(child, fx.GraphModule)]
-    return sum(getattr(node.target, "__name__", "") == TAGGED for graph in graphs for node in graph.nodes)
-
-
 def compiled_modules(module: nn.Module) -> frozenset[str]:
     """Return the names of the compiled modules: by module.compile(), torch.compile(module), or a compiled forward."""
-    return frozenset(name for name, part in module.named_modules() if _is_compiled(part))
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    is_by_itself = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
-    return is_by_itself or hasattr(module.forward, "_torchdynamo_orig_callable")
+    return frozenset(
+        name
+        for name, part in module.named_modules()
+        if getattr(part, "_compiled_call_impl", None) is not None
+        or hasattr(part, "_orig_mod")
+        or hasattr(part.forward, "_torchdynamo_orig_callable")
+    )
 
 
 def is_left_alone(block: str, compiled: Collection[str]) -> bool:

@@ -26,7 +26,12 @@ Image = dict[str, str]  # from the full name of an attribute to the text of its 
 
 def image(module: nn.Module) -> Image:
     """Return the text of every attribute that is plain, or an unregistered tensor."""
-    return {name: told for name, value in _attributes(module) if (told := text(value)) is not None}
+    return {
+        f"{path}.{name}" if path else name: told
+        for path, submodule in module.named_modules()
+        for name, value in list(vars(submodule).items())
+        if name not in OF_TORCH and (told := text(value)) is not None
+    }
 
 
 def moved(before: Image, after: Image) -> Image:
@@ -118,13 +123,6 @@ def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
                 yield submodule, name, value
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for path, submodule in module.named_modules():
-        for name, value in list(vars(submodule).items()):
-            if name not in OF_TORCH:
-                yield f"{path}.{name}" if path else name, value
-
-
 def text(value: Any, depth: int = DEEPEST) -> str | None:
     """Return a text that identifies a plain value or a container; None for any other value."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
@@ -176,7 +174,10 @@ def put_back(*roots: Any) -> Iterator[None]:
 
     So are the default dtype, what hooks on all modules and optimizers reach, and the user's modules that are imported.
     """
-    reached = _reached((*roots, *_hooks_on_all()))
+    homes = vars(nn.modules.module), vars(sys.modules[torch.optim.Optimizer.__module__])
+    kinds = [hooks for home in homes for name, hooks in home.items() if name.startswith("_global_")]
+    on_all = [hook for hooks in kinds if isinstance(hooks, dict) for hook in hooks.values()]
+    reached = _reached((*roots, *on_all))
     dtype, imported = torch.get_default_dtype(), {name: home for name, home in sys.modules.items() if _is_users(name)}
     with random_sources.kept(filter(random_sources.is_generator, reached)):
         undoing = [undo for thing in reached if (undo := _undo(thing)) is not None]
@@ -192,12 +193,6 @@ def put_back(*roots: Any) -> Iterator[None]:
 def generators(*roots: Any) -> list[torch.Generator]:
     """Return torch's generators that are reached from these objects."""
     return [thing for thing in _reached(roots) if isinstance(thing, torch.Generator)]
-
-
-def _hooks_on_all() -> list[Any]:
-    homes = vars(nn.modules.module), vars(sys.modules[torch.optim.Optimizer.__module__])
-    kinds = [hooks for home in homes for name, hooks in home.items() if name.startswith("_global_")]
-    return [hook for hooks in kinds if isinstance(hooks, dict) for hook in hooks.values()]
 
 
 def _reached(roots: Iterable[Any]) -> list[Any]:

@@ -19,7 +19,13 @@ AMP = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 def in_precision(workload: Workload, name: str) -> Workload:
     """Return the workload in a precision: `bf16` and `fp16` cast weights and batch, `amp-*` use autocast."""
     if name in AMP:
-        return msgspec.structs.replace(workload, loss=_under_autocast(workload.loss, AMP[name]))
+        loss = workload.loss
+
+        def cast(module: nn.Module, batch: Any) -> torch.Tensor:
+            with torch.autocast(next(module.parameters()).device.type, dtype=AMP[name]):
+                return loss(module, batch)
+
+        return msgspec.structs.replace(workload, loss=cast)
     dtype = CAST[name]
     if dtype is None:
         return workload
@@ -61,13 +67,3 @@ def _finite(leaves: Collection[torch.Tensor]) -> bool:
 
 def _gradients(leaves: Collection[torch.Tensor]) -> list[torch.Tensor]:
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
-
-
-def _under_autocast(loss: Any, dtype: torch.dtype) -> Any:
-    def cast(module: nn.Module, batch: Any) -> torch.Tensor:
-        device = next(module.parameters()).device.type
-        with torch.autocast(device, dtype=dtype):
-            result: torch.Tensor = loss(module, batch)
-        return result
-
-    return cast

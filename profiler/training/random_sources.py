@@ -61,32 +61,21 @@ def kept(owned: Iterable[Any] = ()) -> Iterator[None]:
         _BEFORE.reset(token)
         if not is_used:
             vars(torch.cuda._lazy_seed_tracker).update(awaited)
-            _seed_gpus()
-
-
-def _seed_gpus() -> None:
-    """Seed GPUs that have come into use as their first use would have, had nothing been seeded in between."""
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(UNSEEDED)
-        for call in filter(None, torch.cuda._lazy_seed_tracker.get_calls()):
-            call[0]()
+            if torch.cuda.is_initialized():  # seed as the first use would have, had nothing been seeded in between
+                torch.cuda.manual_seed_all(UNSEEDED)
+                for call in filter(None, torch.cuda._lazy_seed_tracker.get_calls()):
+                    call[0]()
 
 
 def _remember(source: Any) -> None:
     before = _BEFORE.get()
     if before is not None and id(source) not in before:
-        before[id(source)] = _as_it_is(source)
-
-
-def _as_it_is(source: Any) -> Callable[[], object]:
-    """Return a function that gives the generator the state that it has now."""
-    if isinstance(source, torch.Generator):
-        return partial(source.set_state, source.get_state())
-    if source is random or isinstance(source, random.Random):
-        return partial(source.setstate, source.getstate())
-    if bits := _bit_generator(source):
-        return partial(setattr, bits, "state", bits.state)
-    return partial(source.set_state, source.get_state())
+        if source is random or isinstance(source, random.Random):
+            before[id(source)] = partial(source.setstate, source.getstate())
+        elif bits := _bit_generator(source):
+            before[id(source)] = partial(setattr, bits, "state", bits.state)
+        else:  # torch's, numpy.random, or a RandomState
+            before[id(source)] = partial(source.set_state, source.get_state())
 
 
 def _sources(workload: Workload) -> dict[str, Any]:

@@ -139,7 +139,11 @@ class Cpu(Device):
             library.mallopt(M_MMAP_MAX, 0)
 
     def facts(self) -> Facts:
-        return Facts(name=_processor(), total_bytes=psutil.virtual_memory().total)
+        cpuinfo = Path("/proc/cpuinfo")
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = names[0] if names else platform.processor() or platform.machine()
+        return Facts(name=name, total_bytes=psutil.virtual_memory().total)
 
     def conditions(self) -> Conditions:
         at, others = self._opened
@@ -160,11 +164,3 @@ def _others_seconds() -> float:
     spent = psutil.cpu_times()
     busy = sum(getattr(spent, name, 0.0) for name in BUSY)
     return float(busy) - time.process_time()
-
-
-def _processor() -> str:
-    """Return the processor's name if the system reports it, else its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

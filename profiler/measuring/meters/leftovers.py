@@ -47,7 +47,9 @@ class Leftovers:
         """Watch a model that was built. Storages of an earlier pass that it reuses do not count as left."""
         hooked = [weakref.ref(parameter) for parameter in workload.module.parameters() if hooks_of(parameter)]
         self._hooked += [(weakref.ref(workload.module), hooked)] if hooked else []
-        storages = {storage._cdata: storage for storage in _storages(workload)}
+        module = workload.module
+        held = [*module.parameters(), *module.buffers(), *tensors(workload.batch)]
+        storages = {storage._cdata: storage for storage in _behind(held)}
         again = sum(self._watched[place][1] for place in self._alive() & storages.keys())
         gradients = [parameter.grad for parameter in workload.module.parameters() if parameter.grad is not None]
         gradient_bytes = sum(map(allocated_bytes, _behind(gradients)))  # of a reused model: a new one has none
@@ -79,11 +81,6 @@ class Leftovers:
 
     def _alive(self) -> set[int]:
         return {place for place, (reference, _) in self._watched.items() if not reference.expired()}
-
-
-def _storages(workload: Workload) -> list[torch.UntypedStorage]:
-    module = workload.module
-    return _behind([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
 
 
 def _behind(dense_or_sharded: list[torch.Tensor]) -> list[torch.UntypedStorage]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from types import CellType, FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -146,9 +146,13 @@ class _Made(TorchDispatchMode):
 
         Tensors that are saved for a backward are kept by a graph, and the graph by another tensor.
         """
-        grown = {place: min(more) for place in self._by_step[-1] if min(more := self._grown(place)) > 0}
+        grown: dict[_Place, int] = {}  # the lesser growth of the two
+        for place in self._by_step[-1]:
+            before, then, now = (held.get(place, 0) for held in self._by_step[-3:])
+            grown[place] = min(then - before, now - then)
         named = []
-        for place in sorted(grown, key=lambda place: -grown[place])[:MOST_NAMED]:
+        most = sorted((place for place in grown if grown[place] > 0), key=lambda place: -grown[place])
+        for place in most[:MOST_NAMED]:
             own = {number for number, made in self._made.items() if made[2] == place}
             if keeper := holder(own, workload):
                 text = f"{place}, kept by {keeper.name}"
@@ -157,10 +161,6 @@ class _Made(TorchDispatchMode):
                 text = f"{place}, kept by the graph of what {keeper.name} holds"
             named.append((text, keeper.most is not None))
         return named
-
-    def _grown(self, place: _Place) -> tuple[int, int]:
-        before, then, now = (held.get(place, 0) for held in self._by_step[-3:])
-        return then - before, now - then
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
@@ -226,7 +226,8 @@ class _Search:
                 if found := self._named_by(referrer):
                     named.append(Holder(found, self._most(referrer)))
                     continue
-                owner = owner or _users_kind(referrer)
+                kind = type(referrer)
+                owner = owner or (kind.__name__ if _file_of(sys.modules.get(kind.__module__)) else None)
                 above.append(referrer)
             if named:
                 return min(named, key=lambda holder: holder.name)  # referrers come in no fixed order
@@ -257,15 +258,10 @@ class _Search:
             key = _key_of(vars(referrer).items(), self._children.get(id(child), child))
             return f"`{key}` of the class {referrer.__name__}" if key else None
         if isinstance(referrer, FunctionType) and referrer.__closure__ and isinstance(child, tuple):
-            return self._in_closure(referrer, self._children.get(id(child)))
+            cells = zip(referrer.__code__.co_freevars, referrer.__closure__, strict=True)
+            key = _key_of(cells, self._children.get(id(child)))
+            return f"`{key}` in the closure of {referrer.__name__}" if key else None
         return None
-
-    def _in_closure(self, function: FunctionType, cell: Any) -> str | None:
-        if not isinstance(cell, CellType):
-            return None
-        names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        name = next((name for name, own in names if own is cell), None)
-        return f"`{name}` in the closure of {function.__name__}" if name else None
 
 
 def _key_of(items: Iterable[tuple[str, Any]], value: Any) -> str | None:
@@ -276,9 +272,3 @@ def _file_of(module: ModuleType | None) -> str | None:
     """Return the file name of a module that is the user's; None for any other."""
     place = getattr(module, "__file__", None)
     return Path(place).name if place and is_theirs(place) else None
-
-
-def _users_kind(thing: Any) -> str | None:
-    """Return the name of an object's class if the user wrote it, else None."""
-    kind = type(thing)
-    return kind.__name__ if _file_of(sys.modules.get(kind.__module__)) else None

@@ -50,7 +50,17 @@ class OwnRecomputes:
     def names(self, workload: Workload) -> list[str]:
         """Return the outermost modules that ran in the backward and that one more forward runs too."""
         modules = {name: module for name, module in workload.module.named_modules() if id(module) in self.modules}
-        return _outermost(_of_forward(workload, modules))
+        seen: dict[int, None] = {}
+        handles = [
+            module.register_forward_pre_hook(lambda module, arguments: seen.setdefault(id(module)))
+            for module in modules.values()
+        ]
+        try:
+            run_forward(workload, keeps=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return _outermost([name for name, module in modules.items() if id(module) in seen])
 
 
 def remark(names: Sequence[str]) -> str:
@@ -74,26 +84,11 @@ def of_trace(operators: Sequence[Operator]) -> list[str]:
 
 def _outermost(names: Collection[str]) -> list[str]:
     """Return the names of modules that are not within another of them."""
-    return [name for name in names if not any(_is_within(name, other) for other in names)]
-
-
-def _is_within(name: str, other: str) -> bool:
-    return name != other and (not other or name.startswith(f"{other}."))
-
-
-def _of_forward(workload: Workload, modules: dict[str, nn.Module]) -> list[str]:
-    """Return the names of those modules that a forward runs."""
-    seen: dict[int, None] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda module, arguments: seen.setdefault(id(module)))
-        for module in modules.values()
+    return [
+        name
+        for name in names
+        if not any(name != other and (not other or name.startswith(f"{other}.")) for other in names)
     ]
-    try:
-        run_forward(workload, keeps=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [name for name, module in modules.items() if id(module) in seen]
 
 
 def _function_at_work() -> str | None:

@@ -37,11 +37,13 @@ def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
 def saved_bytes(loss: torch.Tensor, workload: Workload) -> dict[Node, dict[int, int]]:
     """Return what each node of a loss's graph saves, in bytes by storage, without parameters, buffers and the batch."""
     resident = bytes_by_storage(resting(workload))
-    saved = {node: bytes_by_storage(list(_saved(node))) for node in _needs(loss.grad_fn, set())}
-    return {
-        node: {storage: nbytes for storage, nbytes in own.items() if storage not in resident}
-        for node, own in saved.items()
-    }
+    saved: dict[Node, dict[int, int]] = {}
+    for node in _needs(loss.grad_fn, set()):
+        # of a built-in operator, or by `save_for_backward`; for a leaf's node, the leaf
+        names = [name for name in dir(node) if name.startswith(SAVED)] or ["saved_tensors", "variable"]
+        own = bytes_by_storage([tensor for name in names for tensor in tensors(getattr(node, name, None))])
+        saved[node] = {storage: nbytes for storage, nbytes in own.items() if storage not in resident}
+    return saved
 
 
 def resting(workload: Workload) -> list[torch.Tensor]:
@@ -97,13 +99,6 @@ def _needs(first: Node | None, wanted: set[int]) -> dict[Node, bool]:
     return needs
 
 
-def _saved(node: Node) -> Iterator[torch.Tensor]:
-    """Yield what a node has saved, as a built-in operator or by `save_for_backward`; for a leaf's node, the leaf."""
-    names = [name for name in dir(node) if name.startswith(SAVED)] or ["saved_tensors", "variable"]
-    for name in names:
-        yield from tensors(getattr(node, name, None))
-
-
 def _outermost_frozen(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     parameters = list(module.parameters())
     if name and parameters and not any(parameter.requires_grad for parameter in parameters):
@@ -119,9 +114,7 @@ def kept_on_ctx(loss: torch.Tensor, workload: Workload) -> dict[str, int]:
     Tensors saved by `save_for_backward` do not count, nor do parameters, buffers, the batch, and what PyTorch's own
     Functions keep. A storage counts for the first class that has it.
     """
-    module = workload.module
-    resident = bytes_by_storage([*module.parameters(), *module.buffers(), *tensors(workload.batch)])
-    seen = set(resident)
+    seen = set(bytes_by_storage(resting(workload)))
     found: dict[str, int] = {}
     for node in _nodes(loss):
         function = getattr(type(node), "_forward_cls", None)

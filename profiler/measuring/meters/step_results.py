@@ -124,14 +124,13 @@ def buffers_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def gradients_of(workload: Workload) -> Gradients:
     """Return copies of the gradients of all leaves that are compared; None for a leaf without one."""
     return {
-        name: None if parameter.grad is None else _copied(parameter.grad)
+        name: None
+        if (own := parameter.grad) is None  # sparse ones stay so: some optimizers take no other
+        else own.detach().coalesce().to("cpu", copy=True)
+        if own.is_sparse
+        else copied(own)
         for name, parameter in compared(workload).items()
     }
-
-
-def _copied(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host in the gradient's own layout: some optimizers take no other."""
-    return gradient.detach().coalesce().to("cpu", copy=True) if gradient.is_sparse else copied(gradient)
 
 
 class StepDigests:
@@ -154,18 +153,25 @@ class StepDigests:
 
         def run(mark: Mark) -> torch.Tensor:
             self._num_steps += 1
-            loss = step(self._looking(mark) if self._num_steps == 1 else mark)
-            self._taken(lambda: self._of_loss(loss))
+            is_first = self._num_steps == 1
+
+            def marked(phase: str) -> None:
+                if is_first and phase == "optimizer":  # after the backward, before the optimizer's step
+                    self._taken(self._of_gradients)
+                mark(phase)
+
+            loss = step(marked)
+            self._taken(lambda: self._of_loss(loss, is_first=is_first))
             return loss
 
         return run
 
-    def _of_loss(self, loss: torch.Tensor) -> None:
-        if self._num_steps == 2:
+    def _of_loss(self, loss: torch.Tensor, *, is_first: bool) -> None:
+        if is_first:
+            random_states = random_sources.states(self._workload, loss.device)
+            self._first |= {"loss": digest_of({"loss": copied(loss)}), "random": digest_of(random_states)}
+        elif self._num_steps == 2:
             self._later.add({"loss": copied(loss)})
-            return
-        random_states = random_sources.states(self._workload, loss.device)
-        self._first |= {"loss": digest_of({"loss": copied(loss)}), "random": digest_of(random_states)}
 
     def finish(self) -> None:
         """Add the second step's gradients, while they exist, and complete the digests."""
@@ -179,16 +185,6 @@ class StepDigests:
             look()
         except Exception:  # noqa: BLE001  the equality pass, which reads the same, tells why
             self._has_failed = True
-
-    def _looking(self, mark: Mark) -> Mark:
-        """Return a mark that also takes digests after the backward, before the optimizer's step."""
-
-        def marked(phase: str) -> None:
-            if phase == "optimizer":
-                self._taken(self._of_gradients)
-            mark(phase)
-
-        return marked
 
     def _of_gradients(self) -> None:
         module, gradients = self._workload.module, gradients_of(self._workload)

@@ -48,17 +48,14 @@ def _chunks(tensor: torch.Tensor, device: torch.device) -> Iterator[torch.Tensor
 
 def equal_bits(tensors: Mapping[str, torch.Tensor | None], others: Mapping[str, torch.Tensor | None]) -> bool:
     """Whether both have the same names, in order, each with a tensor of the same shape, type and bits, or with none."""
-    return list(tensors) == list(others) and all(_equal_bits(tensors[name], others[name]) for name in tensors)
 
+    def equal(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+        if tensor is None or other is None:
+            return tensor is other
+        are_alike = tensor.shape == other.shape and tensor.dtype == other.dtype
+        return are_alike and torch.equal(bytes_of(dense(tensor)), bytes_of(dense(other)))
 
-def _equal_bits(tensor: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if tensor is None or other is None:
-        return tensor is other
-    return (
-        tensor.shape == other.shape
-        and tensor.dtype == other.dtype
-        and torch.equal(bytes_of(dense(tensor)), bytes_of(dense(other)))
-    )
+    return list(tensors) == list(others) and all(equal(tensors[name], others[name]) for name in tensors)
 
 
 def largest(tensor: torch.Tensor, *, device: torch.device = HOST) -> float:

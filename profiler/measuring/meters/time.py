@@ -95,6 +95,7 @@ class _Series:
         settling = (num_warmup_pairs(own, plain) if plain else num_warmup(own)) if finds_warmup else 0
         steady = self.own[settling:]
         plain_first = None if self.plain_first is None else _steps(self.plain_first) + plain[:settling]
+        shares = [sample.launch_seconds / sample.seconds for sample in self.own if sample.seconds]
         is_known = bool(plain) and not device.is_asynchronous and not waits_for_ranks
         return {
             "warmup_seconds": _steps(self.first) + own[:settling],
@@ -107,7 +108,7 @@ class _Series:
             "processor_seconds": None if device.is_asynchronous else _held(steady),
             "plain_processor_seconds": _held(self.plain[settling:]) if is_known else UNSET,
             "steps_per_sample": times,
-            "host_share": _host_share(self.own) if device.is_asynchronous else None,
+            "host_share": min(1.0, median(shares)) if device.is_asynchronous and shares else None,
             "stopped": self.stopped,
             "conditions": self.conditions,
         }
@@ -174,7 +175,8 @@ def _read(
             _settle(one, sample, device, group, is_late, is_brief=is_brief)
         one.warm_up(sample, warmup, lambda slowest: is_late(2 * slowest))
     fastest = min(sample.seconds for one in series for sample in (*one.first[-1:], *(one.plain_first or ())))
-    times = _steps_per_sample(fastest, max(SHORTEST, TICKS * device.tick_seconds))
+    least = max(SHORTEST, TICKS * device.tick_seconds)  # seconds of a sample
+    times = min(MOST_STEPS, max(1, ceil(least / fastest))) if fastest else MOST_STEPS
     began = _spent_elsewhere(group)
     conditions = [_conditions(device, group, began)]
     cycles: list[float] = []
@@ -260,11 +262,6 @@ def _run_cycle(
     return sum(sample.seconds for sample in taken.values())
 
 
-def _steps_per_sample(seconds: float, least: float) -> int:
-    """Return how many steps of this length make a sample of at least `least` seconds, at most MOST_STEPS."""
-    return min(MOST_STEPS, max(1, ceil(least / seconds))) if seconds else MOST_STEPS
-
-
 def _conditions(device: Device, group: Group, began: float) -> Conditions:
     """Return the conditions of this rank's device; other ranks' CPU time does not count as other processes'."""
     conditions, spent = device.conditions(), _spent_elsewhere(group) - began
@@ -285,12 +282,6 @@ def _steps(timed: list[Sample]) -> tuple[float, ...]:
 
 def _held(timed: list[Sample]) -> tuple[float, ...]:
     return tuple(sample.processor_seconds for sample in timed)
-
-
-def _host_share(timed: list[Sample]) -> float | None:
-    """Return the share of a step that the host spends launching it, the median over the samples."""
-    shares = [sample.launch_seconds / sample.seconds for sample in timed if sample.seconds]
-    return min(1.0, median(shares)) if shares else None
 
 
 def _sample(device: Device, step: Step, group: Group, *, times: int, clock: Callable[[], float]) -> Sample:

@@ -38,7 +38,7 @@ def running(workload: Workload) -> tuple[Workload, Note | None]:
     If other blocks train, one forward is run to find them. A block that trains stays, since chance may have left it
     out.
     """
-    frozen = [name for name in workload.blocks if not _trains(workload.block(name))]
+    frozen = [name for name in workload.blocks if not trains(workload.block(name))]
     if not frozen or len(frozen) == len(workload.blocks):
         return workload, None
     paths = {call.path for call in _look(workload, tuple(frozen)).seen}
@@ -50,8 +50,8 @@ def running(workload: Workload) -> tuple[Workload, Note | None]:
     return msgspec.structs.replace(workload, blocks=blocks), Note(code="GCP050", text=text)
 
 
-def _trains(block: nn.Module) -> bool:
-    """Whether a block has trainable parameters, or no parameters at all."""
+def trains(block: nn.Module) -> bool:
+    """Whether a module has trainable parameters, or no parameters at all."""
     parameters = list(block.parameters())
     return not parameters or any(parameter.requires_grad for parameter in parameters)
 

@@ -205,7 +205,9 @@ class _Watcher:
         given = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(arguments)}
         self._inputs[index] = sum(given.values()) + self._random_state
         if arguments and not isinstance(arguments[0], torch.Tensor):
-            self._takes[index] = _kind(arguments[0])
+            name = type(arguments[0]).__name__
+            is_dataclass = dataclasses.is_dataclass(arguments[0])
+            self._takes[index] = f"a dataclass ({name})" if is_dataclass else f"a {name}"
         if index and self._last and arguments:
             output, version, further, named = self._last
             untouched = arguments[0] is output and output._version == version
@@ -259,12 +261,6 @@ class _Watcher:
             self.use(tensor)
 
 
-def _kind(value: Any) -> str:
-    """Return in words what a value is that is no tensor: `a dataclass (State)`, `a dict`."""
-    name = type(value).__name__
-    return f"a dataclass ({name})" if dataclasses.is_dataclass(value) else f"a {name}"
-
-
 class _Watched(Route):
     """The route of a block that is watched."""
 
@@ -309,7 +305,12 @@ def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tenso
             saved(tensor)  # every node of the graph keeps this hook: see _Saved
         return tensor.detach() if keeps else None
 
-    hooks = nullcontext() if keeps and saved is None else saved_tensors_hooks(pack, _unpack)
+    def unpack(kept: torch.Tensor | None) -> torch.Tensor:
+        if kept is None:
+            raise NotKept
+        return kept
+
+    hooks = nullcontext() if keeps and saved is None else saved_tensors_hooks(pack, unpack)
     try:
         with restored(workload.module), kept_state.kept(workload.module), hooks:
             workload.loss(workload.module, workload.batch)
@@ -318,12 +319,6 @@ def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tenso
             raise
         text = "its forward, which calls torch.func, allows no hooks on what autograd saves; `all` needs none"
         raise Refused(f"what the blocks save cannot be seen: {text}") from error
-
-
-def _unpack(kept: torch.Tensor | None) -> torch.Tensor:
-    if kept is None:
-        raise NotKept
-    return kept
 
 
 class TensorUses(TorchFunctionMode):
@@ -353,9 +348,7 @@ def refuse_unlinked(workload: Workload, pairs: list[tuple[int, int]]) -> Observa
             names = f"'{workload.blocks[feeding]}' and '{workload.blocks[fed]}'"
             reason = "the second takes more than the first's output, or that output is also used elsewhere"
             if fed in seen.takes:
-                reason = (
-                    f"the second takes {seen.takes[fed]}, but blocks of one segment can only pass tensors to each other"
-                )
+                reason = f"the second takes {seen.takes[fed]}, but blocks of one segment can only pass on tensors"
             raise Unsupported(f"{names} cannot be run together: {reason}")
     return seen
 

@@ -24,29 +24,17 @@ from profiler.training.compiled_code import counted_checkpoints, num_compiled
 HAS_OWN = "the model's own checkpoints"  # what a note on them begins with
 
 
-def _innermost() -> FunctionType:
-    """Return PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself."""
-    function = getattr(torch_checkpoint, "_checkpoint_impl", None) or torch_checkpoint.checkpoint
-    unwrapped = inspect.unwrap(function)
-    assert isinstance(unwrapped, FunctionType)
-    return unwrapped
-
-
-def _copy(function: FunctionType) -> FunctionType:
-    copied = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied
-
-
-_TARGET = _innermost()
+# PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself
+_TARGET: Any = inspect.unwrap(getattr(torch_checkpoint, "_checkpoint_impl", None) or torch_checkpoint.checkpoint)
 _TAKES_TUPLE = _TARGET.__name__ == "_checkpoint_impl"  # (function, args, kwargs, *, options)
 _SETTINGS = {
     *(name for name, one in inspect.signature(_TARGET).parameters.items() if one.kind is one.KEYWORD_ONLY),
     "preserve_rng_state",
 }
-_original = _copy(_TARGET)
+_original = FunctionType(
+    _TARGET.__code__, _TARGET.__globals__, _TARGET.__name__, _TARGET.__defaults__, _TARGET.__closure__
+)
+_original.__kwdefaults__ = _TARGET.__kwdefaults__
 # Hooks around a selective checkpoint, such as save_on_cpu, get what it saves too; before torch 2.15 they never do.
 RESPECTING: dict[str, Any] = dict.fromkeys({"respect_saved_tensors_hooks"} & _SETTINGS, True)
 

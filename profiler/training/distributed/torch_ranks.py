@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -121,17 +122,13 @@ def _followed(module: nn.Module) -> Callable[[], int]:
         peak, most = most, 0
         return peak
 
+    def wait(own: Callable[[], None]) -> None:
+        own()
+        look()
+
     for group in _groups(module):
-        group.wait_for_unshard = _then(group.wait_for_unshard, look)
+        group.wait_for_unshard = partial(wait, group.wait_for_unshard)
     return tell
-
-
-def _then(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        second()
-
-    return both
 
 
 def _groups(module: nn.Module) -> list[Any]:

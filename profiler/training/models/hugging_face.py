@@ -50,7 +50,8 @@ def build(
     if hasattr(settings, "image_size") and size.isdigit():
         settings.image_size = int(size)
     _mend(settings, chosen)
-    module: nn.Module = _class(settings, chosen)(settings)
+    kind: Any = getattr(modeling_auto, HEADS[chosen])[type(settings)]
+    module: nn.Module = (kind[0] if isinstance(kind, tuple) else kind)(settings)
     inputs = batch(settings, chosen, batch_size, sequence=sequence, size=size)
     return Workload(module=module, batch=inputs, loss=_own_loss)
 
@@ -86,11 +87,6 @@ def _head(name: str, settings: Any, head: str) -> str:
     if head == "auto":
         raise Unsupported(f"hf:{name} has none of the heads {', '.join(HEADS)}")
     raise Unsupported(f"hf:{name} has no head '{head}'; {words}")
-
-
-def _class(settings: Any, head: str) -> Any:
-    model_class = getattr(modeling_auto, HEADS[head])[type(settings)]
-    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
 def _mend(settings: Any, head: str) -> None:

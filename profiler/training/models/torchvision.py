@@ -38,20 +38,16 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
     pixels = side(size, own)
 
     def make() -> nn.Module:
-        module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **_particular(name, pixels))
+        particular: dict[str, Any] = {"image_size": pixels} if name.startswith("vit_") else {}
+        if name in AUXILIARY:
+            particular = {"init_weights": False}  # True takes seconds, and leaving it out warns
+        if name.startswith("maxvit"):
+            particular = {"input_size": (pixels, pixels)}
+        module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **particular)
         return module
 
     module = make() if pixels == own else fitting(make, name, batch_size, pixels)
     return classified(module, batch_size, pixels, classes, auxiliary=AUXILIARY.get(name, 0.0))
-
-
-def _particular(name: str, pixels: int) -> dict[str, Any]:
-    """Return extra arguments that some constructors need."""
-    if name in AUXILIARY:
-        return {"init_weights": False}  # True takes seconds, and leaving it out warns
-    if name.startswith("vit_"):
-        return {"image_size": pixels}
-    return {"input_size": (pixels, pixels)} if name.startswith("maxvit") else {}
 
 
 OWN_SIZE = "own"

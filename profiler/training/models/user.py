@@ -7,8 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,12 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
     """
     if batch_size is not None:
         options["batch_size"] = batch_size
-    with _as_script(name):
+    words = sys.argv
+    sys.argv = [str(function_source.place(name))]  # as a script that is run without arguments
+    try:
         function = _function(name)
         _refuse_unbound(function, options)
         return as_workload(function(**options))
-
-
-@contextmanager
-def _as_script(name: str) -> Iterator[None]:
-    """Set sys.argv to the path of the user's file alone. Raises Exited if the file calls sys.exit."""
-    words = sys.argv
-    sys.argv = [str(function_source.place(name))]
-    try:
-        yield
     except SystemExit as error:
         raise exited(error) from None
     finally:
@@ -126,13 +118,14 @@ def _is_pair(batch: Any) -> bool:
 
 def _register_dataclasses(batch: Any) -> None:
     """Register the types of the dataclasses in a batch, at any depth, so that their tensors are moved and counted."""
-    while kinds := {type(leaf) for leaf in pytree.tree_leaves(batch) if _is_dataclass(leaf)}:
+    plain = (type, nn.Module, torch.Tensor)
+    while kinds := {
+        type(leaf)
+        for leaf in pytree.tree_leaves(batch)
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, plain)
+    }:
         for kind in kinds:
             pytree.register_pytree_node(kind, _taken_apart, partial(_put_together, kind))
-
-
-def _is_dataclass(leaf: Any) -> bool:
-    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, nn.Module, torch.Tensor))
 
 
 def _taken_apart(value: Any) -> tuple[list[Any], tuple[str, ...]]:
