@@ -17,7 +17,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines import task_pool
+from profiler.engines.local import run_on_devices
 from profiler.engines.local import Local
 from profiler.request import device_choice
 from profiler.runs import store
@@ -70,7 +70,7 @@ def test_every_trial_is_run_once_by_one_of_the_lanes():
     plan = trials(2, 3, 4, 5)
     both = [DeviceRun(barrier := Barrier(2)), DeviceRun(barrier)]
 
-    records = list(task_pool.run_on_devices(both, plan, stop=never))
+    records = list(run_on_devices(both, plan, stop=never))
 
     assert sorted((str(one.case.strategy), one.round) for one in records) == sorted(
         (str(one.case.strategy), one.round) for one in plan
@@ -81,7 +81,7 @@ def test_every_trial_is_run_once_by_one_of_the_lanes():
 def test_what_is_compared_within_a_round_stays_in_one_lane_in_its_order():
     both = [DeviceRun(barrier := Barrier(2)), DeviceRun(barrier)]
 
-    list(task_pool.run_on_devices(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
+    list(run_on_devices(both, trials(2, 3, 4, models=("mlp", "mlp:width=8")), stop=never))
 
     places = {
         (one.case.baseline, one.round): number for number, device_run in enumerate(both) for one in device_run.asked
@@ -104,7 +104,7 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
         yield from ()
 
     with pytest.raises(UserError, match="still holds"):
-        list(task_pool.run_on_devices([slow, broken], trials(2, 3), stop=stopped.set))
+        list(run_on_devices([slow, broken], trials(2, 3), stop=stopped.set))
 
     assert stopped.is_set()
 
@@ -112,7 +112,7 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
 def test_a_thread_that_ends_a_little_later_stops_nothing(monkeypatch):
     monkeypatch.setattr(Thread, "is_alive", lambda self: True)
 
-    records = list(task_pool.run_on_devices([DeviceRun(), DeviceRun()], trials(2, 3), stop=never))
+    records = list(run_on_devices([DeviceRun(), DeviceRun()], trials(2, 3), stop=never))
 
     assert len(records) == len(trials(2, 3))
 
@@ -124,7 +124,7 @@ def test_closing_begins_nothing_more():
         yield told(next(iter(trials)))
         stopped.wait(timeout=PATIENCE_SECONDS)
 
-    records = task_pool.run_on_devices([slow], trials(2, 3), stop=stopped.set)
+    records = run_on_devices([slow], trials(2, 3), stop=stopped.set)
     next(records)
     records.close()
 

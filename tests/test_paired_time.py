@@ -222,12 +222,10 @@ def test_a_baseline_that_failed_is_not_run_beside_its_strategies():
     trial = Trial(case=make.case("all"))
     fine, failed = make.record("none"), make.failed("none", "out_of_memory", "96 MiB")
 
-    asked = [
-        informed([trial], {(record.case, 1): record}, is_predicted=False)[0].is_paired for record in (fine, failed)
-    ]
+    asked = [informed([trial], {(record.case, 1): record})[0].is_paired for record in (fine, failed)]
 
     assert asked == [True, False]
-    assert informed([trial], {}, is_predicted=False)[0].is_paired  # nothing is known of it
+    assert informed([trial], {})[0].is_paired  # nothing is known of it
 
 
 def test_a_trial_that_is_told_so_is_timed_alone():

@@ -6,21 +6,24 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import exceptions
 
-from profiler import __version__, engines
+from profiler import engines
 from profiler.cli import answer
+from profiler.core import gpu_specs
 from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.engines import ray_driver, ray_task
+from profiler.engines import ray_cluster
 from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make, ray_nodes
@@ -74,12 +77,6 @@ def trial(strategy: str, model: str = "mlp:depth=6", **fields) -> Trial:
     return Trial(case=case)
 
 
-def answered(answer: object) -> Future:
-    future: Future = Future()
-    future.set_result(json.loads(encode(answer)))
-    return future
-
-
 def exact(record) -> tuple:
     """All that must not depend on where it was found."""
     readings = record.readings
@@ -92,7 +89,6 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
     (here / "parts").mkdir()
     (here / "parts" / "layers.py").write_text("import torch\n\n\ndef layer():\n    return torch.nn.Linear(8, 8)\n")
     (here / "mine.py").write_text(MINE)
-    (here / "data.bin").write_bytes(b"nobody asked for it")
     plan = [trial(strategy) for strategy in ("none", "segments:k=2", "segments:k=99", "all")]
     plan += [trial(strategy, "mine.py:make") for strategy in ("none", "all")]
     plan += [trial("none", "mine.py:make:fail=true"), trial("none", device="fake:h100")]
@@ -113,7 +109,7 @@ def test_a_sweep_over_two_nodes_finds_what_local_finds(nodes, here):
 
 @pytest.mark.nightly
 def test_each_kind_of_gpu_is_a_task_on_a_node_that_has_it(nodes, here, monkeypatch, capsys):
-    monkeypatch.setattr(ray_driver, "WORKER", "tests.ray_worker")
+    monkeypatch.setattr(ray_cluster, "WORKER", "tests.ray_worker")
     words = ["--model", "mlp", "--segments", "2", "--rounds", "1", "--samples", "1", "--gpus", "h100,t4"]
 
     code = answer(["run", *words, "--engine", nodes.engine, "-o", "run"])
@@ -129,16 +125,17 @@ def test_each_kind_of_gpu_is_a_task_on_a_node_that_has_it(nodes, here, monkeypat
 @pytest.mark.nightly
 def test_a_kind_that_the_cluster_does_not_have_or_cannot_use_is_refused(nodes):
     plan = [trial("none", device="cuda:a100"), trial("none", device="cuda:t4")]
-    only_cpu, of_another = {"told": {"devices": {}}}, {"told": {"devices": {"cuda:0": examples.ENVIRONMENT}}}
+    only_cpu, of_another = {"devices": {}}, {"devices": {"cuda:0": examples.ENVIRONMENT}}
 
     cluster: Any
     with engines.connect(nodes.engine, plan=plan) as cluster:
         with pytest.raises(UserError) as absent:
             cluster.survey()
-        for answer_, why in ((only_cpu, "torch sees no CUDA device there"), (of_another, "Ray gives a .* for it")):
+        for answer, why in ((only_cpu, "torch sees no CUDA device there"), (of_another, "Ray gives a .* for it")):
+            cluster._answer = lambda task, seconds, answer=answer: json.loads(encode(answer))
             with pytest.raises(UserError, match=f"--gpus: 't4' cannot be had: {why}"):
-                cluster._surveyed("cuda:t4", answered(answer_))
-            assert cluster._surveyed("cuda:h100", answered(answer_)) == {}  # which nobody asked for
+                cluster._surveyed("cuda:t4", None)
+            assert cluster._surveyed("cuda:h100", None) == {}  # which nobody asked for
 
     assert (str(absent.value), absent.value.exit_code) == ("--gpus: the cluster has no 'a100'", 3)
     assert absent.value.hint == "it has h100, t4"
@@ -212,17 +209,164 @@ def test_nobody_listens_there():
     assert (caught.value.exit_code, "ray start --head" in caught.value.hint) == (3, True)
 
 
-def test_another_version_on_the_node_measures_nothing():
-    told, log = ray_task.run_trial(encode(trial("none")), trial="", stage_seconds=1.0, version="0.0.0")
+class FakeRay:
+    """Takes trials; each comes back at once as what `answer` returns or raises, or stays under way for None."""
 
-    record = decode(told, Record)
-    assert (record.outcome, log) == ("crashed", b"")
-    assert record.detail.startswith(f"on the node: gcprof {__version__} is there, and 0.0.0 was to be")
+    def __init__(self, answer: Callable[[Trial, int], Record | BaseException | None], *, num_nodes: int = 1) -> None:
+        self.exceptions = exceptions
+        self.sent: Counter[Trial] = Counter()
+        self.cancelled: list[Trial] = []
+        self.most = 0
+        self._answer = answer
+        self._nodes = [{"Alive": True, "Resources": {"CPU": 1}}] * num_nodes
+
+    def remote(self, **options: Any) -> Any:
+        return lambda function: SimpleNamespace(options=lambda **needs: SimpleNamespace(remote=self._send))
+
+    def _send(self, request: bytes, **server: Any) -> Any:
+        trial = decode(request, Trial)
+        self.sent[trial] += 1
+        return trial, self.sent[trial]
+
+    def wait(self, references: list[Any], *, timeout: float) -> tuple[list[Any], list[Any]]:
+        self.most = max(self.most, len(references))
+        return [sent for sent in references if self._answer(*sent) is not None][:1], []
+
+    def get(self, reference: Any) -> tuple[bytes, bytes]:
+        answer = self._answer(*reference)
+        if isinstance(answer, BaseException):
+            raise answer
+        return encode(answer), b""
+
+    def cancel(self, reference: Any, *, force: bool) -> None:
+        self.cancelled.append(reference[0])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._nodes
+
+
+@pytest.fixture
+def far(monkeypatch) -> Callable[[FakeRay], ray_cluster.RayCluster]:
+    """Make an engine of a fake cluster that waits for no node."""
+
+    def made(fake: FakeRay) -> ray_cluster.RayCluster:
+        monkeypatch.setattr(ray_cluster.optional_deps, "load", lambda name: fake)
+        return ray_cluster.connect(wait=0)
+
+    return made
+
+
+def many(number: int, device: str = "cpu") -> list[Trial]:
+    return [trial("none", f"mlp:depth={depth}", device=device) for depth in range(1, number + 1)]
+
+
+def fine(sent: Trial, attempt: int = 1) -> Record:
+    return make.record(case=sent.case, round=sent.round)
+
+
+def test_each_trial_comes_back_once_and_no_more_are_under_way_than_agreed(far, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "AHEAD", 4)
+    fake = FakeRay(fine)
+
+    found = list(far(fake).run(many(10)))
+
+    assert (Counter(one.case for one in found), fake.most) == (Counter(one.case for one in many(10)), 4)
+
+
+def test_a_device_does_not_wait_for_another_ones_trials(far, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "AHEAD", 4)
+    plan = [*many(10, "cuda:h100"), *many(1, "cuda:t4")]
+    engine = far(FakeRay(lambda sent, attempt: fine(sent) if sent.case.device == "cuda:t4" else None))
+
+    assert next(iter(engine.run(plan))).case.device == "cuda:t4"
+
+
+@pytest.mark.parametrize(("lost_times", "outcome"), [(ray_cluster.ATTEMPTS - 1, "ok"), (99, "crashed")])
+def test_a_trial_whose_place_is_lost_is_sent_again_a_few_times(far, lost_times, outcome):
+    lost = exceptions.WorkerCrashedError()
+    fake = FakeRay(lambda sent, attempt: lost if attempt <= lost_times else fine(sent))
+
+    (record,) = far(fake).run(many(1))
+
+    assert (record.outcome, fake.sent.total()) == (outcome, ray_cluster.ATTEMPTS)
+    assert ("lost, 3 times" in (record.detail or "")) == (outcome == "crashed")
+
+
+@pytest.mark.parametrize(
+    ("cause", "outcome", "detail"),
+    [
+        (ValueError("it is broken"), "failed", "ValueError: it is broken"),
+        (UserError("no torch", hint="install it"), "crashed", "on the node: no torch; install it"),
+    ],
+)
+def test_what_goes_wrong_otherwise_is_not_tried_again(far, cause, outcome, detail):
+    fake = FakeRay(lambda sent, attempt: exceptions.RayTaskError("run_trial", "", cause))
+
+    (record,) = far(fake).run(many(1))
+
+    assert (record.outcome, record.detail, fake.sent.total()) == (outcome, detail, 1)
+
+
+def test_closing_ends_all_that_is_under_way_and_nothing_else(far):
+    fake = FakeRay(lambda sent, attempt: fine(sent) if sent.case == many(1)[0].case else None)
+    records = far(fake).run(many(3))
+
+    next(records)
+    records.close()
+
+    assert [one.case for one in fake.cancelled] == [one.case for one in many(3)[1:]]
+
+
+def test_where_no_node_can_take_them_any_more_trials_have_crashed(far, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "AHEAD", 4)
+    fake = FakeRay(lambda sent, attempt: None, num_nodes=0)
+
+    found = list(far(fake).run(many(6)))
+
+    assert [(one.case, one.outcome) for one in found] == [(one.case, "crashed") for one in many(6)]
+    assert len(fake.cancelled) == 4
+
+
+# What is sent
+
+
+def test_the_folder_is_sent_for_code_in_it_alone(here, monkeypatch):
+    (here / "pack").mkdir()
+    (here / "pack" / "models.py").write_text("def make(): ...")
+    (here / "plan.json").write_text("{}")
+    monkeypatch.syspath_prepend(str(here))
+
+    def sends(model: str, strategy: str = "none") -> bool:
+        return ray_cluster._has_own_code([make.case(strategy, model=Choice(model))])
+
+    assert sends("pack/models.py:make")
+    assert sends("pack.models:make")
+    assert sends("mlp", "plan:file=plan.json")
+    assert not (sends("torch.nn:Linear"))
+    assert not (sends("torchvision:resnet18"))
+    assert not (sends("mlp"))
+
+
+@pytest.mark.parametrize("name", ["/somewhere/mine.py", "../mine.py", "code/../../mine.py"])
+def test_a_file_that_is_not_below_the_present_folder_is_refused(here, name):
+    with pytest.raises(UserError, match="cannot be sent to a cluster"):
+        ray_cluster._has_own_code([make.case(model=Choice(f"{name}:make"))])
+
+
+def test_the_package_that_travels_works_by_itself_and_knows_the_gpus(tmp_path):
+    ray_cluster.pack_package(tmp_path)
+
+    lines = "import profiler; from profiler.core import gpu_specs; print(profiler.__file__, *gpu_specs.names())"
+    environment = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == [str(tmp_path / "profiler" / "__init__.py"), *gpu_specs.names()]
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "profiler.engines.ray_driver")
 
     with pytest.raises(UserError, match="this needs ray") as caught:
         engines.connect("ray")

@@ -27,8 +27,7 @@ SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for pat
 LOOKS_AT_VARIABLES = {  # each file with what it looks for
     "cli/__init__.py": "completion, GCPROF_TRACEBACK",
     "core/server_process.py": "GCPROF_HOLLOW; handed on to it as it is",
-    "engines/ray_driver.py": "whether its user wants Ray's telemetry",
-    "engines/ray_task.py": "which GPU Ray gave",
+    "engines/ray_cluster.py": "whether its user wants Ray's telemetry; which GPU Ray gave",
     "core/allocator_history.py": "where torch.compile keeps its code, which is no line of the user's",
     "measuring/ranks.py": "which rank this is, as the launcher says, and its threads",
     "core/secret_filter.py": "what is secret, to hide it",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -16,10 +19,11 @@ from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.rehearsed_gpu import MOST_BYTES, limited, of_device, resolve
+from profiler.core.schedule import Pairing, pairing
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
-from profiler.engines import DEVICES, REHEARSED, TRACING, WORKER, task_pool
+from profiler.engines import DEVICES, REHEARSED, TRACING, WORKER
 from profiler.engines.child import Child, Ended
 from profiler.engines.child_outcome import trial_record
 from profiler.engines.order import grouped, in_waves
@@ -30,6 +34,7 @@ from profiler.request.device_choice import SEVERAL, visible
 from profiler.runs import store
 from profiler.training import models
 
+DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 RUN_TRIAL = f"{WORKER}:run_trial"
 RUN_TRIALS = f"{TRACING}:run_trials"
 RUN_TOGETHER = f"{WORKER}:run_together"
@@ -169,7 +174,7 @@ class Local:
             self._device_engines = [self._device_engine(uuid) for uuid in self.devices]
         for engine in self._device_engines:
             engine.logs, engine.at_work = self.logs, self.at_work
-        return task_pool.run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
+        return run_on_devices([engine._one_by_one for engine in self._device_engines], trials, stop=self.stop)
 
     def _device_engine(self, uuid: str) -> Local:
         engine = Local(stage_seconds=self._stage_seconds, entry=self._entry, visible=uuid)
@@ -333,3 +338,54 @@ def still_held(
             return held
         sleep(POLL_SECONDS)
     return 0
+
+
+def run_on_devices(
+    device_runs: Sequence[DeviceRun], trials: Iterable[Trial], *, stop: Callable[[], None]
+) -> Generator[Record, None, None]:
+    """Run trials on several devices in parallel, one at a time on each, and yield the records as they come.
+
+    Trials that are compared within a round stay on one device, whichever is free first. An error on a device is raised
+    here too. It, and closing the iterator, calls `stop`, which must end the running trials on all devices.
+    """
+    pairings: dict[Pairing, list[Trial]] = {}
+    for trial in trials:
+        pairings.setdefault(pairing(trial), []).append(trial)
+    waiting = deque(pairings.values())
+    outcomes: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a device has nothing left to do
+    threads = [Thread(target=_work, args=(device_run, waiting, outcomes)) for device_run in device_runs]
+    for thread in threads:
+        thread.start()
+    num_working = len(threads)
+    try:
+        while num_working:
+            outcome = outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome is None:
+                num_working -= 1
+            else:
+                yield outcome
+    finally:
+        waiting.clear()
+        if num_working:
+            stop()
+        for thread in threads:
+            thread.join()
+
+
+def _work(
+    device_run: DeviceRun, waiting: deque[list[Trial]], outcomes: SimpleQueue[Record | BaseException | None]
+) -> None:
+    try:
+        while waiting:
+            try:
+                trials = waiting.popleft()
+            except IndexError:  # another device took the last
+                break
+            for record in device_run(trials):
+                outcomes.put(record)
+    except BaseException as error:  # noqa: BLE001  it is raised where the records are read
+        outcomes.put(error)
+    else:
+        outcomes.put(None)

@@ -33,9 +33,8 @@ def in_waves(
     """
     records = {(record.case, record.round): record for record in done}
     waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
-    for (_, is_predicted, *_), wave in waves:
-        ready = informed(progress.owed(wave, records.values()), records, is_predicted=bool(is_predicted))
-        for record in run(ready):
+    for _, wave in waves:
+        for record in run(informed(progress.owed(wave, records.values()), records)):
             records[record.case, record.round] = record
             yield record
 
@@ -63,15 +62,18 @@ def _sharing(trial: Trial) -> tuple[str, object]:
     return "", trial
 
 
-def informed(trials: Iterable[Trial], records: Records, *, is_predicted: bool) -> list[Trial]:
+def informed(trials: Iterable[Trial], records: Records) -> list[Trial]:
     """Add to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
+    trials = list(trials)
+    is_predicted = any(trial.case.is_predicted for trial in trials)
     known_calibrations = progress.calibrations(records.values()) if is_predicted else {}
     return [
         msgspec.structs.replace(
             trial,
             digests=trial.digests or _digests(trial.case, records),
             is_paired=trial.is_paired and _fits(trial.case.baseline, records),
-            calibration=trial.calibration or known_calibrations.get(trial.case.baseline.twin),
+            calibration=trial.calibration
+            or (known_calibrations.get(trial.case.baseline.twin) if trial.case.is_predicted else None),
         )
         for trial in trials
     ]

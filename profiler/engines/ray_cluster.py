@@ -1,21 +1,50 @@
-"""The entry of the engine `ray`, which is found without importing Ray."""
+"""Runs trials as tasks of a Ray cluster, each with one GPU of a kind or with CPU cores.
+
+A task returns its record and its log; only this process writes files. Ray's runtime environment sends this package and,
+for users' code, the current folder. Tasks that are lost with their node are retried by this process, not by Ray, which
+would retry forever one that needs more memory than its node has.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import shutil
+import signal
 import socket
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from profiler.core import optional_deps
-from profiler.core.case import Trial
+import msgspec
+
+from profiler.core import gpu_kinds, gpu_specs, optional_deps, safe_files
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
 from profiler.core.errors import UserError
+from profiler.core.record import Environment, Record
+from profiler.core.secret_filter import hide, hide_bytes
+from profiler.engines import WORKER
+from profiler.engines.child_outcome import lost
+from profiler.engines.local import Local
+from profiler.engines.order import in_waves
+from profiler.runs import run_diff, store
 
-if TYPE_CHECKING:
-    from profiler.engines.ray_driver import RayCluster
-
+PACKAGE = Path(__file__).parents[1]
+LEFT_HERE = [".*", "__pycache__", "results"]  # of the current folder, besides what a .gitignore names
+ACCELERATOR = "accelerator_type:"  # prefix of Ray's name for the resource of a node with such GPUs
+MARKED = 1e-3  # of that resource, which each task with the accelerator takes
 REACH_SECONDS = 5.0
 STARTING = "`ray start --head` starts one; --engine ray:address=local is this machine alone"
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # Ray sets it anew for each task
+AHEAD = 256  # most trials of a device that are sent and not yet back: all would fill this process's memory
+ATTEMPTS = 3
+LOOK_SECONDS = 2.0  # between checks for lost nodes, while nothing comes back
 
 
 def connect(
@@ -28,19 +57,314 @@ def connect(
     wait: Count = 300,
 ) -> RayCluster:
     """Return the engine of a Ray cluster; a task has a GPU of a kind or `cpus` cores, and waits `wait` s for a node."""
-    driver = optional_deps.load("profiler.engines.ray_driver")
-    cluster: RayCluster = driver.RayCluster(
-        stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait
-    )
-    return cluster
+    return RayCluster(stage_seconds=stage_seconds, logs=logs, plan=plan, address=address, cpus=cpus, wait=wait)
 
 
-def refuse_silent(address: str) -> None:
+class RayCluster:
+    """Joins the cluster on entry and leaves it on exit: Ray then ends all of this run's workers.
+
+    `plan` is what will be run, as far as known: a survey covers its kinds of GPU, or all kinds if it names none.
+    """
+
+    def __init__(
+        self, *, stage_seconds: float, logs: Path | None, plan: tuple[Trial, ...], address: str, cpus: int, wait: float
+    ) -> None:
+        self.logs = logs
+        self._ray: Any = optional_deps.load("ray")
+        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if gpu_kinds.of(name))
+        self._sends_folder = _has_own_code(trial.case for trial in plan)
+        self._address = address
+        self._cpus = cpus
+        self._wait = wait
+        self._accelerators: dict[str, str] = {}  # Ray's names of the kinds, also of lost nodes
+        self._on_node = {"trial": f"{WORKER}:run_trial", "stage_seconds": stage_seconds}
+
+    def __enter__(self) -> RayCluster:
+        _refuse_silent(self._address)
+        self._join()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ray.shutdown()
+
+    def survey(self) -> dict[str, Environment]:
+        """Return the CPU of a node, and a GPU of each kind. Raises UserError (exit code 3) for a missing kind."""
+        kinds = self._kinds_there()
+        for name in self._kinds:
+            if name not in kinds:
+                hint = f"it has {', '.join(map(str, map(gpu_kinds.of, kinds))) or 'no GPU of a kind that it knows'}"
+                raise UserError(f"--gpus: the cluster has no '{gpu_kinds.of(name)}'", hint=hint, exit_code=3)
+        failing = "torch does not work on a node"
+        asked = {name: self._asked(name, f"{WORKER}:survey", "", failing) for name in self._kinds or ("cpu", *kinds)}
+        devices: dict[str, Environment] = {}
+        for name, task in asked.items():
+            devices |= self._surveyed(name, task)
+        return devices
+
+    def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
+        """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
+        seconds = self._wait + float(self._on_node["stage_seconds"])
+        return self._answer(self._asked("cpu", entry, text, failing), seconds)
+
+    def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
+        """Yield one record for each trial that is owed. Closing the iterator cancels queued and running trials.
+
+        Raises UserError if the user's own code cannot be sent to the nodes.
+        """
+        trials = [_placed(trial) for trial in plan]
+        if not self._sends_folder and _has_own_code(trial.case for trial in trials):
+            self._sends_folder = True
+            self._ray.shutdown()  # what a job sends is fixed when it begins
+            self._join()
+        return in_waves(self._wave, trials, done, widely=True)
+
+    def _wave(self, trials: list[Trial]) -> Iterator[Record]:
+        """Run trials in any order: at most AHEAD of each device are under way, and none waits for another device's."""
+        waiting: dict[str, deque[tuple[Trial, int]]] = {}
+        for trial in trials:
+            waiting.setdefault(trial.case.device, deque()).append((trial, 1))
+        under_way: dict[Any, tuple[Trial, int]] = {}  # by Ray's reference, with the number of the attempt
+        gone: dict[str, float] = {}  # by device: since when no node can run its trials
+        try:
+            while under_way or any(waiting.values()):
+                sent = Counter(trial.case.device for trial, _ in under_way.values())
+                for device, several in waiting.items():
+                    for _ in range(min(AHEAD - sent[device], len(several))):
+                        trial, attempt = several.popleft()
+                        task = self._ray.remote(max_retries=0, max_calls=0)(run_trial).options(**self._needs(device))
+                        under_way[task.remote(encode(trial), **self._on_node)] = trial, attempt
+                back, _ = self._ray.wait(list(under_way), timeout=LOOK_SECONDS)
+                for reference in back:
+                    trial, attempt = under_way.pop(reference)
+                    record = self._record(reference, trial, attempt)
+                    if record:
+                        yield record
+                    else:
+                        waiting[trial.case.device].appendleft((trial, attempt + 1))
+                if not back:
+                    yield from self._without_place(waiting, under_way, gone)
+        finally:
+            for reference in under_way:
+                self._ray.cancel(reference, force=True)
+
+    def _record(self, reference: Any, trial: Trial, attempt: int) -> Record | None:
+        """Return the record of a task that is over, and write its log; None if it was lost and is to be sent again."""
+        exceptions = self._ray.exceptions
+        try:
+            encoded, log = self._ray.get(reference)
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, UserError):  # a fault of the node, not of the trial
+                return lost(trial, "crashed", f"on the node: {error.cause.message}; {error.cause.hint}")
+            return lost(trial, "failed", _why(error))
+        except (
+            exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.ObjectLostError,
+            exceptions.OutOfMemoryError, exceptions.LocalRayletDiedError,
+        ) as error:  # fmt: skip
+            if attempt < ATTEMPTS:
+                return None
+            return lost(trial, "crashed", f"its node or its worker there was lost, {attempt} times: {_why(error)}")
+        except exceptions.RayError as error:
+            return lost(trial, "crashed", f"its node or its worker there was lost: {_why(error)}")
+        if self.logs:
+            _keep_log(self.logs / f"{store.log_name(trial.case, trial.round)}.log", log)
+        record: Record = decode(encoded, Record)
+        return record
+
+    def _without_place(
+        self,
+        waiting: dict[str, deque[tuple[Trial, int]]],
+        under_way: dict[Any, tuple[Trial, int]],
+        gone: dict[str, float],
+    ) -> Iterator[Record]:
+        """Give up all trials of a device that no node could run for `wait` seconds."""
+        for device, several in waiting.items():
+            sent = [reference for reference, (trial, _) in under_way.items() if trial.case.device == device]
+            if not sent or self._has_place(device):
+                gone.pop(device, None)
+            elif time.monotonic() - gone.setdefault(device, time.monotonic()) >= self._wait:
+                for reference in sent:
+                    self._ray.cancel(reference, force=True)
+                left = [*(under_way.pop(reference) for reference in sent), *several]
+                several.clear()
+                why = f"no node of the cluster could take it for {self._wait:g} s"
+                yield from (lost(trial, "crashed", why) for trial, _ in left)
+
+    def _join(self) -> None:
+        """Begin a job of the cluster, with the package and the user's code. Raises UserError (exit code 3)."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's driver prints what nodes report, such as their deaths, on stdout, which is for results. `log_to_driver`
+        # does not cover that (listen_error_messages in ray/_private/worker.py), and this switch of Ray's own debugger
+        # (ray/util/rpdb.py) is the only one that does.
+        self._ray._private.worker._worker_logs_enabled = False
+        own = {"include_dashboard": False} if self._address == "local" else {}
+        heeded = signal.getsignal(signal.SIGTERM)
+        try:
+            with tempfile.TemporaryDirectory(prefix="gcprof-") as packed:
+                travels = {"py_modules": [str(pack_package(Path(packed)))], "excludes": LEFT_HERE}
+                if self._sends_folder:
+                    travels["working_dir"] = "."
+                self._ray.init(
+                    address=self._address, runtime_env=travels, log_to_driver=False, logging_level=logging.ERROR, **own
+                )
+        except (OSError, RuntimeError, ValueError) as error:
+            message = f"no Ray cluster at '{self._address}': {_why(error)}"
+            raise UserError(message, hint=STARTING, exit_code=3) from error
+        finally:
+            if signal.getsignal(signal.SIGTERM) is not heeded:  # Ray's own would skip the cleanup of a run
+                signal.signal(signal.SIGTERM, heeded)
+
+    def _kinds_there(self) -> dict[str, str]:
+        """Return Ray's names for the kinds of GPU in the cluster, by device name."""
+        words = {word.removeprefix(ACCELERATOR) for node in self._nodes() for word in node if ACCELERATOR in word}
+        return {gpu_kinds.named(word.lower()): word for word in sorted(words) if gpu_kinds.KIND.fullmatch(word.lower())}
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """Return the total resources of each live node of the cluster."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def _needs(self, device: str) -> dict[str, Any]:
+        """Return the resources that a task on that device requests of Ray."""
+        if not gpu_kinds.of(device):
+            return {"num_cpus": self._cpus}
+        if device not in self._accelerators:
+            self._accelerators |= self._kinds_there()
+        return {"num_cpus": self._cpus, "num_gpus": 1, "accelerator_type": self._accelerators.get(device, device)}
+
+    def _has_place(self, device: str) -> bool:
+        """Whether any live node could run a task on that device if the node were idle."""
+        needs = self._needs(device)
+        resources = {"CPU": needs["num_cpus"], "GPU": needs.get("num_gpus", 0)}
+        if "accelerator_type" in needs:
+            resources[ACCELERATOR + needs["accelerator_type"]] = MARKED
+        return any(all(node.get(name, 0) >= number for name, number in resources.items()) for node in self._nodes())
+
+    def _asked(self, device: str, entry: str, text: str, failing: str) -> Any:
+        task = self._ray.remote(max_retries=3, max_calls=0)(ask).options(**self._needs(device))  # 0 calls: no limit
+        return task.remote(entry, text, failing, **self._on_node)
+
+    def _answer(self, task: Any, seconds: float) -> dict[str, Any]:
+        """Return the answer of a task. Raises UserError if it failed, Ray's GetTimeoutError if it is late."""
+        try:
+            answer: dict[str, Any] = self._ray.get(task, timeout=seconds)
+        except self._ray.exceptions.GetTimeoutError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, UserError):
+                raise UserError(f"on a node: {cause.message}", hint=cause.hint, exit_code=cause.exit_code) from None
+            message = f"a task of the cluster failed: {_why(error)}"
+            raise UserError(message, hint="`ray status` shows more", exit_code=3) from error
+        return answer
+
+    def _surveyed(self, name: str, task: Any) -> dict[str, Environment]:
+        """Return the CPU and the device of the surveyed node; nothing if the device is missing but not requested."""
+        try:
+            devices = decode(json.dumps(self._answer(task, self._wait)["devices"]), dict[str, Environment])
+        except self._ray.exceptions.GetTimeoutError:
+            self._ray.cancel(task, force=True)
+            return self._missing(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")
+        device, kind = devices.get(gpu_kinds.visible(name)), gpu_kinds.of(name)
+        if device is None:
+            return self._missing(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
+        if kind and not gpu_kinds.is_of(kind, device.device_name or ""):
+            return self._missing(name, f"Ray gives a {device.device_name} for it", "name the accelerators as they are")
+        return {"cpu": devices["cpu"], name: device}
+
+    def _missing(self, name: str, why: str, hint: str) -> dict[str, Environment]:
+        """Return no device. Raises UserError (exit code 3) where one was requested."""
+        if name != "cpu" and name not in self._kinds:
+            return {}
+        lacking = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
+        raise UserError(f"{lacking}: {why}", hint=hint, exit_code=3)
+
+
+# What a task does in Ray's worker on a node
+
+
+_engines: dict[tuple[Any, ...], Local] = {}  # at most one: later tasks need not import torch again
+
+
+def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
+    """Run a trial; return its record as JSON, and what it printed, capped and without secrets."""
+    trial: Trial = decode(request, Trial)
+    engine = _local(**server)
+    with tempfile.TemporaryDirectory(prefix="gcprof-") as folder:
+        engine.logs = Path(folder)
+        (record,) = engine.run([trial])
+        log = engine.logs / f"{store.log_name(trial.case, trial.round)}.log"
+        return encode(record), log.read_bytes() if log.exists() else b""
+
+
+def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:
+    """Call a function with a text, in a child of the worker's fork server; return its answer."""
+    return _local(**server).ask(entry, text, failing=failing)
+
+
+def _local(*, trial: str, stage_seconds: float) -> Local:
+    """Return this worker's engine, which runs trials by the function `trial`.
+
+    A task with another GPU than the last one needs another server, since children inherit the server's environment.
+    """
+    key = (os.environ.get(VISIBLE), trial, stage_seconds)
+    if key not in _engines:
+        while _engines:
+            _engines.popitem()[1].__exit__()
+        engine = Local(stage_seconds=stage_seconds, entry=trial).__enter__()
+        if os.environ.get(VISIBLE):
+            engine.survey()  # reads the free bytes, so that a killed trial's memory can be waited for
+        _engines[key] = engine
+    return _engines[key]
+
+
+# What is sent
+
+
+def pack_package(folder: Path) -> Path:
+    """Copy this package and its table of GPUs, which is not in it in a checkout, into a folder; return the copy."""
+    target = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns(*LEFT_HERE))
+    shutil.copytree(gpu_specs.folder(), target / "configs" / "devices", dirs_exist_ok=True)
+    return target
+
+
+def _has_own_code(cases: Iterable[Case]) -> bool:
+    """Whether the cases name code or plans in the current folder. Raises UserError for a path that leads elsewhere."""
+    files = run_diff.code_files(cases)
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            message = f"'{name}' cannot be sent to a cluster: its path is not relative to the current folder"
+            raise UserError(message, hint="go to a folder above it, and name it from there, as in models/mine.py:make")
+    return any(path is not None and path.resolve().is_relative_to(Path.cwd()) for path in files.values())
+
+
+def _placed(trial: Trial) -> Trial:
+    """Make the data folder absolute: data is not sent, and must be at the same place on every node."""
+    data = trial.data_directory
+    return msgspec.structs.replace(trial, data_directory=str(Path(data).absolute())) if data else trial
+
+
+def _keep_log(path: Path, log: bytes) -> None:
+    """Write the log if anything was printed; a full disk does not lose the record."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        if log:
+            path.parent.mkdir(exist_ok=True)
+            with safe_files.anew(path) as file:
+                file.write(hide_bytes(log))
+
+
+def _refuse_silent(address: str) -> None:
     """Raise UserError (exit code 3) if nobody listens at the address: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+        except OSError as error:
+            raise UserError(f"no Ray cluster at '{address}': {error}", hint=STARTING, exit_code=3) from error
+
+
+def _why(error: BaseException) -> str:
+    """Return what went wrong, in one line; for a task that raised, its own error."""
+    cause = getattr(error, "cause", None) or error
+    lines = hide(str(cause)).strip().splitlines() or ["no message"]  # after hiding, as a secret may have many lines
+    return f"{type(cause).__name__}: {lines[0]}"

@@ -1,39 +1,51 @@
 """Runs a plan as a job array of Slurm, by submitit: each job runs one shard on its node. Never imports torch.
 
-The driver makes the shards and submits them; every job is the only writer of its own folder below the run folder, which
-all machines must see. Records are yielded as the jobs write them, so that the run folder is complete at the end; if the
-driver was killed, `gcprof merge RUN/shards/*` or --resume completes it.
+The owed trials are dealt to run folders `shards/N` below the run folder, which all machines must see; every job is the
+only writer of its own. Records are yielded as the jobs write them, so that the run is complete at the end. If the
+driver was killed, --resume submits the shards that still owe trials, and `gcprof merge RUN/shards/*` merges what is
+there.
 """
 
 from __future__ import annotations
 
-import importlib
+import json
+import os
+import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from profiler.analysis import progress
-from profiler.core import optional_deps
-from profiler.core.case import Trial
+from profiler.analysis.rows import latest
+from profiler.core import optional_deps, safe_files, schedule
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
+from profiler.core.schedule import Shard
 from profiler.core.secret_filter import hide
+from profiler.engines.child_outcome import lost
 from profiler.engines.local import Local
-from profiler.engines.slurm_results import Gathered
-from profiler.engines.slurm_shards import Array, write_agreed
+from profiler.engines.order import informed
+from profiler.runs import find, run_diff, store
+from profiler.runs.store import Manifest
+from profiler.runs.writer import Writer
 
-CARRY_OUT = "profiler.workflows.slurm_job:carry_out"
 GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, besides those of `connect`
 OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node
 POLL_SECONDS = {"slurm": 2.0, "local": 0.1}
 GRACE_SECONDS = {"slurm": 0.0, "local": 5.0}  # for jobs to end when they are told to
+JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
+RULE = "-" * 22  # encloses the traceback in the message of submitit's error
+Key = tuple[Case, int]
 
 
 def connect(  # noqa: PLR0913  its keywords are the options of the engine
@@ -74,36 +86,26 @@ def connect(  # noqa: PLR0913  its keywords are the options of the engine
         **more,
     }
     return Slurm(
-        executor, settings, jobs=jobs, requeues=max_num_timeout, jobs_folder=Path(folder) if folder else None,
-        stage_seconds=stage_seconds, logs=logs,
+        submitit=optional_deps.load("submitit"), executor=executor, settings=settings, num_jobs=jobs,
+        requeues=max_num_timeout, jobs_folder=Path(folder) if folder else None, stage_seconds=stage_seconds, logs=logs,
     )  # fmt: skip
 
 
+@dataclass(kw_only=True)
 class Slurm:
     """Submits jobs in `run`; closing its iterator cancels what is not done, and keeps what is done."""
 
-    def __init__(
-        self,
-        executor: str,
-        settings: dict[str, Any],
-        *,
-        jobs: int,
-        requeues: int = 3,
-        jobs_folder: Path | None = None,
-        stage_seconds: float = 600.0,
-        logs: Path | None = None,
-    ) -> None:
-        self.logs = logs
-        self._submitit: Any = optional_deps.load("submitit")
-        self._executor = executor
-        self._settings = settings
-        self._num_jobs = jobs
-        self._requeues = requeues
-        self._jobs_folder = jobs_folder
-        self._stage_seconds = stage_seconds
+    submitit: Any
+    executor: str
+    settings: dict[str, Any]
+    num_jobs: int
+    requeues: int
+    jobs_folder: Path | None
+    stage_seconds: float
+    logs: Path | None
 
     def __enter__(self) -> Slurm:
-        if self._executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+        if self.executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             hint = "go to a machine that submits to Slurm; or executor=local to try it here, or --shard i/n anywhere"
             raise UserError("there is no sbatch here", hint=hint, exit_code=3)
         self._made(Path(tempfile.gettempdir()))  # refuses unknown options of submitit before there is a run folder
@@ -113,10 +115,10 @@ class Slurm:
 
     def survey(self) -> dict[str, Environment]:
         """Return the devices of a job, whose properties are unknown; with executor=local, those of this machine."""
-        with Local(stage_seconds=self._stage_seconds) as local:
+        with Local(stage_seconds=self.stage_seconds) as local:
             devices = local.survey()
-        names = ["cpu", *(f"cuda:{number}" for number in range(self._settings["gpus_per_node"]))]
-        if self._executor == "local":
+        names = ["cpu", *(f"cuda:{number}" for number in range(self.settings["gpus_per_node"]))]
+        if self.executor == "local":
             return {name: devices[name] for name in names if name in devices}
         unknown = msgspec.structs.replace(
             devices["cpu"], device_name=None, device_bytes=None, device_uuid=None, driver=None, num_threads=None
@@ -125,7 +127,7 @@ class Slurm:
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """Answer on this machine: a question about a model needs no device."""
-        with Local(stage_seconds=self._stage_seconds) as local:
+        with Local(stage_seconds=self.stage_seconds) as local:
             return local.ask(entry, text, failing=failing)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
@@ -136,40 +138,71 @@ class Slurm:
         assert self.logs, "the shards go into the run folder"
         trials, settled = tuple(plan), tuple(done)
         self._refuse_few_gpus(trials)
-        gathered = Gathered(trials, settled)
-        array = Array(self.logs.parent, gathered)
-        executor = self._made(array.jobs_folder)
-        write_agreed(array.jobs_folder, settled)
+        shards = Shards(self.logs.parent, trials, settled)
+        executor = self._made(shards.jobs_folder)
+        jobs: dict[Path, Any] = {
+            shard: job
+            for shard, job_id in shards.job_ids().items()
+            if (job := self._active(shards.jobs_folder, job_id))
+        }
+        own: dict[Path, Any] = {}
         try:
-            yield from array.left_before(lambda job_id: self._active(array.jobs_folder, job_id))
-            at_work = array.at_work()
-            owed = [
-                trial
-                for trial in progress.owed(trials, gathered.records.values(), perhaps=True)
-                if (trial.case, trial.round) not in at_work
-            ]
-            if owed:
-                directory = owed[0].data_directory
-                send = partial(self._sent, executor, agreed=array.jobs_folder, data_directory=directory)
-                array.submit(owed, self._num_jobs, send)
-            yield from array.follow(POLL_SECONDS[self._executor])
+            for shard in shards.plans:
+                yield from shards.news(shard)
+            owing = [shard for shard in shards.deal(self.num_jobs) if shard not in jobs]
+            own = self._submitted(executor, owing, shards, trials[0].data_directory) if owing else {}
+            jobs |= own
+            while jobs:
+                over = {shard: job for shard, job in jobs.items() if job.done()}  # then all that it wrote is read
+                for shard in tuple(jobs):
+                    why = _why_over(over[shard], is_own=shard in own) if shard in over else None
+                    yield from shards.news(shard, why_over=why)
+                    if why is not None:
+                        del jobs[shard]
+                if jobs:
+                    time.sleep(POLL_SECONDS[self.executor])
         finally:
-            array.cancel(grace=GRACE_SECONDS[self._executor])
+            self._cancel([job for shard, job in jobs.items() if shard in own])
+
+    def _submitted(self, executor: Any, owing: Sequence[Path], shards: Shards, data: str | None) -> dict[Path, Any]:
+        """Submit one array with a job for each of these shards. Raises UserError (exit code 3) where it is rejected."""
+        data = None if data is None else str(Path(data).absolute())
+        for shard in owing:
+            Writer(shard).close()  # raises if a job that is not known still writes
+        work = [Work(shard.absolute(), stage_seconds=self.stage_seconds, data_directory=data) for shard in owing]
+        try:
+            jobs = dict(zip(owing, executor.submit_array(work), strict=True))
+        except (RuntimeError, OSError) as error:
+            for shard in owing:
+                if shard not in shards.job_ids():
+                    safe_files.remove(shard)
+            last = (hide(str(error)).strip().splitlines() or ["it does not say why"])[-1]
+            raise UserError(f"nothing was submitted: {last}", hint="--resume submits again", exit_code=3) from error
+        shards.note_job_ids({shard: job.job_id for shard, job in jobs.items()})
+        return jobs
+
+    def _cancel(self, jobs: Sequence[Any]) -> None:
+        """Cancel jobs of this call, and wait a little for them; those of earlier calls are known by a file alone."""
+        until = time.monotonic() + GRACE_SECONDS[self.executor]
+        for job in jobs:
+            job.cancel(check=False)
+        while time.monotonic() < until and not all(job.done() for job in jobs):
+            time.sleep(0.05)
 
     def _refuse_few_gpus(self, trials: Sequence[Trial]) -> None:
-        gpus = self._settings["gpus_per_node"]
+        gpus = self.settings["gpus_per_node"]
         most = max((trial.case.num_ranks for trial in trials if trial.case.device.startswith("cuda")), default=0)
         if most > gpus:
             raise UserError(f"{most} ranks take as many GPUs, and a job has {gpus}", hint=f"slurm:gpus_per_node={most}")
 
     def _made(self, folder: Path) -> Any:
         """Return submitit's executor with our settings. Raises UserError for a setting that it does not know."""
-        requeues = {f"{self._executor}_max_num_timeout": self._requeues}
+        requeues = {f"{self.executor}_max_num_timeout": self.requeues}
         try:
             # a new folder for each call: submitit unpickles what it finds there, and anyone may have made a run folder
-            below = (self._jobs_folder or folder) / secrets.token_hex(3)
-            made = self._submitit.AutoExecutor(below, cluster=self._executor, **requeues)
-            made.update_parameters(**self._settings)
+            below = (self.jobs_folder or folder) / secrets.token_hex(3)
+            made = self.submitit.AutoExecutor(below, cluster=self.executor, **requeues)
+            made.update_parameters(**self.settings)
         except OSError as error:
             hint = "slurm:folder=... is where submitit keeps its files; --resume submits again"
             raise UserError(f"cannot write to '{below}': {error.strerror}", hint=hint, exit_code=74) from error
@@ -177,50 +210,170 @@ class Slurm:
             raise UserError(f"submitit: {str(error).splitlines()[0]}", hint="its names, as slurm_NAME=value") from error
         return made
 
-    def _sent(self, executor: Any, parts: list[Path], *, agreed: Path, data_directory: str | None) -> list[Any]:
-        """Submit one array with a job for each shard. Raises UserError (exit code 3) where it is rejected."""
-        directory = None if data_directory is None else str(Path(data_directory).absolute())
-        work = [
-            Work(part.absolute(), agreed=agreed.absolute(), stage_seconds=self._stage_seconds, data_directory=directory)
-            for part in parts
-        ]
-        try:
-            jobs: list[Any] = executor.submit_array(work)
-        except (RuntimeError, OSError) as error:
-            last = (hide(str(error)).strip().splitlines() or ["it does not say why"])[-1]
-            raise UserError(f"nothing was submitted: {last}", hint="--resume submits again", exit_code=3) from error
-        return jobs
-
     def _active(self, folder: Path, job_id: str) -> Any:
         """Return a job of an earlier call that is queued or running; None if it has ended or is unknown."""
-        if self._executor != "slurm":
+        if self.executor != "slurm":
             return None
-        job = self._submitit.SlurmJob(folder=folder, job_id=job_id)
+        job = self.submitit.SlurmJob(folder=folder, job_id=job_id)
         is_over = job.done(force_check=True) or job.state.upper() == "UNKNOWN"
         return None if is_over else job
 
 
+class Shards:
+    """The run folders `shards/N` below a run folder, each with its plan, and the records that the run has of them."""
+
+    def __init__(self, run: Path, plan: Sequence[Trial], done: Iterable[Record]) -> None:
+        self.jobs_folder = run / "jobs"
+        self._run = run
+        self._plan = plan
+        self._records: dict[Key, Record] = {(record.case, record.round): record for record in done}
+        self._firsts = {trial.case for trial in plan if trial.round == 1}
+        self._offered: dict[Key, tuple[Record, Path]] = {}  # later rounds whose first is not known yet, and their shard
+        self._sizes: dict[Path, int] = {}  # of what has been read
+        for name in ("shards", "jobs"):
+            store.refuse_link(run / name)
+            (run / name).mkdir(exist_ok=True)
+        folders = sorted(find.runs(run / "shards"), key=lambda folder: (len(folder.name), folder.name))
+        for folder in folders:
+            store.refuse_link(folder)
+        self.plans = {folder: store.read_manifest(folder).plan for folder in folders}
+        for record in self._records.values():  # what the jobs find must be the same
+            if not record.case.is_predicted and record.environment and record.environment.device_name:
+                _agreed(self.jobs_folder, record.case.device, record.environment)
+
+    def deal(self, count: int) -> list[Path]:
+        """Make at most `count` shards of owed trials that are in none; return all shards that owe trials."""
+        owed = progress.owed(self._plan, self._records.values(), perhaps=True)
+        placed = {(trial.case, trial.round): folder for folder, plan in self.plans.items() for trial in plan}
+        new = [trial for trial in owed if (trial.case, trial.round) not in placed]
+        if new:
+            placed |= self._make(new, count)
+        owing = {placed[trial.case, trial.round] for trial in owed}
+        return [folder for folder in self.plans if folder in owing]
+
+    def _make(self, trials: Sequence[Trial], count: int) -> dict[Key, Path]:
+        manifest, first = store.read_manifest(self._run), len(self.plans) + 1
+        places = (manifest.shard.places if manifest.shard else ()) or range(len(manifest.plan))
+        place_of = {(trial.case, trial.round): place for trial, place in zip(manifest.plan, places, strict=True)}
+        sweep = manifest.shard.sweep if manifest.shard else schedule.digest(manifest.plan)
+        known = [msgspec.structs.replace(trial, data_directory=None) for trial in informed(trials, self._records)]
+        dealt = [part for part in schedule.deal(known, count) if part]
+        made: dict[Key, Path] = {}
+        for number, part in enumerate(dealt, start=first):
+            folder, plan = self._run / "shards" / str(number), tuple(known[index] for index in part)
+            keys = [(trial.case, trial.round) for trial in plan]
+            shard = Shard(
+                index=number, count=first - 1 + len(dealt), places=tuple(place_of[key] for key in keys), sweep=sweep
+            )
+            store.create(
+                folder, plan=plan, command=manifest.command, sources=manifest.sources,
+                environment=manifest.environment, shard=shard,
+            )  # fmt: skip
+            self.plans[folder] = plan
+            made |= dict.fromkeys(keys, folder)
+        return made
+
+    def news(self, shard: Path, *, why_over: str | None = None) -> Iterator[Record]:
+        """Yield the records that a job has written since, as far as the job would not run their trials again.
+
+        A later round comes after its first round, and only if that is ok. Once the job is over, what it left undone
+        has crashed, for the reason `why_over`.
+        """
+        size = (shard / "trials.jsonl").stat().st_size
+        if why_over is not None or size != self._sizes.get(shard):
+            self._sizes[shard] = size
+            records = store.load(shard).records
+            found = progress.settled(records) if why_over is None else latest(records)
+            undone = progress.owed(self.plans[shard], found) if why_over is not None else ()
+            found += [lost(trial, "crashed", why_over or "") for trial in undone]
+            self._offered |= {(record.case, record.round): (record, shard) for record in found}
+        for key, (record, written) in sorted(self._offered.items(), key=lambda offer: offer[0][1]):
+            first = self._records.get((record.case, 1))
+            if record.round > 1 and record.case in self._firsts and first is None:
+                continue
+            del self._offered[key]
+            if key not in self._records and (record.round == 1 or first is None or first.outcome == "ok"):
+                self._records[key] = record
+                self._take_log(written, record)
+                yield record
+
+    def _take_log(self, shard: Path, record: Record) -> None:
+        log = shard / "logs" / f"{store.log_name(record.case, record.round)}.log"
+        with suppress(OSError):  # what was printed is no reason to lose a result
+            if safe_files.is_regular(log):
+                (self._run / "logs").mkdir(exist_ok=True)
+                shutil.copyfile(log, self._run / "logs" / log.name)
+
+    def job_ids(self) -> dict[Path, str]:
+        """Return the id of the job that was last submitted for each shard, as far as ids.json has it."""
+        try:
+            ids = msgspec.json.decode((self.jobs_folder / "ids.json").read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.DecodeError):
+            return {}
+        return {folder: ids[folder.name] for folder in self.plans if JOB_ID.fullmatch(ids.get(folder.name, ""))}
+
+    def note_job_ids(self, ids: Mapping[Path, str]) -> None:
+        names = {folder.name: job_id for folder, job_id in (self.job_ids() | dict(ids)).items()}
+        store.replace(self.jobs_folder / "ids.json", json.dumps(names, indent=1).encode())
+
+
 class Work:
-    """What a job runs; a job that is queued again after its time was up continues with the same folder."""
+    """What a job runs: all that its shard owes. A job that is queued again when its time is up goes on with it."""
 
-    def __init__(
-        self,
-        part: Path,
-        *,
-        agreed: Path,
-        stage_seconds: float,
-        data_directory: str | None = None,
-        entry: str = CARRY_OUT,
-    ) -> None:
-        self.entry = entry
-        self.part = part
-        self.words = {"agreed": agreed, "stage_seconds": stage_seconds, "data_directory": data_directory}
+    def __init__(self, shard: Path, *, stage_seconds: float, data_directory: str | None = None) -> None:
+        self.shard = shard
+        self.stage_seconds = stage_seconds
+        self.data_directory = data_directory
 
-    def __call__(self) -> int:
-        module, _, name = self.entry.partition(":")
-        number: int = getattr(importlib.import_module(module), name)(self.part, **self.words)
-        return number
+    def __call__(self) -> None:
+        """Run what is owed on this machine. Raises UserError if it has another device than the first job's.
+
+        The first job of a run writes its device to the folder `jobs`, for all others to have the same.
+        """
+        writer = Writer(self.shard)
+        try:
+            run = store.load(self.shard)
+            with Local(stage_seconds=self.stage_seconds, logs=self.shard / "logs") as engine:
+                _refuse_other(run.manifest, engine.survey(), self.shard.parents[1] / "jobs")
+                plan = [
+                    msgspec.structs.replace(trial, data_directory=self.data_directory) for trial in run.manifest.plan
+                ]
+                for record in engine.run(plan, progress.settled(run.records)):
+                    writer.append(record)
+        finally:
+            writer.close()
 
     def checkpoint(self) -> Any:
         """Return what is submitted again when the time of a job is up; submitit calls the method by this name."""
         return optional_deps.load("submitit").helpers.DelayedSubmission(self)
+
+
+def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], jobs_folder: Path) -> None:
+    cases = [trial.case for trial in manifest.plan]
+    for device in dict.fromkeys(case.device for case in cases if not case.is_predicted):
+        if device not in devices:
+            raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
+        first = msgspec.structs.replace(manifest, environment=_agreed(jobs_folder, device, devices[device]))
+        changes = run_diff.changes(first, environment=devices[device], sources=run_diff.code_digests(cases))
+        if changes:
+            hint = "ask for one kind of node, as constraint=NAME does"
+            raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)
+
+
+def _agreed(folder: Path, device: str, mine: Environment) -> Environment:
+    """Return what was first written for the device, perhaps by this call."""
+    path = folder / f"{device.replace(':', '-')}.json"
+    new = safe_files.beside(path)
+    new.write_bytes(encode(mine))
+    with suppress(FileExistsError):
+        os.link(new, path)  # atomic, and by one job alone
+    new.unlink()
+    first: Environment = decode(path.read_bytes(), Environment)
+    return first
+
+
+def _why_over(job: Any, *, is_own: bool) -> str:
+    """Return what became of a job, with the last line of its traceback; only results of own jobs are unpickled."""
+    raised = job.exception() if is_own and job.paths.result_pickle.exists() else None
+    lines = str(raised).split(RULE)[:2][-1].strip().splitlines() if raised else []
+    return hide(", ".join([f"not done when its job ended: job {job.job_id} {job.state}", *lines[-1:]]))

@@ -86,12 +86,12 @@ def code_digests(cases: Iterable[Case]) -> dict[str, str]:
     The cases must be of words that the user typed. Missing files are left out. What these files import is not looked
     at.
     """
-    return {name: digest(path.read_bytes()) for name, path in _code_files(cases).items() if path and path.is_file()}
+    return {name: digest(path.read_bytes()) for name, path in code_files(cases).items() if path and path.is_file()}
 
 
 def missing_code(cases: Iterable[Case]) -> tuple[str, ...]:
     """Return the names of the user's files that the cases name and that are missing."""
-    return tuple(name for name, path in _code_files(cases).items() if not (path and path.is_file()))
+    return tuple(name for name, path in code_files(cases).items() if not (path and path.is_file()))
 
 
 def digest(text: bytes) -> str:
@@ -99,7 +99,8 @@ def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:DIGITS]
 
 
-def _code_files(cases: Iterable[Case]) -> dict[str, Path | None]:
+def code_files(cases: Iterable[Case]) -> dict[str, Path | None]:
+    """Return the path of each file of code or plans that the cases name, by that name; None if it is not found."""
     return dict(place for case in cases for place in _code_places(case.model, case.strategy))
 
 
