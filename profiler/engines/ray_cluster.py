@@ -77,7 +77,7 @@ class RayCluster:
         self._cpus = cpus
         self._wait = wait
         self._accelerators: dict[str, str] = {}  # Ray's names of the kinds, also of lost nodes
-        self._on_node = {"trial": f"{WORKER}:run_trial", "stage_seconds": stage_seconds}
+        self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trial", "stage_seconds": stage_seconds}
 
     def __enter__(self) -> RayCluster:
         _refuse_silent(self._address)
@@ -103,7 +103,7 @@ class RayCluster:
 
     def ask(self, entry: str, text: str, *, failing: str) -> dict[str, Any]:
         """Call `entry` ("module:function") with `text` on some node; return its answer. Raises as `Local.ask` does."""
-        seconds = self._wait + float(self._on_node["stage_seconds"])
+        seconds = self._wait + self._on_node["stage_seconds"]
         return self._answer(self._asked("cpu", entry, text, failing), seconds)
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
@@ -200,7 +200,7 @@ class RayCluster:
         heeded = signal.getsignal(signal.SIGTERM)
         try:
             with tempfile.TemporaryDirectory(prefix="gcprof-") as packed:
-                travels = {"py_modules": [str(pack_package(Path(packed)))], "excludes": LEFT_HERE}
+                travels: dict[str, Any] = {"py_modules": [str(pack_package(Path(packed)))], "excludes": LEFT_HERE}
                 if self._sends_folder:
                     travels["working_dir"] = "."
                 self._ray.init(
