@@ -36,7 +36,7 @@ from profiler.engines.order import in_waves
 from profiler.runs import run_diff, store
 
 PACKAGE = Path(__file__).parents[1]
-LEFT_HERE = [".*", "__pycache__", "results"]  # of the current folder, besides what a .gitignore names
+LEFT_HERE = [".?*", "__pycache__", "results"]  # what of the current folder is not sent, as what a .gitignore names
 ACCELERATOR = "accelerator_type:"  # prefix of Ray's name for the resource of a node with such GPUs
 MARKED = 1e-3  # of that resource, which each task with the accelerator takes
 REACH_SECONDS = 5.0
