@@ -23,8 +23,8 @@ from profiler.cli import output, process
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
 from profiler.engines import local
+from profiler.engines.child import Server
 from profiler.engines.local import Local
-from profiler.engines.server import Server
 from profiler.rehearsal import device as hollow_device
 from profiler.request.device_choice import to_predict
 from profiler.training import models

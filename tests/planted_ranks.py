@@ -13,10 +13,10 @@ from profiler.training.distributed import torch_ranks
 from profiler.training.workload import Workload
 
 
-def run_trial(request: str, channel: int) -> None:
-    """Runs in the child: a trial whose case may name `planted`."""
+def run_trials(request: str, channel: int) -> None:
+    """Runs in the child: trials whose case may name `planted`."""
     distributed.TABLE["planted"] = "tests.planted_ranks:distribute"
-    worker.run_trial(request, channel)
+    worker.run_trials(request, channel)
 
 
 def distribute(workload: Workload, mesh: DeviceMesh, *, fault: Literal["no-reduce", "sum"]) -> Workload:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import msgspec
 
 from profiler.core import gpu_kinds
-from profiler.core.case import Trial, decode
+from profiler.core.case import Trial
 from profiler.core.record import Environment, Record
 from profiler.engines import replies
 from profiler.measuring.devices import environment
@@ -25,11 +24,9 @@ def survey(request: str, channel: int) -> None:
     replies.tell(channel, {"devices": found, "free": {}})
 
 
-def run_trial(request: str, channel: int) -> None:
+def run_trials(request: str, channel: int) -> None:
     """Measure on the CPU what is to be measured on a kind of GPU, and tell which node that was."""
-    replies.tell(channel, {"stage": "start", "at": time.monotonic()})
-    trial: Trial = decode(request, Trial)
-    replies.tell(channel, {"record": replies.attempt(trial, on_pass=lambda name: None, by=_by)})
+    replies.run_each(request, channel, by=_by)
 
 
 def _by(trial: Trial, **keywords: Any) -> Record:

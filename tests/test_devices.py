@@ -17,8 +17,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines.local import run_on_devices
-from profiler.engines.local import Local
+from profiler.engines.local import Local, run_on_devices
 from profiler.request import device_choice
 from profiler.runs import store
 from tests import lane_worker, make
@@ -144,7 +143,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Iterator[Local]:
     """An engine with two devices that a CPU stands in for."""
-    with Local(stage_seconds=PATIENCE_SECONDS, entry="tests.lane_worker:run_trial") as engine:
+    with Local(stage_seconds=PATIENCE_SECONDS, entry="tests.lane_worker:run_trials") as engine:
         engine.devices = ("GPU-a", "GPU-b")
         yield engine
 

@@ -60,10 +60,10 @@ def doctor(
 
 def _wrong(engine: Engine, device: str) -> str | None:
     """Return what the device computes wrongly, or why it cannot compute; None if its arithmetic is right."""
-    from profiler.engines import DEVICES
+    from profiler.engines import TRACING
 
     try:
-        answer = engine.ask(f"{DEVICES}:compute", device, failing="it does not compute")
+        answer = engine.ask(f"{TRACING}:compute", device, failing="it does not compute")
     except UserError as error:
         return error.message
     wrong: str | None = answer["wrong"]

@@ -25,8 +25,7 @@ TABLE = {
     "ray": "profiler.engines.ray_cluster:connect",
 }
 WORKER = "profiler.engines.worker"  # the modules of the functions that run in a child: those that measure,
-TRACING = "profiler.engines.tracing"  # those that only trace,
-DEVICES = "profiler.engines.device_survey"  # and those that report devices
+TRACING = "profiler.engines.tracing"  # and those that only trace, or report devices
 REHEARSED = tuple(  # functions that run on a hollow device
     f"{WORKER}:{name}_rehearsed{more}"
     for name, more in (("stage", ""), ("choices", ""), ("follow", ""), ("follow", "_with_choices"))

@@ -1,4 +1,4 @@
-"""One child of the fork server, from its request to its end: messages, log, time limits, out-of-memory kills."""
+"""The client's end of the fork server, and one child of it from its request to its end: what it sent, log, limits."""
 
 from __future__ import annotations
 
@@ -7,26 +7,85 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from profiler import __version__
+from profiler.analysis.sanity import impossible
+from profiler.core import server_process
+from profiler.core.case import Trial, decode
 from profiler.core.errors import UserError
+from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
 from profiler.engines.capped_log import LOG_BYTES, Log
+from profiler.rehearsal.device import prepare_if_asked
+from profiler.rehearsal.smoke import proven_libraries
 
-SHOWN_BYTES = 1024  # of a rejected message, in the log
-MESSAGE_BYTES = 64 << 20  # of all that a child may send
+STAGE = b'{"stage":'  # begins the message of a stage; any other line is a result
+SHOWN_BYTES = 1024  # of a rejected result, in the log
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and killing it
 MEMBERSHIP = Path("/proc/self/cgroup")
 MOUNT = Path("/sys/fs/cgroup")
+
+
+class Stage(msgspec.Struct):
+    stage: str
+    step: str | None = None  # what it does now, in words
+
+
+class Server:
+    """A running fork server; the one that the command started early, if that is of this kind."""
+
+    def __init__(self, visible: str | None, *, rehearses: bool = False, preload: Sequence[str]) -> None:
+        if rehearses:
+            proven_libraries()
+        else:
+            prepare_if_asked()
+        early = server_process.take(() if visible else preload)
+        try:
+            started = early or server_process.start(preload, visible=visible, rehearses=rehearses)
+        except OSError as error:
+            raise not_started(error) from error
+        self.control, self.process, self._errors = started.control, started.process, started.errors
+        self._is_ready = False
+
+    def await_ready(self) -> None:
+        """Wait until it has imported its modules. Raises UserError if that fails."""
+        if self._is_ready:
+            return
+        self._is_ready = bool(self.control.recv(1 << 16))
+        if not self._is_ready:
+            self.process.wait()
+            self._errors.seek(0)
+            last = (self._errors.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+            message = f"the server process could not import torch: {last}"
+            raise UserError(message, hint="`gcprof doctor` shows more", exit_code=3)
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def hang_up(self) -> None:
+        """Shut the socket down, so that the server ends as if the client were gone."""
+        with suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.control.close()  # the server kills its children and ends
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,64 +121,56 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Child:
-    """A child as a context manager: requests it from the server on entry, kills it on exit if it still runs."""
+    """A child as a context manager: requests it from the server on entry, kills it on exit if it still runs.
+
+    It sends each stage as it begins, and a line with each result when it is asked for one: the first on entry, the next
+    by `go_on`.
+    """
 
     def __init__(
-        self,
-        control: socket.socket,
-        entry: str,
-        text: str,
-        *,
-        needs: Sequence[str] = (),
-        log: Path | None,
-        is_asked: bool = False,
+        self, control: socket.socket, entry: str, text: str, *, needs: Sequence[str] = (), log: Path | None
     ) -> None:
-        """The server imports the modules that the child `needs` first.
-
-        With `is_asked` the channel has two directions, and `go_on` asks for the next of several results.
-        """
-        self.messages: list[dict[str, Any]] = []
-        self.damage: str | None = None  # why its messages cannot be trusted
-        self.flooded = False  # it sent more than MESSAGE_BYTES, and is ended for that
+        """The server imports the modules that the child `needs` first."""
+        self.lines: list[bytes] = []  # the results
+        self.torn = b""  # what it sent last, if it ended in the middle of a line
+        self.on_stage: Callable[[str], None] = lambda stage: None  # called with every stage, and with its steps
         self._control = control
         self._number = next(NUMBERS)
         request = {"number": self._number, "entry": entry, "needs": needs, "text": text, "folder": _folder()}
         self._request = json.dumps(request).encode() + b"\n"
         self._log = Log(log)
-        self._is_asked = is_asked
-        self.on_stage: Callable[[str], None] = lambda stage: None  # called with every stage, and with its steps
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
         self._refused: str | None = None
         self._ended = False
         self._said = b""
-        self._received = b""
-        self._num_received = 0
         self._memory_kills = memory_kills()
 
     def __enter__(self) -> Child:
         try:
-            self._channel, channel = _channel(is_asked=self._is_asked)
+            ours, channel = socket.socketpair()
+            self._channel = ours.detach()
         except OSError as error:
             raise not_started(error) from error
         try:
             self._output, output = os.pipe()
         except OSError as error:
             os.close(self._channel)
-            os.close(channel)
+            channel.close()
             raise not_started(error) from error
-        self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_messages}
+        self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_lines}
         self._open[self._output] = lambda data: self._log.write(data)  # `go_on` replaces the log
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
+        self._ask()
         try:
-            socket.send_fds(self._control, [self._request[:1]], [channel, output])
+            socket.send_fds(self._control, [self._request[:1]], [channel.fileno(), output])
             self._control.sendall(self._request[1:])
         except OSError:
             self._ended = True
         finally:
-            os.close(channel)
+            channel.close()
             os.close(output)
         return self
 
@@ -130,24 +181,22 @@ class Child:
         os.close(self._output)
         self._log.close()
 
-    def wait(self, limit: float, *, until: str | None = None) -> Ended:
-        """Follow the child until it ends; end it if one stage takes longer than `limit` seconds.
-
-        With `until`, return at the first message with that key.
-        """
+    def wait(self, limit: float, *, until_result: bool = False) -> Ended:
+        """Follow the child until it ends or has sent a result; end it if a stage takes longer than `limit` seconds."""
         stage, since = self._stage, time.monotonic()
         while not self._ended:
-            if until is not None and any(until in message for message in self.messages):
+            if until_result and self.lines:
                 return Ended(status=0, stage=self._stage)
             left = since + limit - time.monotonic()
-            if left <= 0 or self.flooded:
-                return self._stop(limit, timed_out=left <= 0)
+            if left <= 0:
+                return self._stop(limit)
             self._read(left)
             if self._stage != stage:
                 stage, since = self._stage, time.monotonic()
-        self._drain()
-        if self._received:
-            self._spoil(self._received, "what it sent ends in the middle")
+        until = time.monotonic() + GRACE_SECONDS  # a process that the child detached may write forever
+        for descriptor in list(self._open):  # what it wrote before its end
+            while self._read_pipe(descriptor) and time.monotonic() < until:
+                continue
         before, now = self._memory_kills, memory_kills()
         meanwhile = None if before is None or now is None else now - before
         return Ended(status=self._status, stage=self._stage, memory_kills=meanwhile, refused=self._refused)
@@ -157,25 +206,34 @@ class Child:
         while self._output in self._open and self._read_pipe(self._output):
             continue
         self._log.close()
-        self._log, self.messages, self._stage, self._num_received = Log(log), [], "start", 0
-        with suppress(ConnectionError):  # it has ended, which the next read finds
-            os.write(self._channel, b"\n")
+        self._log, self.lines, self._stage = Log(log), [], "start"
+        self._ask()
 
     def last_words(self) -> str:
         """The last line that the child printed."""
         return self._log.last_line()
 
-    def keep(self, sent: bytes) -> None:
-        """Write a rejected message to the log, as Python shows bytes."""
-        shown = hide_bytes(sent[:LOG_BYTES])[:SHOWN_BYTES]  # before `!r` changes how a secret looks
-        self._log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
+    def record(self, trial: Trial, ended: Ended) -> Record:
+        """Return the record that it sent, if that can be one of this trial; else one of how it ended."""
+        if not self.lines and (ended.timed_out or ended.status is None or ended.status < 0 or not self.torn):
+            return lost(trial, *_outcome(ended))
+        try:
+            return _believed(trial, [*self.lines, *([self.torn] if self.torn else ())])
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            shown = hide_bytes(b"".join([*self.lines, self.torn])[:LOG_BYTES])[:SHOWN_BYTES]  # hidden before `!r`
+            self._log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
+            return lost(trial, "failed", f"bad result: {error}")
 
-    def _stop(self, limit: float, *, timed_out: bool) -> Ended:
+    def _ask(self) -> None:
+        with suppress(ConnectionError):  # it has ended, which the next read finds
+            os.write(self._channel, b"%r\n" % time.monotonic())
+
+    def _stop(self, limit: float) -> Ended:
         late = self._stage
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not self._ended:
                 self._kill(number)
-        return Ended(status=self._status, stage=late, timed_out=timed_out, limit=limit)
+        return Ended(status=self._status, stage=late, timed_out=True, limit=limit)
 
     def _kill(self, number: int) -> None:
         """Have the server signal the child and its group, and give it time to end."""
@@ -198,13 +256,6 @@ class Child:
             else:
                 self._read_pipe(descriptor)
 
-    def _drain(self) -> None:
-        """Read what the child wrote before its end."""
-        until = time.monotonic() + GRACE_SECONDS  # a process that the child detached may write forever
-        for descriptor in list(self._open):
-            while self._read_pipe(descriptor) and time.monotonic() < until:
-                continue
-
     def _read_pipe(self, descriptor: int) -> bool:
         """Read what is there; return False if nothing is. A pipe that has no writer anymore is no longer watched."""
         try:
@@ -213,50 +264,31 @@ class Child:
             return False
         except ConnectionResetError:  # it ended before it read what it was asked
             data = b""
-        if not data:
+        if data:
+            self._open[descriptor](data)
+        else:
             del self._open[descriptor]
-            return False
-        self._open[descriptor](data)
-        return True
+        return bool(data)
 
-    def _take_messages(self, data: bytes) -> None:
-        """Take whole lines as messages; reject all if the child sends more than MESSAGE_BYTES."""
-        self._num_received += len(data)
-        if self._num_received > MESSAGE_BYTES:
-            if not self.flooded:
-                self._spoil(self._received + data, f"it sent more than {MESSAGE_BYTES >> 20} MiB")
-            self.flooded, self._received = True, b""
-            return
-        *lines, self._received = (self._received + data).split(b"\n")
+    def _take_lines(self, data: bytes) -> None:
+        *lines, self.torn = (self.torn + data).split(b"\n")
         for line in lines:
-            self._take(line)
-
-    def _take(self, line: bytes) -> None:
-        try:
-            parts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])  # a record is decoded once, as what it is
-            message: dict[str, Any] = {
-                key: part if key == "record" else msgspec.json.decode(part) for key, part in parts.items()
-            }
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            message = {"stage": None}
-        if not all(isinstance(message.get(key, ""), str) for key in ("stage", "step")):
-            self._spoil(line, "what it sent is not a result")
-            return
-        self.messages.append(message)
-        if "stage" in message:
-            self._stage = message["stage"]
-            self.on_stage(message.get("step", self._stage))
-
-    def _spoil(self, sent: bytes, why: str) -> None:
-        self.damage = self.damage or why
-        self.keep(sent)
+            if not line.startswith(STAGE):
+                self.lines.append(line)
+                continue
+            try:
+                message = msgspec.json.decode(line, type=Stage)
+            except msgspec.DecodeError:
+                self.lines.append(line)
+                continue
+            self._stage = message.stage
+            self.on_stage(message.step or message.stage)
 
     def _read_control(self) -> None:
         data = self._control.recv(1 << 16)
         if not data:
             self._ended = True
-        self._said += data
-        *lines, self._said = self._said.split(b"\n")
+        *lines, self._said = (self._said + data).split(b"\n")
         for message in map(json.loads, lines):
             if message.get("number") == self._number:  # not a late message about an earlier child
                 self._pid = message["pid"]
@@ -265,12 +297,32 @@ class Child:
                 self._ended = "status" in message or self._refused is not None
 
 
-def _channel(*, is_asked: bool) -> tuple[int, int]:
-    """Return our end and the child's."""
-    if not is_asked:
-        return os.pipe()
-    ours, theirs = socket.socketpair()
-    return ours.detach(), theirs.detach()
+def _believed(trial: Trial, sent: Sequence[bytes]) -> Record:
+    """Return the one record that was sent. Raises ValueError if the trial cannot have produced it."""
+    if len(sent) != 1:
+        raise ValueError(f"it sent {len(sent)} lines")
+    record: Record = decode(sent[0], Record)
+    if (record.schema, record.case, record.round) != (SCHEMA, trial.case, trial.round):
+        raise ValueError("it is of another trial")
+    for wrong in impossible(record, trial.passes):
+        raise ValueError(wrong)
+    record.keep_line(sent[0])
+    return record
+
+
+def _outcome(ended: Ended) -> tuple[Outcome, str]:
+    if ended.timed_out:
+        return "timed_out", ended.describe()
+    if ended.status is None or ended.status < 0:
+        return "crashed", ended.describe()
+    return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
+
+
+def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    """Return a record without readings."""
+    system = f"{os.uname().sysname} {os.uname().machine}"
+    environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)
 
 
 def not_started(error: OSError) -> UserError:

@@ -11,7 +11,6 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from profiler.analysis import progress
@@ -23,11 +22,9 @@ from profiler.core.schedule import Pairing, pairing
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
-from profiler.engines import DEVICES, REHEARSED, TRACING, WORKER
-from profiler.engines.child import Child, Ended
-from profiler.engines.child_outcome import trial_record
+from profiler.engines import REHEARSED, TRACING, WORKER
+from profiler.engines.child import Child, Ended, Server
 from profiler.engines.order import grouped, in_waves
-from profiler.engines.server import Server
 from profiler.rehearsal import device as rehearsed_device
 from profiler.rehearsal.smoke import proven_libraries, readiness
 from profiler.request.device_choice import SEVERAL, visible
@@ -35,10 +32,11 @@ from profiler.runs import store
 from profiler.training import models
 
 DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
-RUN_TRIAL = f"{WORKER}:run_trial"
-RUN_TRIALS = f"{TRACING}:run_trials"
+RUN_TRIALS = f"{WORKER}:run_trials"
+PREDICT_TRIALS = f"{TRACING}:run_trials"
 RUN_TOGETHER = f"{WORKER}:run_together"
-TRAIN = "profiler.workflows.published.trainer_trial:run_trial"
+SHARED = {"predicted": PREDICT_TRIALS, "timed": RUN_TOGETHER}  # by how a group of trials shares a child
+TRAIN = "profiler.workflows.published.trainer_trial:run_trials"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
 POLL_SECONDS = 0.5
@@ -96,7 +94,7 @@ class Local:
         *,
         stage_seconds: float = 600.0,
         logs: Path | None = None,
-        entry: str = RUN_TRIAL,
+        entry: str = RUN_TRIALS,
         visible: str | None = None,
         rehearses: bool = False,
         measures: bool = True,
@@ -135,7 +133,7 @@ class Local:
 
     def survey(self) -> dict[str, Environment]:
         """Return every device that torch can use here. Raises UserError (exit code 3) if torch does not work."""
-        answer = self.ask(f"{DEVICES}:survey", "", failing="torch does not work here")
+        answer = self.ask(f"{TRACING}:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(answer["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in answer["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
@@ -152,11 +150,11 @@ class Local:
             child.on_stage = self.at_work
             ended = child.wait(self._stage_seconds)
         self._drop_dead_server(ended, rehearses=rehearses)
-        answer = next((message for message in child.messages if "stage" not in message), None)
-        if answer is None:
+        if not child.lines:
             why = ended.describe().replace("start took", "it took")
             hint = f"--stage-limit {2 * ended.limit:g} gives it more time" if ended.timed_out else child.last_words()
             raise UserError(f"{failing}: {why}", hint=hint, exit_code=3)
+        answer: dict[str, Any] = json.loads(child.lines[0])
         return answer
 
     def run(self, plan: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
@@ -184,11 +182,10 @@ class Local:
     def _one_by_one(self, trials: Iterable[Trial]) -> Iterator[Record]:
         """Run each trial in a fresh child, except groups of trials that share one."""
         refusals = progress.Refusals()
-        shared = {"predicted": self._predicted, "timed": self._timed} if self._entry == RUN_TRIAL else {}
         for kind, several in grouped(trials):
             group = [trial for trial in several if not refusals.stop(trial.case)]
-            run = shared.get(kind) if len(group) > 1 else None
-            for record in run(group) if run else map(self._alone, group):
+            entry = SHARED.get(kind) if len(group) > 1 and self._entry == RUN_TRIALS else None
+            for record in self._sharing(entry, group) if entry else map(self._alone, group):
                 if self._is_stopped:
                     return
                 if progress.is_refusal(record):
@@ -197,71 +194,63 @@ class Local:
 
     def _alone(self, trial: Trial) -> Record:
         """Run a trial in its own child; a rehearsed one that runs out of memory says what it takes with more of it."""
-        record = self._in_own_child(trial)
+        (record,) = self._in_one_child(self._entry, [trial])
         if not trial.case.is_rehearsed or record.outcome != "out_of_memory":
             return record
         context = of_device(trial.case.device).context_bytes
-        roomy = limited(trial.case.device, memory=MOST_BYTES, context=context)
-        whole = self._in_own_child(replace(trial, case=replace(trial.case, device=roomy))).readings
+        roomy = replace(trial.case, device=limited(trial.case.device, memory=MOST_BYTES, context=context))
+        (more,) = self._in_one_child(self._entry, [replace(trial, case=roomy)])
+        whole = more.readings
         if whole.peak_bytes is None or whole.reserved_bytes is None:
             return record
         need = f"its peak would be {bytes_text(whole.peak_bytes)}, and {bytes_text(whole.reserved_bytes)} reserved"
         return replace(record, detail=f"{(record.detail or '').rstrip('.')}; {need}")
 
-    def _in_own_child(self, trial: Trial) -> Record:
-        self._await_memory()
-        requested_at = time.monotonic()
-        rehearses = trial.case.is_rehearsed
-        words = self._entry, self._request(trial), _log_name(trial)
-        with self._child(*words, needs=_needs(trial, self._entry), rehearses=rehearses) as child:
-            child.on_stage = self._tells(trial)
-            ended = child.wait(self._stage_seconds)
-            record = trial_record(trial, child, ended, requested_at)
-        self._drop_dead_server(ended, rehearses=rehearses)
-        self._ended_on = None if ended.status == 0 or rehearses else trial.case.torch_device
-        return record
+    def _sharing(self, entry: str, trials: list[Trial]) -> Iterator[Record]:
+        """Run trials in one child; one that goes wrong there is run again by itself, and so are timed ones after it.
 
-    def _timed(self, trials: list[Trial]) -> Iterator[Record]:
-        """Time strategies in turn in one child; from the first that goes wrong on, each has its own child."""
-        self._await_memory()
-        for place, record in enumerate(records := self._in_one_child(RUN_TOGETHER, trials)):
-            if record.outcome != "ok":
-                records.close()
-                self._ended_on = trials[place].case.torch_device  # the next trial waits for its memory
-                yield from map(self._alone, trials[place:])
-                return
-            yield record
-
-    def _predicted(self, trials: list[Trial]) -> Iterator[Record]:
-        """Predict strategies of one baseline in one child; one that goes wrong after others is repeated by itself."""
+        Predictions of one baseline end with its refusal.
+        """
+        fine = ("ok",) if entry == RUN_TOGETHER else ("ok", "skipped")
         while trials:
-            for place, record in enumerate(records := self._in_one_child(RUN_TRIALS, trials)):
-                is_sure = place == 0 or record.outcome in ("ok", "skipped")
-                if not is_sure:
+            num_fine = 0
+            for record in (records := self._in_one_child(entry, trials)):
+                if record.outcome not in fine:
                     records.close()
-                    record = self._alone(trials[place])
+                    break
+                num_fine += 1
                 yield record
                 if progress.is_refusal(record):
                     return
-                if not is_sure or record.outcome in progress.LOST:
-                    break
-            trials = trials[place + 1 :]
+            if num_fine == len(trials):
+                return
+            alone = trials[num_fine:] if entry == RUN_TOGETHER else trials[num_fine : num_fine + 1]
+            self._ended_on = (
+                alone[0].case.torch_device if entry == RUN_TOGETHER else None
+            )  # the next waits for its memory
+            for trial in alone:
+                record = self._alone(trial)
+                yield record
+                if progress.is_refusal(record):
+                    return
+            trials = trials[num_fine + len(alone) :]
 
     def _in_one_child(self, entry: str, trials: list[Trial]) -> Generator[Record, None, None]:
         """Run trials in one child, each when its record is asked for; do not ask again once the child has ended."""
+        self._await_memory()
+        rehearses = trials[0].case.is_rehearsed
         requests = f"[{','.join(map(self._request, trials))}]"
-        requested_at = time.monotonic()  # the child may begin before this process goes on
-        with self._child(entry, requests, _log_name(trials[0]), needs=_needs(trials[0], entry)) as child:
-            for place, trial in enumerate(trials):
-                if place:
-                    requested_at = time.monotonic()
+        needs = [entry.partition(":")[0], *models.imports(trials[0].case.model.name)]  # no user's code
+        with self._child(entry, requests, _log_name(trials[0]), needs=needs, rehearses=rehearses) as child:
+            for trial in trials:
+                if trial is not trials[0]:
                     child.go_on(self._log(_log_name(trial)))
                 child.on_stage = self._tells(trial)
-                until = None if trial is trials[-1] else "record"
-                ended = child.wait(self._stage_seconds, until=until)
-                record = trial_record(trial, child, ended, requested_at)
-                self._drop_dead_server(ended, rehearses=False)
-                self._ended_on = None if ended.status == 0 or trial.case.is_predicted else trial.case.torch_device
+                ended = child.wait(self._stage_seconds, until_result=trial is not trials[-1])
+                record = child.record(trial, ended)
+                self._drop_dead_server(ended, rehearses=rehearses)
+                holds_memory = ended.status != 0 and not (rehearses or trial.case.is_predicted)
+                self._ended_on = trial.case.torch_device if holds_memory else None
                 yield record
 
     def _tells(self, trial: Trial) -> Callable[[str], None]:
@@ -270,7 +259,7 @@ class Local:
         return lambda stage: self.at_work(f"{words}: {stage}")
 
     def _request(self, trial: Trial) -> str:
-        return encode(msgspec.structs.replace(trial, limit_seconds=self._stage_seconds)).decode()
+        return encode(replace(trial, limit_seconds=self._stage_seconds)).decode()
 
     def _await_memory(self) -> None:
         """Wait for the memory of a killed process: the next trial would find too little."""
@@ -286,7 +275,7 @@ class Local:
             )
 
     def _free_now(self, device: str) -> int:
-        answer = self.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not report its free memory")
+        answer = self.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not report its free memory")
         return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str, *, needs: Sequence[str] = (), rehearses: bool = False) -> Child:
@@ -297,8 +286,7 @@ class Local:
                 server.close()
             server = self._servers[rehearses] = self._server(rehearses=rehearses)
         server.await_ready()
-        is_asked = entry in (RUN_TRIALS, RUN_TOGETHER)
-        return Child(server.control, entry, text, needs=needs, log=self._log(log), is_asked=is_asked)
+        return Child(server.control, entry, text, needs=needs, log=self._log(log))
 
     def _server(self, *, rehearses: bool) -> Server:
         if rehearses:
@@ -313,11 +301,6 @@ class Local:
         """Close a server that died, so that no other trial goes to it."""
         if ended.status is None and not ended.timed_out and not ended.refused:
             self._servers[rehearses].close()  # its process may end later, but gets no more trials
-
-
-def _needs(trial: Trial, entry: str) -> list[str]:
-    """Return the modules of the entry and of a model of the table, which may import transformers; no user's code."""
-    return [entry.partition(":")[0], *models.imports(trial.case.model.name)]
 
 
 def _log_name(trial: Trial) -> str:

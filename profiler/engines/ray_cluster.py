@@ -30,7 +30,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import WORKER
-from profiler.engines.child_outcome import lost
+from profiler.engines.child import lost
 from profiler.engines.local import Local
 from profiler.engines.order import in_waves
 from profiler.runs import run_diff, store
@@ -77,7 +77,7 @@ class RayCluster:
         self._cpus = cpus
         self._wait = wait
         self._accelerators: dict[str, str] = {}  # Ray's names of the kinds, also of lost nodes
-        self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trial", "stage_seconds": stage_seconds}
+        self._on_node: dict[str, Any] = {"trial": f"{WORKER}:run_trials", "stage_seconds": stage_seconds}
 
     def __enter__(self) -> RayCluster:
         _refuse_silent(self._address)
@@ -168,6 +168,7 @@ class RayCluster:
         if self.logs:
             _keep_log(self.logs / f"{store.log_name(trial.case, trial.round)}.log", log)
         record: Record = decode(encoded, Record)
+        record.keep_line(encoded)
         return record
 
     def _without_place(
@@ -292,7 +293,7 @@ def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
         engine.logs = Path(folder)
         (record,) = engine.run([trial])
         log = engine.logs / f"{store.log_name(trial.case, trial.round)}.log"
-        return encode(record), log.read_bytes() if log.exists() else b""
+        return record.line, log.read_bytes() if log.exists() else b""
 
 
 def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:

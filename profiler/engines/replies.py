@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 
-from profiler.core.case import Trial, encode
+import msgspec
+
+from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.core.record import Record
 from profiler.core.secret_filter import hide
@@ -16,16 +19,42 @@ from profiler.engines.error_record import absent_library, error_detail, error_re
 
 def tell(channel: int, message: object) -> None:
     """Write one whole line of JSON to the channel."""
-    rest = memoryview(encode(message) + b"\n")
+    _write(channel, encode(message))
+
+
+def _write(channel: int, line: bytes) -> None:
+    rest = memoryview(line + b"\n")
     while rest:
         rest = rest[os.write(channel, rest) :]
 
 
-def tell_record(channel: int, record: Record) -> None:
-    """Send the record of a trial, after flushing all that it printed."""
+def send(channel: int, record: Record) -> None:
+    """Send the record of a trial as the line that is stored, after flushing all that the trial printed."""
     sys.stdout.flush()
     sys.stderr.flush()
-    tell(channel, {"record": record})
+    _write(channel, record.line)
+
+
+def asked(channel: int) -> float | None:
+    """Wait until a result is asked for; return when that was, by the monotonic clock, or None if nobody asks."""
+    word = os.read(channel, 64)
+    return float(word) if word else None
+
+
+def run_each(request: str, channel: int, *, by: Callable[..., Record]) -> None:
+    """Run the trials in `request` one after another, each when it is asked for; send every stage, then the record."""
+    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
+    for trial in trials:
+        if (since := asked(channel)) is None:
+            return
+        start_seconds = time.monotonic() - since
+        record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
+        send(channel, started(record, start_seconds))
+
+
+def started(record: Record, start_seconds: float) -> Record:
+    """Return the record with the seconds from the request to the beginning of its trial."""
+    return msgspec.structs.replace(record, stage_seconds={"start": start_seconds, **record.stage_seconds})
 
 
 def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., Record]) -> Record:

@@ -1,42 +1,27 @@
-"""Functions that run in a child that only traces: predictions and explained steps. Imports nothing that measures."""
+"""Functions that run in a child and measure nothing: predictions, explained steps, reports of the devices here."""
 
 from __future__ import annotations
 
-import os
-import time
+import sys
 from collections.abc import Callable
-from functools import partial
+
+import torch
 
 from profiler.core.case import Case, Trial, decode
-from profiler.engines.replies import answer, attempt, tell, tell_record
+from profiler.core.gpu_kinds import visible
+from profiler.core.record import Environment
+from profiler.engines.replies import answer, run_each, tell
+from profiler.measuring import devices as measured_devices
+from profiler.measuring.devices import environment, open_device
 from profiler.predicting import late_compiler, prediction
 from profiler.predicting.prediction import follow_case, predict
 from profiler.training.inspect_blocks import describe
 
 
-def run_trial(request: str, channel: int) -> None:
-    """Predict the trial in `request`; send every stage as it begins, then the record."""
-    _run(decode(request, Trial), channel)
-
-
 def run_trials(request: str, channel: int) -> None:
-    """Do as `run_trial` for several trials; the next one begins when a byte arrives on the channel."""
-    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    for place, trial in enumerate(trials):
-        if place and not os.read(channel, 1):
-            return
-        _run(trial, channel)
-
-
-def _run(trial: Trial, channel: int) -> None:
-    tell(channel, {"stage": "start", "at": time.monotonic()})
+    """Predict the trials in `request`, each when it is asked for."""
     late_compiler.install()
-    on_pass = partial(_tell_stage, channel)
-    tell_record(channel, attempt(trial, on_pass=on_pass, by=predict))
-
-
-def _tell_stage(channel: int, stage: str) -> None:
-    tell(channel, {"stage": stage})
+    run_each(request, channel, by=predict)
 
 
 def outline(request: str, channel: int) -> None:
@@ -66,3 +51,31 @@ def choices(request: str, channel: int) -> None:
 def _answer(channel: int, key: str, work: Callable[[], object]) -> None:
     late_compiler.install()
     answer(channel, key, work)
+
+
+def survey(request: str, channel: int) -> None:
+    """Send the devices that torch can use here, the CPU first, and the free bytes of each."""
+    names = [
+        "cpu",
+        *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
+    ]
+    devices: dict[str, Environment] = {}
+    free: dict[str, int | None] = {}
+    for name in names:
+        try:
+            device = open_device(name)
+            devices[name], free[name] = environment(device), device.free_bytes()
+        except RuntimeError as error:  # a device that is broken or taken cannot be measured
+            print(f"{name}: {error}", file=sys.stderr)
+    tell(channel, {"devices": devices, "free": free})
+
+
+def free_bytes(request: str, channel: int) -> None:
+    """Send the free bytes of the device that `request` names."""
+    tell(channel, {"free": open_device(request).free_bytes()})
+
+
+def compute(request: str, channel: int) -> None:
+    """Send what the device that `request` names computes wrongly; None if its arithmetic is right."""
+    open_device(request)
+    tell(channel, {"wrong": measured_devices.wrong_arithmetic(visible(request))})

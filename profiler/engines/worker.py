@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from profiler.core.case import Case, Trial, decode, encode
+from profiler.core.case import Case, Trial, decode
 from profiler.core.record import Note, Record
 from profiler.core.trace_data import Followed
-from profiler.engines import tracing
-from profiler.engines.device_survey import survey as survey
 from profiler.engines.error_record import error_record, without_readings
-from profiler.engines.replies import answer, attempt, tell, tell_record
+from profiler.engines.replies import answer, asked, run_each, send, started, tell
+from profiler.engines.tracing import survey as survey
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.measuring.trial import measure, measure_together
 from profiler.predicting import device_trace, late_compiler
-from profiler.predicting.prediction import with_estimates
+from profiler.predicting.prediction import predict, with_estimates
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
 from profiler.scripts.inject import gcprof_replaced
@@ -27,37 +25,33 @@ from profiler.scripts.inject import gcprof_replaced
 LONGEST_DETAIL = 1000  # characters of a rank's last message
 
 
-def run_trial(request: str, channel: int) -> None:
-    """Measure the trial in `request`; send every stage as it begins, then the record, each as one line of JSON."""
-    trial: Trial = decode(request, Trial)
-    if trial.case.is_predicted:
-        tracing.run_trial(request, channel)
-    else:
-        _run(trial, channel)
+def run_trials(request: str, channel: int) -> None:
+    """Measure, rehearse or predict the trials in `request`, each when it is asked for."""
+
+    def by(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
+        if trial.case.is_predicted:
+            late_compiler.install()
+            return predict(trial, on_pass=on_pass)
+        if trial.case.is_rehearsed:
+            return _rehearse(trial, on_pass=on_pass)
+        return _by_ranks(trial, on_pass=on_pass) if trial.case.ranks else measure(trial, on_pass=on_pass)
+
+    run_each(request, channel, by=by)
 
 
 def run_together(request: str, channel: int) -> None:
-    """Time several trials on one model, and send their records, each further one when a byte arrives on the channel."""
+    """Time several trials on one model, and send their records, each when it is asked for."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    tell(channel, {"stage": "start", "at": time.monotonic()})
+    start_seconds = time.monotonic() - (asked(channel) or 0.0)
     try:
         records = measure_together(trials, on_pass=lambda stage: tell(channel, {"stage": stage}))
     except Exception as error:  # noqa: BLE001  the user's model may raise anything
         records = [error_record(trial, error) for trial in trials]
-    for place, record in enumerate(records):
-        if place and not os.read(channel, 1):
+    send(channel, started(records[0], start_seconds))
+    for record in records[1:]:
+        if asked(channel) is None:
             return
-        tell_record(channel, record)
-
-
-def _run(trial: Trial, channel: int) -> None:
-    tell(channel, {"stage": "start", "at": time.monotonic()})
-    if trial.case.ranks and not trial.case.is_rehearsed:
-        record = _by_ranks(trial, channel)
-    else:
-        by = _rehearse if trial.case.is_rehearsed else measure
-        record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
-    tell_record(channel, record)
+        send(channel, started(record, 0.0))
 
 
 def follow_rehearsed(request: str, channel: int) -> None:
@@ -135,18 +129,18 @@ def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     return msgspec.structs.replace(record, notes=tuple(notes))
 
 
-def _by_ranks(trial: Trial, channel: int) -> Record:
+def _by_ranks(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     """Run the trial in one process for each rank; the first that fails decides its outcome."""
 
     def work(group: Ranks) -> bytes:
         first = group.rank == 0
-        record = measure(trial, on_pass=lambda stage: tell(channel, {"stage": stage}) if first else None, group=group)
-        return encode(record) if first else b""
+        record = measure(trial, on_pass=on_pass if first else lambda stage: None, group=group)
+        return record.line if first else b""
 
     def failed(error: Exception, rank: int) -> bytes:
         record = error_record(trial, error)
         named = record.detail if record.outcome == "skipped" else f"rank {rank}: {record.detail}"
-        return encode(msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]))
+        return msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]).line
 
     try:
         text = launch(trial.case.num_ranks, trial.case.device, work, failed=failed)

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from profiler.core import safe_files
-from profiler.core.case import encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.runs import RESULTS, reading, store
@@ -44,7 +43,7 @@ class Writer:
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails."""
-        line = encode(record) + b"\n"
+        line = record.line + b"\n"
         rest = memoryview(line)
         try:
             while rest:  # a disk takes what still fits, and only then says that it is full

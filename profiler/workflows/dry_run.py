@@ -18,7 +18,7 @@ from profiler.core import gpu_specs
 from profiler.core.case import FAKE, Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines import DEVICES, Engine, EngineChoice
+from profiler.engines import TRACING, Engine, EngineChoice
 from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
@@ -146,5 +146,5 @@ def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | Non
 def _start_seconds(engine: Engine, device: str) -> float:
     """Return the seconds that a new process takes to open the device, measured once."""
     began = time.monotonic()
-    engine.ask(f"{DEVICES}:free_bytes", device, failing=f"{device} does not answer")
+    engine.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not answer")
     return time.monotonic() - began

@@ -10,7 +10,7 @@ from profiler.core.case import Trial, decode
 
 def end(text: str, channel: int) -> None:
     """End without a result; under `all`, kill the server before."""
-    trial: Trial = decode(text, Trial)
+    (trial,) = decode(text, tuple[Trial, ...])
     if trial.case.strategy == "all":
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()  # until the system ends this process too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 
@@ -11,7 +12,7 @@ from profiler.core.case import encode
 from profiler.engines import child as children
 from profiler.engines import local
 from profiler.engines.child import Child
-from profiler.engines.local import RUN_TRIAL, Local
+from profiler.engines.local import RUN_TRIALS, Local
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
 from tests.program import PATIENCE_SECONDS
 
@@ -60,7 +61,7 @@ def test_fault_17_a_trial_that_hangs_is_ended_at_the_limit_of_its_stage_and_the_
 
 
 def begun(engine: Local, kind: str) -> Child:
-    return engine._child(RUN_TRIAL, encode(trial(kind)).decode(), kind)
+    return engine._child(RUN_TRIALS, encode((trial(kind),)).decode(), kind)
 
 
 @pytest.mark.slow
@@ -88,8 +89,7 @@ def escaped(engine: Local) -> int:
     """The process that a trial started in a session of its own, once that trial has ended."""
     with engine._child("tests.faults.trials:escape", "", "escape") as child:
         child.wait(PATIENCE_SECONDS)
-    (pid,) = (message["pid"] for message in child.messages)
-    return int(pid)
+    return int(json.loads(child.lines[0])["pid"])
 
 
 @needs_linux
@@ -102,10 +102,10 @@ def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
 def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
     monkeypatch.setattr(local, "PRELOAD", ())
     with Local() as engine, engine._child("tests.faults.trials:escape_and_stay", "", "escape") as child:
-        while not child.messages:
+        while not child.lines:
             child._read(60.0)
 
-    assert gone({child.messages[0]["pid"], child._pid})
+    assert gone({json.loads(child.lines[0])["pid"], child._pid})
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import local
-from profiler.engines.child import Ended
+from profiler.engines.child import Ended, lost
 from profiler.engines.local import SLACK_BYTES, Local, still_held
 from tests import make
 from tests.gpu_records import notes, on_a_gpu, record
@@ -57,13 +57,13 @@ def after_a_kill(
     """Two trials, each of which ends so, on a device that has so much free from then on."""
     clock, engine = Clock(), Local()
     answered = {
-        "profiler.engines.device_survey:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
-        "profiler.engines.device_survey:free_bytes": {"free": free},
+        "profiler.engines.tracing:survey": {"devices": {}, "free": {"cpu": None, "cuda:0": 1000 * MIB}},
+        "profiler.engines.tracing:free_bytes": {"free": free},
     }
     monkeypatch.setattr(local, "still_held", partial(still_held, clock=clock, sleep=clock.sleep))
     monkeypatch.setattr(Local, "ask", lambda self, entry, text, failing, **how: answered[entry])
-    child = SimpleNamespace(messages=[], damage=None, flooded=False, last_words=lambda: "")
-    child.wait = lambda limit, until=None: Ended(status=status, stage="memory")
+    child = SimpleNamespace(record=lambda trial, ended: lost(trial, "crashed", ended.describe()))
+    child.wait = lambda limit, until_result=False: Ended(status=status, stage="memory")
     monkeypatch.setattr(Local, "_child", lambda self, entry, text, log, **how: nullcontext(child))
     engine.survey()
     found = []
@@ -88,11 +88,11 @@ def test_fault_49_memory_that_is_back_and_a_child_that_ended_by_itself_stop_noth
 
 
 def test_fault_49_a_real_child_tells_what_is_free(engine):
-    told = engine.ask("profiler.engines.device_survey:survey", "", failing="no survey")
+    told = engine.ask("profiler.engines.tracing:survey", "", failing="no survey")
 
     assert told["free"].keys() == told["devices"].keys()
     assert told["free"]["cpu"] is None  # of the host's memory nobody waits for any
-    assert engine.ask("profiler.engines.device_survey:free_bytes", "cpu", failing="no answer") == {"free": None}
+    assert engine.ask("profiler.engines.tracing:free_bytes", "cpu", failing="no answer") == {"free": None}
 
 
 # --- 64: GPU memory spilled to the host

@@ -89,7 +89,7 @@ def test_a_child_that_begins_before_its_parent_goes_on_has_begun_after_it_was_as
 def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tracer, tmp_path, monkeypatch, num_children):
     records = both_ways(tracer, "mlp", tmp_path, monkeypatch)
 
-    assert num_children == [local.RUN_TRIALS, *[local.RUN_TRIAL] * len(STRATEGIES)]
+    assert num_children == [local.PREDICT_TRIALS, *[local.RUN_TRIALS] * len(STRATEGIES)]
     assert [record.outcome for record in records["shared"]] == ["ok", "ok", "ok", "skipped", "ok"]
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
 
@@ -118,4 +118,4 @@ def test_nothing_is_run_after_a_baseline_that_fails(tracer, tmp_path, monkeypatc
 def test_users_code_has_a_process_for_each_row(tracer, num_children):
     list(tracer.run(plan("tests.faulty:build:kind=fine")))
 
-    assert num_children == [local.RUN_TRIAL] * len(STRATEGIES)
+    assert num_children == [local.RUN_TRIALS] * len(STRATEGIES)

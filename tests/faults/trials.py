@@ -61,13 +61,13 @@ def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
     """What trials give that share one process, one after another, and how that process ends."""
     with engine._child("tests.faults.trials:one_after_another", encode(trials).decode(), "unprotected") as child:
         ended = child.wait(PATIENCE_SECONDS)
-    return [decode(encode(message["one"]), Record) for message in child.messages], ended
+    return [decode(line, Record) for line in child.lines], ended
 
 
 def one_after_another(request: str, channel: int) -> None:
     """Runs in the child."""
     for one in decode(request, tuple[Trial, ...]):
-        tell(channel, {"one": attempt(one, on_pass=lambda name: None, by=measure)})
+        tell(channel, attempt(one, on_pass=lambda name: None, by=measure))
 
 
 def imported(module: str, channel: int) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from profiler.core.case import Case, Trial, decode
+from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Built, Note, Readings, Record
 from profiler.core.script import Phase
-from profiler.engines.replies import attempt, tell
+from profiler.engines.replies import run_each
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.meters.memory import largest_known
 from profiler.scripts.report import IN_STEPS, Process
@@ -25,11 +25,9 @@ from profiler.workflows.published import hf_trainer
 ADVICE = "from a real training run: gradients were not compared, and saved bytes were not measured"
 
 
-def run_trial(request: str, channel: int) -> None:
-    """Measure the trial in `request`; send each stage, then the record, each as one line of JSON."""
-    trial: Trial = decode(request, Trial)
-    record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=measure)
-    tell(channel, {"record": record})
+def run_trials(request: str, channel: int) -> None:
+    """Measure the trials in `request`, each when it is asked for."""
+    run_each(request, channel, by=measure)
 
 
 def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
