@@ -33,7 +33,6 @@ NETWORK = ("socket", "http", "urllib", "requests", "ftplib", "smtplib", "asyncio
 LOCAL = {  # what of them is used, and why it reaches no further than this machine
     "engines/child.py": {"socket"},  # descriptors to the server
     "engines/forkserver.py": {"socket"},  # the other end
-    "engines/server.py": {"socket"},  # how it is shut down
     "core/server_process.py": {"socket"},  # the pair of the two
     "measuring/ranks.py": {"socket"},  # the name of the loopback
     "engines/ray_cluster.py": {"socket"},  # whether the cluster that the user names is there

@@ -54,8 +54,8 @@ LOOKS_AT_VARIABLES = {  # each file with what it looks for
 # the server; for rehearsals a compiler, a Python that tries a step, and the user's own command
 STARTS_PROCESSES = {"core/server_process.py", "rehearsal/build.py", "rehearsal/smoke.py", "scripts/launch.py"}
 ENDS_PROCESSES = {
+    "engines/child.py": "its own server",
     "engines/forkserver.py": "its children and their groups",
-    "engines/server.py": "its own",
     "core/server_process.py": "its own, before it is asked",
     "rehearsal/build.py": "a compiler that hangs, and what it started",
     "scripts/launch.py": "the user's command, and what it started",
