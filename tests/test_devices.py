@@ -108,16 +108,8 @@ def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
     assert stopped.is_set()
 
 
-def test_a_thread_that_ends_a_little_later_stops_nothing(monkeypatch):
-    monkeypatch.setattr(Thread, "is_alive", lambda self: True)
-
-    records = list(run_on_devices([DeviceRun(), DeviceRun()], trials(2, 3), stop=never))
-
-    assert len(records) == len(trials(2, 3))
-
-
 def test_closing_begins_nothing_more():
-    first, stopped = DeviceRun(), Event()
+    stopped = Event()
 
     def slow(trials: Iterable[Trial]) -> Iterator[Record]:
         yield told(next(iter(trials)))
@@ -128,7 +120,6 @@ def test_closing_begins_nothing_more():
     records.close()
 
     assert stopped.is_set()
-    assert first.asked == []
 
 
 @pytest.fixture(scope="module")

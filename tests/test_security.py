@@ -13,7 +13,7 @@ from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
-from profiler.engines import capped_log
+from profiler.engines.child import Log
 from profiler.runs import run_diff
 from profiler.runs.writer import Writer
 from profiler.training import models
@@ -269,7 +269,7 @@ def test_neither_records_nor_logs_follow_a_link(tmp_path):
 
     with pytest.raises(UserError, match="cannot write"):
         Writer(folder)
-    written = capped_log.Log(log)
+    written = Log(log)
     written.write(b"new")
     written.close()
 

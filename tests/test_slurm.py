@@ -134,16 +134,10 @@ class Cluster(Slurm):
             patch.setattr("profiler.engines.slurm.time.sleep", lambda seconds: next(waiting, int)())
             return list(self.run(self.plan, done))
 
-    def leave(self, *, write: bool = False) -> list[Job]:
-        """A call that is killed once its jobs are submitted, or have written the first two records of the run."""
-        if write:
-            with pytest.raises(KeyboardInterrupt):
-                self.follow(
-                    lambda: self.jobs[0].write(*(told(trial) for trial in self.plan[:2]), torn=b'{"sch'), interrupt
-                )
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                self.follow(interrupt)
+    def leave(self) -> list[Job]:
+        """A call that is killed once its jobs are submitted."""
+        with pytest.raises(KeyboardInterrupt):
+            self.follow(interrupt)
         for job in self.jobs:
             job.state = "RUNNING"
         return self.jobs
@@ -228,7 +222,8 @@ def test_the_parts_are_merged_to_what_the_driver_gathered(run):
 
 
 def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
-    (before,) = Cluster(run).leave(write=True)
+    (before,) = Cluster(run).leave()
+    before.write(*(told(trial) for trial in before.plan[:2]), torn=b'{"sch')
     cluster = Cluster(run, jobs=4)
 
     def step() -> None:
@@ -298,17 +293,6 @@ def test_a_part_that_is_a_link_is_refused_and_what_it_leads_to_is_untouched(run,
     assert (victim / "trials.jsonl").read_bytes() == b'{"torn'
 
 
-def test_an_id_that_is_none_is_not_asked_for(run):
-    (job,) = Cluster(run).leave()
-    (run / "jobs" / "ids.json").write_text('{"1": "--help"}')
-    cluster = Cluster(run, active={"--help": job})
-
-    with pytest.raises(KeyboardInterrupt):
-        cluster.follow(interrupt)
-
-    assert [sent.shard for sent in cluster.jobs] == [job.shard]
-
-
 def test_what_cannot_be_sent_leaves_no_part_behind(run):
     cluster = Cluster(run, jobs=2)
     cluster.refusal = OSError("no such partition")
@@ -319,6 +303,7 @@ def test_what_cannot_be_sent_leaves_no_part_behind(run):
     assert list((run / "shards").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_a_node_with_another_device_than_the_first_is_refused(tmp_path):
     plan = two_rounds("none", model=Choice("mlp"), samples=1, warmup=0)
@@ -361,29 +346,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-EXPECTED = """#!/bin/bash
-
-# Parameters
-#SBATCH --account=me
-#SBATCH --array=0-1%1
-#SBATCH --constraint=h100
-#SBATCH --cpus-per-task=4
-#SBATCH --error=JOBS/%A_%a_0_log.err
-#SBATCH --gpus-per-node=2
-#SBATCH --job-name=gcprof
-#SBATCH --nice=10
-#SBATCH --nodes=1
-#SBATCH --open-mode=append
-#SBATCH --output=JOBS/%A_%a_0_log.out
-#SBATCH --partition=gpu
-#SBATCH --signal=USR2@120
-#SBATCH --time=90
-#SBATCH --wckey=submitit
-
-# command
-export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output JOBS/%A_%a_%t_log.out --error JOBS/%A_%a_%t_log.err PYTHON -u -m submitit.core._submit JOBS
-"""
+SENT = (
+    "--account=me", "--array=0-1%1", "--constraint=h100", "--cpus-per-task=4", "--gpus-per-node=2", "--job-name=gcprof",
+    "--nice=10", "--nodes=1", "--partition=gpu", "--signal=USR2@120", "--time=90",
+)  # fmt: skip
 
 
 def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch):
@@ -399,9 +365,9 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             next(records)
 
-    (jobs,) = (path for path in (run / "jobs").iterdir() if path.is_dir())
-    sent = (cluster / "sent.sh").read_text().replace(str(jobs), "JOBS").replace(sys.executable, "PYTHON")
-    assert sent.strip() == EXPECTED.strip()
+    sent = (cluster / "sent.sh").read_text()
+    assert {f"#SBATCH {word}" for word in SENT} <= set(sent.splitlines())
+    assert f"{sys.executable} -u -m submitit.core._submit {run / 'jobs'}/" in sent
     assert (cluster / "cancelled").read_text().split() == ["41_0", "41_1"]
     written = [path.read_bytes() for path in (*run.rglob("*"), cluster / "sent.sh") if path.is_file()]
     assert not any(SECRET.encode() in text for text in written)
@@ -586,6 +552,7 @@ def test_the_command_that_goes_on_names_the_engine(tmp_path, words):
     assert told == [[*again, "--engine", "slurm:jobs=2"], again]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_of_the_devices_of_jobs_nothing_is_known(cluster):
     with engines.connect("slurm:gpus_per_node=2") as engine:

@@ -14,22 +14,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from profiler import __version__
 from profiler.analysis.sanity import impossible
-from profiler.core import server_process
+from profiler.core import safe_files, server_process
 from profiler.core.case import Trial, decode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
-from profiler.engines.capped_log import LOG_BYTES, Log
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.rehearsal.smoke import proven_libraries
 
 STAGE = b'{"stage":'  # begins the message of a stage; any other line is a result
+LOG_BYTES = 1 << 20  # of each child's output; of the rest, its size and the last TAIL_BYTES are kept
+TAIL_BYTES = 4096
+LINE_BYTES = 1 << 16  # that are held back until a line ends
 SHOWN_BYTES = 1024  # of a rejected result, in the log
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and killing it
@@ -295,6 +298,60 @@ class Child:
                 self._status = message.get("status")
                 self._refused = message.get("refused")
                 self._ended = "status" in message or self._refused is not None
+
+
+class Log:
+    """A log file: the first LOG_BYTES, how many bytes were left out, and the last TAIL_BYTES.
+
+    Secrets are hidden within what arrives together and the line before it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._held = b""  # the unfinished line
+        self._tail = b""  # the end of what was passed on
+        self._num_bytes = 0  # that were passed on
+        if path:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)  # the output of an earlier child: this one may print nothing
+
+    def write(self, data: bytes) -> None:
+        self._held = hide_bytes(self._held + data)
+        end = len(self._held) if len(self._held) > LINE_BYTES else self._held.rfind(b"\n") + 1
+        self._pass_on(self._held[:end])
+        self._held = self._held[end:]
+
+    def last_line(self) -> str:
+        lines = (self._tail + self._held).decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
+
+    def close(self) -> None:
+        """Write how much was left out, and the end of what was printed; then close the file."""
+        self._pass_on(self._held)
+        self._held = b""
+        left_out = max(0, self._num_bytes - LOG_BYTES)
+        tail = self._tail[-left_out:] if left_out else b""
+        if left_out > len(tail):
+            self._store(f"\n[gcprof: {left_out - len(tail)} more bytes left out]\n".encode())
+        self._store(tail)
+        if self._file:
+            self._file.close()
+
+    def _pass_on(self, data: bytes) -> None:
+        self._store(data[: max(0, LOG_BYTES - self._num_bytes)])
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        self._num_bytes += len(data)
+
+    def _store(self, data: bytes) -> None:
+        if not (data and self._path):
+            return
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self._file = self._file or safe_files.anew(self._path)
+            self._file.write(data)
+        except OSError:  # such as a full disk: a lost log must not lose a result
+            self._path = None
 
 
 def _believed(trial: Trial, sent: Sequence[bytes]) -> Record:

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from profiler.engines.capped_log import LOG_BYTES, TAIL_BYTES
+from profiler.engines.child import LOG_BYTES, TAIL_BYTES
 from profiler.views.tables import progress
 from tests.faults.trials import log_of, outcomes, run, trial
 
