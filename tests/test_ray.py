@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,7 +217,6 @@ class FakeRay:
         self.exceptions = exceptions
         self.sent: Counter[Trial] = Counter()
         self.cancelled: list[Trial] = []
-        self.most = 0
         self._answer = answer
         self._nodes = [{"Alive": True, "Resources": {"CPU": 1}}] * num_nodes
 
@@ -226,20 +226,17 @@ class FakeRay:
     def _send(self, request: bytes, **server: Any) -> Any:
         trial = decode(request, Trial)
         self.sent[trial] += 1
-        return trial, self.sent[trial]
-
-    def wait(self, references: list[Any], *, timeout: float) -> tuple[list[Any], list[Any]]:
-        self.most = max(self.most, len(references))
-        return [sent for sent in references if self._answer(*sent) is not None][:1], []
-
-    def get(self, reference: Any) -> tuple[bytes, bytes]:
-        answer = self._answer(*reference)
+        future: Any = Future()
+        future.object_ref = trial
+        answer = self._answer(trial, self.sent[trial])
         if isinstance(answer, BaseException):
-            raise answer
-        return encode(answer), b""
+            future.set_exception(answer)
+        elif answer:
+            future.set_result((encode(answer), b""))
+        return SimpleNamespace(future=lambda: future)
 
     def cancel(self, reference: Any, *, force: bool) -> None:
-        self.cancelled.append(reference[0])
+        self.cancelled.append(reference)
 
     def nodes(self) -> list[dict[str, Any]]:
         return self._nodes
@@ -248,6 +245,7 @@ class FakeRay:
 @pytest.fixture
 def far(monkeypatch) -> Callable[[FakeRay], ray_cluster.RayCluster]:
     """Make an engine of a fake cluster that waits for no node."""
+    monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.01)
 
     def made(fake: FakeRay) -> ray_cluster.RayCluster:
         monkeypatch.setattr(ray_cluster.optional_deps, "load", lambda name: fake)
@@ -266,11 +264,12 @@ def fine(sent: Trial, attempt: int = 1) -> Record:
 
 def test_each_trial_comes_back_once_and_no_more_are_under_way_than_agreed(far, monkeypatch):
     monkeypatch.setattr(ray_cluster, "AHEAD", 4)
-    fake = FakeRay(fine)
+    fake, num_sent = FakeRay(fine), []
 
-    found = list(far(fake).run(many(10)))
+    found = [num_sent.append(fake.sent.total()) or record for record in far(fake).run(many(10))]
 
-    assert (Counter(one.case for one in found), fake.most) == (Counter(one.case for one in many(10)), 4)
+    assert Counter(one.case for one in found) == Counter(one.case for one in many(10))
+    assert num_sent == [4, 5, 6, 7, 8, 9, 10, 10, 10, 10]
 
 
 def test_a_device_does_not_wait_for_another_ones_trials(far, monkeypatch):

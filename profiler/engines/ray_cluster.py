@@ -17,8 +17,10 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -123,7 +125,8 @@ class RayCluster:
         waiting: dict[str, deque[tuple[Trial, int]]] = {}
         for trial in trials:
             waiting.setdefault(trial.case.device, deque()).append((trial, 1))
-        under_way: dict[Any, tuple[Trial, int]] = {}  # by Ray's reference, with the number of the attempt
+        under_way: dict[Future[Any], tuple[Trial, int]] = {}  # with the number of the attempt
+        back: SimpleQueue[Future[Any]] = SimpleQueue()  # is waited for in Python, where signals are handled
         gone: dict[str, float] = {}  # by device: since when no node can run its trials
         try:
             while under_way or any(waiting.values()):
@@ -132,26 +135,33 @@ class RayCluster:
                     for _ in range(min(AHEAD - sent[device], len(several))):
                         trial, attempt = several.popleft()
                         task = self._ray.remote(max_retries=0, max_calls=0)(run_trial).options(**self._needs(device))
-                        under_way[task.remote(encode(trial), **self._on_node)] = trial, attempt
-                back, _ = self._ray.wait(list(under_way), timeout=LOOK_SECONDS)
-                for reference in back:
-                    trial, attempt = under_way.pop(reference)
-                    record = self._record(reference, trial, attempt)
+                        future = task.remote(encode(trial), **self._on_node).future()
+                        under_way[future] = trial, attempt
+                        future.add_done_callback(back.put)
+                try:
+                    future = back.get(timeout=LOOK_SECONDS)
+                except Empty:
+                    yield from self._without_place(waiting, under_way, gone)
+                    continue
+                if future in under_way:  # else it was canceled
+                    trial, attempt = under_way.pop(future)
+                    record = self._record(future, trial, attempt)
                     if record:
                         yield record
                     else:
                         waiting[trial.case.device].appendleft((trial, attempt + 1))
-                if not back:
-                    yield from self._without_place(waiting, under_way, gone)
         finally:
-            for reference in under_way:
-                self._ray.cancel(reference, force=True)
+            self._cancel(under_way)
 
-    def _record(self, reference: Any, trial: Trial, attempt: int) -> Record | None:
+    def _cancel(self, futures: Iterable[Any]) -> None:
+        for future in futures:
+            self._ray.cancel(future.object_ref, force=True)
+
+    def _record(self, future: Future[Any], trial: Trial, attempt: int) -> Record | None:
         """Return the record of a task that is over, and write its log; None if it was lost and is to be sent again."""
         exceptions = self._ray.exceptions
         try:
-            encoded, log = self._ray.get(reference)
+            encoded, log = future.result()
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, UserError):  # a fault of the node, not of the trial
                 return lost(trial, "crashed", f"on the node: {error.cause.message}; {error.cause.hint}")
@@ -174,18 +184,17 @@ class RayCluster:
     def _without_place(
         self,
         waiting: dict[str, deque[tuple[Trial, int]]],
-        under_way: dict[Any, tuple[Trial, int]],
+        under_way: dict[Future[Any], tuple[Trial, int]],
         gone: dict[str, float],
     ) -> Iterator[Record]:
         """Give up all trials of a device that no node could run for `wait` seconds."""
         for device, several in waiting.items():
-            sent = [reference for reference, (trial, _) in under_way.items() if trial.case.device == device]
+            sent = [future for future, (trial, _) in under_way.items() if trial.case.device == device]
             if not sent or self._has_place(device):
                 gone.pop(device, None)
             elif time.monotonic() - gone.setdefault(device, time.monotonic()) >= self._wait:
-                for reference in sent:
-                    self._ray.cancel(reference, force=True)
-                left = [*(under_way.pop(reference) for reference in sent), *several]
+                self._cancel(sent)
+                left = [*(under_way.pop(future) for future in sent), *several]
                 several.clear()
                 why = f"no node of the cluster could take it for {self._wait:g} s"
                 yield from (lost(trial, "crashed", why) for trial, _ in left)
