@@ -8,7 +8,9 @@ import pytest
 
 from profiler.core.case import Choice, Trial
 from profiler.engines.local import Local
-from tests import make
+from profiler.runs import store
+from profiler.workflows import owed_trials
+from tests import examples, make
 
 MINE = """
 import torch
@@ -40,6 +42,16 @@ def test_a_record_from_a_child_is_whole(engine):
     sample = record.readings.steps_per_sample
     in_turns = 2 * (1 + sample)  # settle, a sample; as often without the strategy
     assert record.num_steps == 1 + 2 + 2 + in_turns  # counting; settle, read; the same two steps again; time
+
+
+def test_a_record_is_stored_as_its_child_sent_it(engine, tmp_path, monkeypatch):
+    plan = (trial(passes=("memory",)),)
+    run = store.create(tmp_path / "run", plan=plan, command="", environment=examples.ENVIRONMENT, sources={})
+    monkeypatch.setattr("profiler.core.record.encode", None)  # in the parent nothing is encoded again
+
+    ((record, _),) = owed_trials.run_owed(engine, run)
+
+    assert store.load(run.folder).records == (record,)
 
 
 def test_a_later_round_runs_the_time_pass_alone(engine):

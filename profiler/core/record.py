@@ -4,14 +4,13 @@ Schema history (a change is a new number, a line here, and an old file kept in t
 1  first release
 
 None of these structs can be part of a reference cycle, so the garbage collector need not track them (`gc=False`): this
-halves the time of reading 10,000. A record itself, which keeps its line, cannot be one of these.
+halves the time of reading 10,000. A record itself, which may keep its line, cannot be one of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -216,7 +215,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One trial, one line of trials.jsonl, which is kept beside it once it has been encoded."""
+    """One trial, one line of trials.jsonl."""
 
     schema: Whole = SCHEMA
     case: Case
@@ -237,14 +236,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     script: ProcessFacts | UnsetType = UNSET  # of a script: what else is known of the process
     variant: VariantFacts | UnsetType = UNSET  # of a script: what is known of the whole command
 
-    @cached_property
-    def line(self) -> bytes:
-        """The record as JSON: encoded once for each process that sends or stores it, with what else comes to it."""
-        return encode(self)
-
     def keep_line(self, line: bytes) -> None:
-        """Take the text from which the record was decoded as its line."""
+        """Keep the JSON from which this was decoded, until it is stored."""
         self.__dict__["line"] = line
+
+    def take_line(self) -> bytes:
+        """Return the record as JSON: what was kept, once, else encoded."""
+        line: bytes = self.__dict__.pop("line", None) or encode(self)
+        return line
 
     def fits(self, device: str) -> bool:
         """Whether a GPU, by its name (`t4`, `a100-80`), has the memory for the step and for CUDA's own context.

@@ -302,7 +302,7 @@ def run_trial(request: bytes, **server: Any) -> tuple[bytes, bytes]:
         engine.logs = Path(folder)
         (record,) = engine.run([trial])
         log = engine.logs / f"{store.log_name(trial.case, trial.round)}.log"
-        return record.line, log.read_bytes() if log.exists() else b""
+        return record.take_line(), log.read_bytes() if log.exists() else b""
 
 
 def ask(entry: str, text: str, failing: str, **server: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def send(channel: int, record: Record) -> None:
     """Send the record of a trial as the line that is stored, after flushing all that the trial printed."""
     sys.stdout.flush()
     sys.stderr.flush()
-    _write(channel, record.line)
+    _write(channel, encode(record))
 
 
 def asked(channel: int) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from profiler.core.case import Case, Trial, decode
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.record import Note, Record
 from profiler.core.trace_data import Followed
 from profiler.engines.error_record import error_record, without_readings
@@ -135,12 +135,12 @@ def _by_ranks(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     def work(group: Ranks) -> bytes:
         first = group.rank == 0
         record = measure(trial, on_pass=on_pass if first else lambda stage: None, group=group)
-        return record.line if first else b""
+        return encode(record) if first else b""
 
     def failed(error: Exception, rank: int) -> bytes:
         record = error_record(trial, error)
         named = record.detail if record.outcome == "skipped" else f"rank {rank}: {record.detail}"
-        return msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]).line
+        return encode(msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]))
 
     try:
         text = launch(trial.case.num_ranks, trial.case.device, work, failed=failed)

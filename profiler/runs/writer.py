@@ -43,7 +43,7 @@ class Writer:
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails."""
-        line = record.line + b"\n"
+        line = record.take_line() + b"\n"
         rest = memoryview(line)
         try:
             while rest:  # a disk takes what still fits, and only then says that it is full
