@@ -26,10 +26,7 @@ TABLE = {
 }
 WORKER = "profiler.engines.worker"  # the modules of the functions that run in a child: those that measure,
 TRACING = "profiler.engines.tracing"  # and those that only trace, or report devices
-REHEARSED = tuple(  # functions that run on a hollow device
-    f"{WORKER}:{name}_rehearsed{more}"
-    for name, more in (("stage", ""), ("choices", ""), ("follow", ""), ("follow", "_with_choices"))
-)
+REHEARSED = "_rehearsed"  # is in the names of those that run on a hollow device
 HERE = ("local", "trainer")  # their devices are those of this machine
 STAGE_SECONDS: ContextVar[float] = ContextVar("STAGE_SECONDS", default=600.0)  # `--stage-limit` of this command
 FAR = ("ray",)  # they run trials on other machines: they get the plan in advance, and have kinds of GPU

@@ -145,7 +145,7 @@ class Local:
 
         Raises UserError (exit code 3), which begins with `failing`, if the process ends without an answer.
         """
-        rehearses = self._rehearses or entry in REHEARSED
+        rehearses = self._rehearses or REHEARSED in entry
         with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
             child.on_stage = self.at_work
             ended = child.wait(self._stage_seconds)
