@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,14 @@ from rich.text import Text
 from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
 from profiler.cli import answer
-from profiler.core.case import Choice, Trial, encode
-from profiler.core.errors import UserError
-from profiler.core.record import Record
 from profiler.runs import store
-from profiler.runs.reading import Shared
 from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables import grid as grids
 from profiler.views.tables import samples, terminal
 from profiler.views.tables.columns import UNSHOWN
 from profiler.views.tables.grid import words
 from profiler.views.tables.terminal import WIDE, Paper
-from tests import examples, fuzz_mutations, make
+from tests import examples, make
 
 ROOT = Path(__file__).parents[1]
 REFERENCES = sorted(path.parent for path in (ROOT / "results" / "reference").glob("**/manifest.json"))
@@ -36,48 +31,6 @@ RUNS = {
     "predicted": [*examples.sweep((2,), device="fake:cuda"), *examples.sweep((2,), device="cuda:0")],
 }
 FEW = st.lists(st.text(alphabet=st.characters(codec="utf-8"), max_size=12), max_size=8)
-
-
-def of_line(line: bytes, shared: Shared | None) -> Record | str:
-    """The record of a line, or why there is none."""
-    try:
-        return shared.read(line, "here") if shared else store.read_record(line, "here")
-    except UserError as error:
-        return error.message
-
-
-def plan(records: list[Record]) -> list[Trial]:
-    return [Trial(case=record.case, round=record.round) for record in records]
-
-
-@pytest.mark.slow
-def test_a_line_says_the_same_whatever_lines_are_before_it():
-    records = [*examples.troubled(), *examples.sweep(round=2)]
-    text = b"".join(encode(record) + b"\n" for record in records)
-    said: set[str] = set()
-
-    for seed in range(300):
-        shared = Shared(plan(records))
-        for line in fuzz_mutations.mutated(text, random.Random(seed), kind="jsonl").splitlines():
-            found = of_line(line, shared)
-            assert found == of_line(line, None)
-            said.add(found if isinstance(found, str) else found.outcome)
-
-    assert {"ok", "skipped"} < said
-    assert len(said) > 100
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 2, 0, 1), (1, 3)])
-def test_cases_are_those_of_the_plan_in_any_order_of_records(order):
-    records = [make.record(name) for name in ("none", "all", "segments:k=2", "segments:k=3")]
-    trials = plan(records)
-    shared = Shared(trials)
-
-    found = [shared.read(encode(records[place]), "here") for place in order]
-
-    assert [record.case for record in found] == [records[place].case for place in order]
-    assert all(record.case is trials[place].case for record, place in zip(found, order, strict=True))
-    assert all(type(record.case.strategy) is Choice for record in found)
 
 
 @pytest.mark.parametrize("folder", REFERENCES, ids=lambda folder: folder.name)

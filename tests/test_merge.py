@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -137,23 +136,6 @@ def test_another_device_by_another_name_is_no_harm(tmp_path):
     assert len(merge([one, other]).records) == 2
 
 
-def test_a_run_of_an_old_schema_is_merged_in_the_present_one(shards, tmp_path, monkeypatch):
-    from profiler.runs import reading
-
-    expected = merge(shards)
-    monkeypatch.setitem(reading.STEPS, 0, reading.Step(manifest=dict, record=dict))
-    for name in ("manifest.json", "trials.jsonl"):
-        path = shards[1] / name
-        path.write_text(re.sub('"schema": ?1', '"schema": 0', path.read_text(), count=1))
-
-    write(merge(shards), tmp_path / "whole")
-
-    assert merge(shards).records == expected.records
-    texts: list[bytes] = []
-    store.load(tmp_path / "whole", texts=texts)
-    assert {msgspec.json.decode(text)["schema"] for text in texts} == {1}
-
-
 def test_a_damaged_run_is_not_merged(shards, tmp_path):
     (shards[0] / "trials.jsonl").write_text("{\n")
 
@@ -224,12 +206,3 @@ def test_a_log_that_cannot_be_copied_leaves_no_half_made_folder(shards, tmp_path
 
     assert "Input/output error" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_who_writes_is_not_merged(shards, tmp_path):
-    for folder in shards:
-        (folder / ".writer").write_text("process 1 on somewhere")
-
-    write(merge(shards), tmp_path / "whole")
-
-    assert not list((tmp_path / "whole").rglob(".writer"))

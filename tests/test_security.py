@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
 import msgspec
@@ -60,6 +59,7 @@ ENDS_PROCESSES = {
     "rehearsal/build.py": "a compiler that hangs, and what it started",
     "scripts/launch.py": "the user's command, and what it started",
     "core/safe_files.py": "nothing: signal 0 asks whether one lives",
+    "scripts/stacks.py": "nothing: its signal asks for a stack, of what the limit ends",
 }
 
 
@@ -291,16 +291,3 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(name, tmp_path):
 
     assert caught.value.exit_code == 74
     assert list((tmp_path / "mine").iterdir()) == []
-
-
-def test_nor_does_the_signature_of_a_writer(tmp_path):
-    mine, link = links(tmp_path)
-    folder = examples.run(tmp_path / "run", [make.record()]).folder
-    link.rename(folder / ".writer")
-
-    writer = Writer(folder)
-
-    signed = (folder / ".writer").read_text()
-    writer.close()
-    assert mine.read_text() == "mine"
-    assert f"process {os.getpid()} " in signed

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from profiler.core import strict_files
+from profiler.core import safe_files
 from profiler.core.errors import UserError, nearest
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.user_code import shipped
@@ -94,7 +94,7 @@ def word_of(device_name: str) -> str | None:
 
 def read(path: Path) -> Rates:
     """Return the GPU in a file. Raises UserError with file, line and key: not TOML, an unknown key, a wrong type."""
-    text, document = strict_files.load_toml(path, hint="examples are in configs/devices/")
+    text, document = safe_files.load_toml(path, hint="examples are in configs/devices/")
     try:
         return msgspec.convert(document, Rates)
     except msgspec.ValidationError as error:
@@ -119,7 +119,7 @@ def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError
     message, _, place = str(error).partition(" - at ")
     named = re.search(r"(unknown |required )field `(\w+)`", message)
     key = named[2] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
-    where = f"{path}:{strict_files.line_of(text, key)}"
+    where = f"{path}:{safe_files.line_of(text, key)}"
     if named and named[1] == "unknown ":
         allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__)
         hint = nearest(key, allowed) or f"the keys are {', '.join(allowed)}"

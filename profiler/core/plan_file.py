@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import safe_files, strict_files
+from profiler.core import safe_files
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
 
@@ -60,8 +60,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read(path: Path) -> PlanFile:
     """Return the plan in a file. Raises UserError if the file is missing, damaged or of another schema."""
     try:
-        text = strict_files.read_json(path)
-        schema = strict_files.written_schema(text)
+        text = safe_files.read_json(path)
+        schema = safe_files.written_schema(text)
         if schema != SCHEMA:
             raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
         return msgspec.json.decode(text, type=PlanFile)

@@ -1,91 +1,42 @@
-"""Files replaced whole by a rename, opened within one limit of size, and locked for a single writer."""
+"""Files that anyone may have written, read within one limit of size; files replaced whole by a rename; one lock."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import secrets
 import shutil
 import time
+import tomllib
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 from profiler.core.errors import UserError
 
-NAME = re.compile(r"\.(?P<of>.+)\.(?P<host>[0-9a-f]{6})-(?P<process>\d{1,9})-[0-9a-f]{6}\.new", re.DOTALL)
 MOST_BYTES = 64 << 20  # of a document or a line; the manifest of 100,000 trials takes 55 MiB
+TOML_BYTES = 1 << 20  # a hundred times the longest in configs/
+BUFFER_BYTES = 1 << 18  # for reading lines; a record takes thousands of bytes
 PATIENCE_SECONDS = 3.0  # to wait for a lock holder that is about to end
 PAUSE_SECONDS = 0.05
-BUFFER_BYTES = 1 << 18  # for reading lines; a record takes thousands of bytes
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def beside(path: Path) -> Path:
-    """Return a temporary name in the same folder, for a file or folder that is being made."""
-    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(3)}.new")
+class Malformed(msgspec.DecodeError):
+    """The text is larger than any that gcprof writes."""
 
 
-def write(path: Path, text: bytes) -> None:
-    """Write a file atomically, replacing a regular file; a link to one is replaced, not followed.
-
-    Raises UserError (exit code 74) if it cannot be written.
-    """
-    new = beside(path)
-    try:
-        if not is_replaceable(path):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        sweep(path.parent, path.name)
-        with new.open("xb") as file:
-            file.write(text)
-        new.replace(path)
-    except OSError as error:
-        remove(new)
-        message = f"cannot write '{path}': {error.strerror}"
-        is_full = error.errno in FULL
-        hint = "free some space" if is_full else "name a file in a folder that is there and may be written to"
-        raise UserError(message, hint=hint, exit_code=74) from error
+class TakenError(Exception):
+    """Another process holds the lock."""
 
 
-def sweep(folder: Path, of: str | None = None) -> None:
-    """Remove temporary files that killed processes of this machine left: of the file named `of`, or of any."""
-    for path in folder.glob(".*.new"):
-        name = NAME.fullmatch(path.name)
-        if not name or of not in (None, name["of"]) or name["host"] != _host():
-            continue
-        try:
-            os.kill(int(name["process"]), 0)
-        except ProcessLookupError:
-            remove(path)
-        except OSError:  # another user's process
-            continue
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a whole folder as far as possible, without raising."""
-    with suppress(OSError):  # it is gone, its name is too long, or nothing can be changed here
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
-
-
-def _host() -> str:
-    """Return a hash that tells machines sharing a folder apart without revealing their names."""
-    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]
-
-
-def is_regular(path: Path) -> bool:
-    """Whether a path is a file, and neither it nor its folder is a link. Raises OSError if access is denied."""
-    return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
-
-
-def is_replaceable(path: Path) -> bool:
-    """Whether a path is free, a regular file, or a link to one: never a device, a pipe or a folder."""
-    return os.path.isfile(path) or not os.path.lexists(path)  # both return False for a name that is too long
+class _Schema(msgspec.Struct):
+    schema: int
 
 
 def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
@@ -100,14 +51,105 @@ def opened(path: Path, *, most_bytes: int | None = None) -> BinaryIO:
     return path.open("rb", buffering=BUFFER_BYTES)
 
 
+def read_json(path: Path) -> bytes:
+    """Return a whole document as bytes. Raises OSError, also for a file that is not regular or too large."""
+    with opened(path, most_bytes=MOST_BYTES) as file:
+        return file.read()
+
+
+def json_lines(path: Path) -> Iterator[bytes]:
+    """Yield each line with its line end, which the last one may lack. Raises OSError, and Malformed for a long line."""
+    with opened(path) as file:
+        while line := file.readline(MOST_BYTES + 1):
+            if len(line) > MOST_BYTES:
+                raise Malformed(f"the line is longer than {MOST_BYTES >> 20} MiB")
+            yield line
+
+
+def written_schema(text: bytes) -> int:
+    """Return the schema that a line or a document states. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=_Schema).schema
+
+
+def load_toml(path: Path, *, hint: str) -> tuple[str, dict[str, Any]]:
+    """Return the file's text and its parsed content. Raises UserError, with `hint` if the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(TOML_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror}", hint=hint) from None
+    if len(text) > TOML_BYTES:
+        raise UserError(f"'{path}' is larger than {TOML_BYTES >> 10} KiB", hint=hint)
+    try:
+        words = text.decode("utf-8-sig")
+        return words, tomllib.loads(words)
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: this is not UTF-8 text", hint="save it as UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        message, _, at = str(error).partition(" (at line ")
+        where = at.partition(",")[0] or words.count("\n") + 1
+        raise UserError(f"{path}:{where}: this is not TOML: {message}", hint="key = value, one a line") from None
+
+
+def line_of(text: str, key: str) -> int:
+    """Return the number of the first line of a TOML file that sets a key; 1 if none does."""
+    pattern = re.compile(rf"""^\s*["']?{re.escape(key)}["']?\s*[=.]|^\s*\[+\s*{re.escape(key)}\b""")
+    return next((number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)), 1)
+
+
+def write(path: Path, text: bytes) -> None:
+    """Write a file atomically, replacing a regular file; a link to one is replaced, not followed.
+
+    Raises UserError (exit code 74) if it cannot be written.
+    """
+    new = beside(path)
+    try:
+        if not is_replaceable(path):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with new.open("xb") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError as error:
+        remove(new)
+        hint = "free some space" if error.errno in FULL else "name a file in a folder that may be written to"
+        raise UserError(f"cannot write '{path}': {error.strerror}", hint=hint, exit_code=74) from error
+
+
+def beside(path: Path) -> Path:
+    """Return a hidden name in the same folder, for a file that is being made."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(3)}.new")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes were making in a folder and below. Call it under the folder's lock."""
+    for path in folder.rglob(".*.new"):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder as far as possible, without raising."""
+    with suppress(OSError):  # it is gone, its name is too long, or nothing can be changed here
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a path is a file, and neither it nor its folder is a link. Raises OSError if access is denied."""
+    return path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether a path is free, a regular file, or a link to one: never a device, a pipe or a folder."""
+    return os.path.isfile(path) or not os.path.lexists(path)  # both return False for a name that is too long
+
+
 def anew(path: Path) -> BinaryIO:
     """Create a file, unbuffered, in place of any existing one; a link's target is not written to. Raises OSError."""
     path.unlink(missing_ok=True)
     return path.open("xb", buffering=0)
-
-
-class TakenError(Exception):
-    """Another process holds the lock."""
 
 
 def lock(file: int) -> bool:

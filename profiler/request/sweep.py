@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import strict_files
+from profiler.core import safe_files
 from profiler.core.errors import UserError, nearest
 from profiler.request.spec import Request
 
@@ -16,7 +16,7 @@ NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be
 
 def read(path: Path) -> Request:
     """Read a sweep file. Raises UserError with file, line and key if it is not TOML, or a key or type is wrong."""
-    text, table = strict_files.load_toml(path, hint="examples are in configs/")
+    text, table = safe_files.load_toml(path, hint="examples are in configs/")
     return as_request(table, path=path, text=text)
 
 
@@ -26,16 +26,16 @@ def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
     for key in table:
         if key not in allowed:
             hint = " ".join(filter(None, [nearest(key, allowed), f"the keys are {', '.join(allowed)}"]))
-            raise UserError(f"{path}:{strict_files.line_of(text, key)}: no key is called '{key}'", hint=hint)
+            raise UserError(f"{path}:{safe_files.line_of(text, key)}: no key is called '{key}'", hint=hint)
     for key, value in table.items():
         if wrong := _fault(value):
-            message = f"{path}:{strict_files.line_of(text, key)}: {key}: {wrong}"
+            message = f"{path}:{safe_files.line_of(text, key)}: {key}: {wrong}"
             raise UserError(message, hint="a list is of whole numbers or of words: [1, 2], ['all', 'sqrt']")
     try:
         return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
     except msgspec.ValidationError as error:
         key = str(error).rpartition("$.")[2].rstrip("`")
-        message = f"{path}:{strict_files.line_of(text, key)}: {key}: {str(error).partition(' - at')[0]}"
+        message = f"{path}:{safe_files.line_of(text, key)}: {key}: {str(error).partition(' - at')[0]}"
         raise UserError(message, hint="examples are in configs/") from None
 
 

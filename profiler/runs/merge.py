@@ -18,14 +18,13 @@ from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
 from profiler.core.schedule import Shard
 from profiler.runs import store
-from profiler.runs.reading import lifted
 from profiler.runs.store import Manifest, Run
 
 Key = tuple[Case, int]
 
 
 class Offer(NamedTuple):
-    """A run's last record of a trial; the text is its line, in the present schema."""
+    """A run's last record of a trial; the text is its line."""
 
     run: Run
     record: Record
@@ -45,7 +44,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
 
     manifest: Manifest
     records: tuple[Record, ...]
-    texts: tuple[bytes, ...]  # of the manifest and of the records, with unknown fields of later versions
+    lines: tuple[bytes, ...]  # of the records, as they were stored
     logs: tuple[Path, ...]  # of the records that were kept
     conflicts: tuple[Conflict, ...]
     num_same: int  # records that more than one run holds
@@ -58,12 +57,12 @@ def merge(folders: Sequence[Path]) -> Merged:
 
     If the runs are shards of one sweep, the order is that of the sweep. A later round of a case is left out if its
     first round is not ok, since a single run would not have measured it. If two runs hold different records of a trial,
-    the one that began later is kept; of two that began in the same second, the one whose text sorts last. An old schema
-    is converted to the present one. Raises UserError (exit code 4) for runs whose numbers cannot be compared.
+    the one that began later is kept; of two that began in the same second, the one whose text sorts last. Raises
+    UserError (exit code 4) for runs whose numbers cannot be compared.
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
-    read = sorted(map(_read, folders), key=lambda read: (read[0].manifest.created, b"".join(read[1])))
+    read = sorted(map(_read, folders), key=lambda read: (read[0].manifest.created, encode(read[0].manifest), read[1]))
     runs = [run for run, _ in read]
     if len({run.is_script for run in runs}) > 1:
         raise UserError("runs of scripts and of models are no one run", hint="merge each kind by itself", exit_code=4)
@@ -74,11 +73,10 @@ def merge(folders: Sequence[Path]) -> Merged:
     kept = {key: offer for key, offer in latest_of.items() if not _is_needless(key, latest_of)}
     order = {key: number for number, key in enumerate(plan)}
     keys = sorted(kept, key=lambda key: (order.get(key, len(order)), kept[key].text))
-    manifest = _manifest(runs, tuple(plan.values()))
     return Merged(
-        manifest=manifest,
+        manifest=_manifest(runs, tuple(plan.values())),
         records=tuple(kept[key].record for key in keys),
-        texts=(_completed(manifest, read[0][1][0]), *(kept[key].text for key in keys)),
+        lines=tuple(kept[key].text for key in keys),
         logs=tuple(_log(kept[key].run.folder, key) for key in keys),
         conflicts=tuple(
             Conflict(case=key[0], round=key[1], kept=kept[key].run.folder.name)
@@ -93,8 +91,7 @@ def merge(folders: Sequence[Path]) -> Merged:
 
 def write(merged: Merged, folder: Path) -> None:
     """Create the new run folder. Raises UserError if it exists already, or cannot be written."""
-    manifest, *lines = merged.texts
-    store.save(folder, manifest=manifest, trials=b"".join(line + b"\n" for line in lines), logs=merged.logs)
+    store.save(folder, manifest=encode(merged.manifest), trials=b"".join(merged.lines), logs=merged.logs)
 
 
 def _refuse_incomparable(runs: Sequence[Run]) -> None:
@@ -157,18 +154,15 @@ def _is_needless(key: Key, latest_of: Mapping[Key, Offer]) -> bool:
 
 
 def _read(folder: Path) -> tuple[Run, list[bytes]]:
-    """Return a run, and the texts of its manifest and of its records."""
-    texts: list[bytes] = []
-    return store.load(folder, texts=texts), texts
+    """Return a run, and the line of each of its records, as it was stored."""
+    return store.load(folder), [line for _, line in store.numbered_lines(folder) if not store.is_torn(line)]
 
 
 def _offers(read: Iterable[tuple[Run, list[bytes]]]) -> dict[Key, list[Offer]]:
     """Return each run's last record of each trial."""
     offers: dict[Key, list[Offer]] = {}
-    for run, (_, *lines) in read:
-        texts = {
-            (record.case, record.round): lifted(line, "record") for record, line in zip(run.records, lines, strict=True)
-        }
+    for run, lines in read:
+        texts = {(record.case, record.round): line for record, line in zip(run.records, lines, strict=True)}
         for record in latest(run.records):
             key = record.case, record.round
             offers.setdefault(key, []).append(Offer(run, record, texts[key]))
@@ -190,13 +184,6 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
     sources = {name: digest for run in runs for name, digest in run.manifest.sources.items()}
     command, shard = f"gcprof merge {names}", _left_of_sweep(runs)
     return msgspec.structs.replace(first, command=command, plan=plan, sources=sources, shard=shard)
-
-
-def _completed(manifest: Manifest, first: bytes) -> bytes:
-    """Return the manifest's text, with unknown fields that a later version wrote into that of the first run."""
-    before = msgspec.json.decode(lifted(first, "manifest"))
-    before.pop("shard", None)  # that of the first run alone
-    return msgspec.json.encode(before | msgspec.json.decode(encode(manifest)))
 
 
 def _log(folder: Path, key: Key) -> Path:

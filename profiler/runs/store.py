@@ -1,28 +1,27 @@
-"""A run folder: manifest.json and the append-only trials.jsonl; created, read, and its files replaced."""
+"""A run folder: manifest.json and the append-only trials.jsonl; created, and read, never more than one line at once."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import force_setattr
 
 from profiler.analysis import progress
 from profiler.analysis.sanity import impossible_reading, unsound
 from profiler.core import safe_files
-from profiler.core.case import Case, Trial, encode
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Environment, Record
 from profiler.core.schedule import Shard
-from profiler.runs import reading
-from profiler.runs.reading import Shared
 
 
 def log_name(case: Case, round: int) -> str:
@@ -64,114 +63,29 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return "partial" if self.manifest.shard else progress.status(self.manifest.plan, self.records)
 
 
-def new_folder(root: Path, models: Sequence[str]) -> Path:
-    """Return a path that no other run has: time (UTC), models, and three random bytes. Creates nothing."""
-    words = "-".join(dict.fromkeys(model.partition(":")[0] for model in models))
-    slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
-    return root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
-
-
-def create(
-    folder: Path,
-    *,
-    plan: tuple[Trial, ...],
-    command: str,
-    environment: Environment,
-    sources: Mapping[str, str],
-    shard: Shard | UnsetType = UNSET,
-) -> Run:
-    """Create a new run folder with its manifest, atomically, and return the run, which has no records.
-
-    Raises UserError if there is one already, or (exit code 74) if it cannot be created.
-    """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    manifest = Manifest(
-        created=now, command=command, plan=plan, environment=environment, sources=dict(sources), shard=shard
-    )
-    save(folder, manifest=encode(manifest), trials=b"")
-    return Run(folder=folder, manifest=manifest, records=())
-
-
-def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] = ()) -> None:
-    """Create a new run folder of these two files' texts, atomically. Raises UserError as `create` does.
-
-    Only logs that are regular files are copied: links may lead to anything of the user's.
-    """
-    refuse_existing(folder)
-    new = safe_files.beside(folder)
-    try:
-        new.mkdir(parents=True)
-        safe_files.sweep(folder.parent)
-        (new / "logs").mkdir()
-        (new / "derived").mkdir()
-        _write_safely(new / "trials.jsonl", trials)
-        _write_safely(new / "manifest.json", msgspec.json.format(manifest, indent=1))
-        for log in logs:
-            if safe_files.is_regular(log):
-                shutil.copyfile(log, new / "logs" / log.name)
-        new.rename(folder)
-        _sync_folder(folder.parent)
-    except OSError as error:
-        safe_files.remove(new)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it meanwhile
-            refuse_existing(folder)
-        raise unwritable(folder, error) from error
-
-
-def refuse_existing(folder: Path) -> None:
-    """Raise UserError if a new run folder cannot have this name: it exists (2), or cannot be created there (74)."""
-    try:
-        if folder.exists():
-            hint = "name a new folder with -o, or go on with --resume"
-            raise UserError(f"'{folder}' is there already", hint=hint)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    above = next(path for path in folder.absolute().parents if path.exists())
-    if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
-        raise unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
-
-
-def refuse_link(folder: Path) -> None:
-    """Raise UserError (exit code 74) if a folder of a run is a link, which may lead out of it."""
-    if folder.is_symlink():
-        hint = "a run folder that was made elsewhere may lead anywhere: remove the link"
-        raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
-
-
-def replace(path: Path, text: bytes) -> None:
-    """Replace a file of a run folder, atomically. Raises UserError (exit code 74) if that fails."""
-    new = safe_files.beside(path)
-    try:
-        _write_safely(new, text)
-        new.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        safe_files.remove(new)
-        raise unwritable(path.parent, error) from error
-
-
-def load(folder: Path, *, without: Collection[str] = (), texts: list[bytes] | None = None) -> Run:
+def load(folder: Path, *, without: Collection[str] = ()) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) if it is none or cannot be read.
 
-    Readings named in `without` are checked, but not kept. `texts` gets the manifest and each record's line as written.
+    Readings named in `without` are checked, but not kept.
     """
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
-    text = reading.whole(folder / "manifest.json")
-    manifest: Manifest = reading.decoded(text, Manifest, folder / "manifest.json")
-    lines, shared = [text], Shared(manifest.plan, without=without)
-    records, num_bytes, torn = list[Record](), 0, False
-    for where, line in reading.numbered(folder / "trials.jsonl"):
-        if reading.is_torn(line):
-            torn = True
+    manifest = read_manifest(folder)
+    known: dict[Any, Any] = {trial.case: trial.case for trial in manifest.plan}  # parts that many records share
+    records, num_bytes, is_torn_at_end = list[Record](), 0, False
+    for where, line in numbered_lines(folder):
+        if is_torn(line):
+            is_torn_at_end = True
             continue
-        records.append(shared.read(line, where))
+        record = read_record(line, where)
+        for name in without:
+            force_setattr(record.readings, name, None)
+        for name in ("case", "built", "environment"):
+            part = getattr(record, name)
+            force_setattr(record, name, known.setdefault(part, part))
+        records.append(record)
         num_bytes += len(line)
-        if texts is not None:
-            lines.append(line.removesuffix(b"\n"))
-    if texts is not None:
-        texts += lines
-    return of_records(folder, manifest, records, num_bytes=num_bytes, is_torn=torn)
+    return of_records(folder, manifest, records, num_bytes=num_bytes, is_torn=is_torn_at_end)
 
 
 def of_records(
@@ -193,14 +107,153 @@ def of_records(
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a run folder. Raises UserError (exit code 4) if it cannot be read."""
     path = folder / "manifest.json"
-    manifest: Manifest = reading.decoded(reading.whole(path), Manifest, path)
+    try:
+        text = safe_files.read_json(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    manifest: Manifest = _decoded(text, Manifest, str(path))
     return manifest
 
 
 def read_record(line: bytes, where: str) -> Record:
     """Decode one line of trials.jsonl. Raises UserError (exit code 4) that begins with `where`."""
-    record: Record = reading.decoded(line, Record, where)
+    record: Record = _decoded(line, Record, where)
     return record
+
+
+def numbered_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield location (`FOLDER/trials.jsonl:3`) and text of each record's line, none if there is no file.
+
+    Raises UserError (exit code 4) if it cannot be read.
+    """
+    path, number = folder / "trials.jsonl", 0
+    if not os.path.lexists(path):
+        return
+    try:
+        for number, line in enumerate(safe_files.json_lines(path), start=1):
+            yield f"{path}:{number}", line
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except safe_files.Malformed as error:
+        raise _damaged(f"{path}:{number + 1}", error) from error
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether a line is the beginning of a record, or zeros, which some file systems leave. Other ends are damage."""
+    return not line.endswith(b"\n") and (line.startswith(b"{") or not line.strip(b"\0"))
+
+
+def _decoded(text: bytes, kind: type[Any], where: str) -> Any:
+    """Decode a line or a document. A new schema converts the older ones here; so far there is one."""
+    try:
+        schema = safe_files.written_schema(text)
+        if schema > SCHEMA:
+            message = f"{where}: written by a newer gcprof (schema {schema}, this one reads {SCHEMA})"
+            raise UserError(message, hint="upgrade gcprof", exit_code=4)
+        return decode(text, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(where, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot read '{path}': {error.strerror}", hint="the other runs are fine", exit_code=4)
+
+
+def _damaged(where: str, error: Exception) -> UserError:
+    return UserError(f"{where}: {error}", hint="the file is damaged; the other runs are not", exit_code=4)
+
+
+def new_folder(root: Path, models: Sequence[str]) -> Path:
+    """Return a path that no other run has: time (UTC), models, and three random bytes. Creates nothing."""
+    words = "-".join(dict.fromkeys(model.partition(":")[0] for model in models))
+    slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:40]
+    return root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
+
+
+def create(
+    folder: Path,
+    *,
+    plan: tuple[Trial, ...],
+    command: str,
+    environment: Environment,
+    sources: Mapping[str, str],
+    shard: Shard | UnsetType = UNSET,
+) -> Run:
+    """Create a new run folder with its manifest, and return the run, which has no records.
+
+    Raises UserError if there is one already, or (exit code 74) if it cannot be created.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = Manifest(
+        created=now, command=command, plan=plan, environment=environment, sources=dict(sources), shard=shard
+    )
+    save(folder, manifest=encode(manifest), trials=b"")
+    return Run(folder=folder, manifest=manifest, records=())
+
+
+def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] = ()) -> None:
+    """Create a new run folder of these two files' texts. Raises UserError as `create` does.
+
+    The manifest comes last: without it a folder is no run. Only logs that are regular files are copied: links may lead
+    to anything of the user's.
+    """
+    refuse_existing(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:  # another process made it meanwhile
+        raise _taken(folder) from None
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        (folder / "logs").mkdir()
+        (folder / "derived").mkdir()
+        for log in logs:
+            if safe_files.is_regular(log):
+                shutil.copyfile(log, folder / "logs" / log.name)
+        _write_durably(folder / "trials.jsonl", trials)
+        new = safe_files.beside(folder / "manifest.json")
+        _write_durably(new, msgspec.json.format(manifest, indent=1))
+        new.replace(folder / "manifest.json")
+        _sync_folder(folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        safe_files.remove(folder)
+        raise unwritable(folder, error) from error
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise UserError if a new run folder cannot have this name: it exists (2), or cannot be created there (74)."""
+    try:
+        if folder.exists():
+            raise _taken(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
+        raise unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
+
+
+def _taken(folder: Path) -> UserError:
+    return UserError(f"'{folder}' is there already", hint="name a new folder with -o, or go on with --resume")
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise UserError (exit code 74) if a folder of a run is a link, which may lead out of it."""
+    if folder.is_symlink():
+        hint = "a run folder that was made elsewhere may lead anywhere: remove the link"
+        raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
+
+
+def replace(path: Path, text: bytes) -> None:
+    """Replace a file of a run folder, atomically and durably. Raises UserError (exit code 74) if that fails."""
+    new = safe_files.beside(path)
+    try:
+        _write_durably(new, text)
+        new.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        safe_files.remove(new)
+        raise unwritable(path.parent, error) from error
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
@@ -209,12 +262,11 @@ def unwritable(folder: Path, error: OSError) -> UserError:
     return UserError(message, hint="name a folder you may write to with -o", exit_code=74)
 
 
-def _write_safely(path: Path, text: bytes) -> None:
+def _write_durably(path: Path, text: bytes) -> None:
     with path.open("xb") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

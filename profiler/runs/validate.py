@@ -14,11 +14,9 @@ from profiler.core import plan_file
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import SCHEMA, Evidence, Record, evidence
-from profiler.core.strict_files import written_schema
 from profiler.core.units import count_text
-from profiler.runs import reading
+from profiler.runs import store
 from profiler.runs.find import TAGS
-from profiler.runs.store import Manifest
 
 KNOWN = ("manifest.json", "trials.jsonl", "logs", "derived", plan_file.FOLDER, "shards", "jobs", ".writer", TAGS)
 Key = tuple[Case, int]
@@ -67,41 +65,40 @@ def validate(folder: Path) -> Report:
 
 def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
     """Return the trials of the plan; None, with a finding, if the manifest cannot be read."""
-    where = str(folder / "manifest.json")
     try:
-        text = reading.whole(folder / "manifest.json")
-        manifest: Manifest = reading.decoded(text, Manifest, where)
+        manifest = store.read_manifest(folder)
     except UserError as error:
-        findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
+        findings.append(_unread(str(folder / "manifest.json"), error))
         return None
-    findings += _old(where, manifest.schema, text)
+    findings += _old(str(folder / "manifest.json"), manifest.schema)
     return {(trial.case, trial.round): trial for trial in manifest.plan}
 
 
 def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Record]]:
     """Yield every readable record and where it is; an unreadable line becomes a finding."""
-    path = folder / "trials.jsonl"
-    if not path.exists():
-        findings.append(Finding(where=str(path), text="the file is missing"))
-        return
-    for where, line in reading.numbered(path):
-        if reading.is_torn(line):
+    if not (folder / "trials.jsonl").exists():
+        findings.append(Finding(where=str(folder / "trials.jsonl"), text="the file is missing"))
+    for where, line in store.numbered_lines(folder):
+        if store.is_torn(line):
             findings.append(Finding(where=where, text="the last line is torn"))
             continue
         try:
-            record: Record = reading.decoded(line, Record, where)
+            record = store.read_record(line, where)
         except UserError as error:
-            findings.append(Finding(where=where, text=error.message.removeprefix(f"{where}: ")))
+            findings.append(_unread(where, error))
             continue
-        findings += _old(where, record.schema, line)
+        findings += _old(where, record.schema)
         yield where, record
 
 
-def _old(where: str, schema: int, text: bytes) -> list[Finding]:
-    """Return a finding if a document is in an older schema on disk."""
-    written = written_schema(text)
-    remark = f"schema {written}, and {SCHEMA} is the present one"
-    return [Finding(where=where, text=remark, is_damage=False)] if written != schema or written < SCHEMA else []
+def _unread(where: str, error: UserError) -> Finding:
+    return Finding(where=where, text=error.message.removeprefix(f"{where}: "))
+
+
+def _old(where: str, schema: int) -> list[Finding]:
+    """Return a finding if a document is in an older schema."""
+    remark = f"schema {schema}, and {SCHEMA} is the present one"
+    return [Finding(where=where, text=remark, is_damage=False)] if schema < SCHEMA else []
 
 
 def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from profiler.core import safe_files
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.runs import RESULTS, reading, store
+from profiler.runs import RESULTS, store
 from profiler.runs.find import reference_folder
 
 
@@ -23,23 +22,20 @@ class Writer:
 
     `is_locked` is False if the file system has no locks: then other writers are not kept out. Raises UserError if
     another process writes to the same folder. A torn last line, left by a crash, is cut off; any other incomplete end
-    of the file is damage, and refused (exit code 4).
+    of the file is damage, and refused (exit code 4). What killed processes were making is removed.
     """
 
     def __init__(self, folder: Path) -> None:
         for name in ("logs", "derived"):
             store.refuse_link(folder / name)
         self._path = folder / "trials.jsonl"
-        self._signature = folder / ".writer"
         self._file, self.is_locked = _locked(folder)
-        with suppress(OSError), safe_files.anew(self._signature) as file:  # for those who wait for the lock
-            file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-        safe_files.sweep(folder)
         try:
             self.num_bytes = _cut_torn_line(self._path, self._file)
         except UserError:
             self.close()
             raise
+        safe_files.sweep(folder)
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails."""
@@ -58,16 +54,13 @@ class Writer:
             raise UserError(message, hint="nothing more is measured; run it again", exit_code=74)
 
     def close(self) -> None:
-        with suppress(OSError):  # a file that cannot be removed is overwritten by the next writer
-            self._signature.unlink(missing_ok=True)  # while the lock is held, so that it is not the next writer's
         os.close(self._file)
 
 
 def tidy(folder: Path) -> None:
     """Clean up what a killed writer left in a run folder; does nothing while another process writes there."""
-    if os.path.lexists(folder / ".writer"):
-        with suppress(UserError):
-            Writer(folder).close()
+    with suppress(UserError):
+        Writer(folder).close()
 
 
 def refuse_removal(folder: Path) -> None:
@@ -91,7 +84,7 @@ def remove(folder: Path) -> None:
     refuse_removal(folder)
     with ExitStack() as stack:
         for part in (folder, *(path.parent for path in folder.glob("shards/*/trials.jsonl"))):
-            stack.enter_context(held(part))
+            stack.callback(os.close, _locked(part)[0])
         try:
             shutil.rmtree(folder)  # follows no link
         except OSError as error:
@@ -105,19 +98,6 @@ def size_bytes(folder: Path) -> int:
     return sum(os.lstat(file).st_size for file in files)
 
 
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep every writer out of a run folder inside the context. Raises UserError if there is one, or may be."""
-    file, is_locked = _locked(folder)
-    try:
-        if not is_locked and os.path.lexists(folder / ".writer"):
-            message = f"a gcprof may be writing to {folder}: {_holder(folder)}"
-            raise UserError(message, hint=f"remove {folder / '.writer'} first")
-        yield
-    finally:
-        os.close(file)
-
-
 def _locked(folder: Path) -> tuple[int, bool]:
     """Return the open trials.jsonl, and whether it is locked. Raises UserError if another process has it."""
     try:
@@ -128,16 +108,8 @@ def _locked(folder: Path) -> tuple[int, bool]:
         return file, safe_files.lock(file)
     except safe_files.TakenError:
         os.close(file)
-        message = f"another gcprof is writing to {folder}: {_holder(folder)}"
-        raise UserError(message, hint="wait for it, or name another folder with -o") from None
-
-
-def _holder(folder: Path) -> str:
-    """Return who holds the lock, as it has signed."""
-    holder = ""
-    with suppress(OSError), safe_files.opened(folder / ".writer") as file:
-        holder = file.read(200).decode(errors="replace").strip()
-    return holder or "it does not say who it is"
+        hint = "wait for it, or name another folder with -o"
+        raise UserError(f"another gcprof is writing to {folder}", hint=hint) from None
 
 
 def _cut_torn_line(path: Path, file: int) -> int:
@@ -147,7 +119,7 @@ def _cut_torn_line(path: Path, file: int) -> int:
     line = end[end.rfind(b"\n") + 1 :]
     if not line:
         return size
-    if not reading.is_torn(line):
+    if not store.is_torn(line):
         message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
         raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
     os.ftruncate(file, size - len(line))

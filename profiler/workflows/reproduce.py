@@ -12,7 +12,7 @@ from profiler import engines
 from profiler.analysis import progress
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
-from profiler.core import catalogue, strict_files
+from profiler.core import catalogue, safe_files
 from profiler.core.case import FAKE, Case, Choice
 from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import evidence
@@ -99,7 +99,7 @@ def find(name: str) -> System:
 
 def load(path: Path) -> System:
     """Read a system's file. Those that come with gcprof are sound: a test reads them all."""
-    text, document = strict_files.load_toml(path, hint="examples are in configs/published/")
+    text, document = safe_files.load_toml(path, hint="examples are in configs/published/")
     file = msgspec.convert(document, _File)
     full = sweep.as_request(file.full, path=path, text=text)
     smaller = {key: value for key, value in file.cpu.items() if key != "reduced"}

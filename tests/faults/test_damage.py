@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
-from profiler.core import strict_files
+from profiler.core import safe_files
 from profiler.core.case import Choice, encode
 from profiler.core.errors import UserError
 from profiler.runs import store
@@ -81,7 +81,7 @@ def test_fault_42_every_reader_names_the_line_and_ends_with_4(command, results, 
 
 
 def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
-    monkeypatch.setattr(strict_files, "MOST_BYTES", 100)
+    monkeypatch.setattr(safe_files, "MOST_BYTES", 100)
 
     with pytest.raises(UserError, match=r"it is larger than"):
         store.load(results / "damaged")

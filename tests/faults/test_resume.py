@@ -208,7 +208,7 @@ def test_fault_61_a_run_of_ones_own_model_goes_on_by_the_command_that_was_named(
 def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     assert answer(["run", "--resume", "run"]) == 0
     first, before = capsys.readouterr(), (half / "trials.jsonl").read_bytes()
-    (half / ".writer").write_text("process 1 on a machine that failed after the last record\n")
+    (half / "derived" / ".table.csv.0a1b2c.new").write_text("half")
     monkeypatch.delattr(local, "Server")  # nothing is started
 
     code = answer(["run", "--resume", "run"])
@@ -218,4 +218,4 @@ def test_fault_62_a_finished_run_is_shown_and_nothing_is_done(half: Path, monkey
     assert out == first.out
     assert err.startswith("there is nothing left to do")
     assert (half / "trials.jsonl").read_bytes() == before
-    assert not list(half.glob(".*"))
+    assert not list(half.rglob(".*"))

@@ -19,7 +19,6 @@ from profiler.core.case import Trial, encode
 from profiler.core.record import Environment, Record
 from profiler.runs import merge as merging
 from profiler.runs import store
-from profiler.runs.reading import STEPS, Step
 from profiler.runs.writer import Writer
 from tests import make
 
@@ -104,15 +103,6 @@ class Machine(RuleBasedStateMachine):
         self.records = [last[key] for key in KEYS if key in last]
         self.folder, self.is_torn = whole, False
 
-    @rule(at=given.integers(0, 20))
-    def age(self, at: int) -> None:
-        """One line is as schema 0 wrote it."""
-        path = self.folder / "trials.jsonl"
-        lines = path.read_bytes().split(b"\n")
-        if at < len(lines) - 1:
-            lines[at] = lines[at].replace(b'"schema":1', b'"schema":0', 1).replace(b'"outcome"', b'"result"', 1)
-            path.write_bytes(b"\n".join(lines))
-
     @invariant()
     def holds_what_the_list_holds(self) -> None:
         self.number_of_steps += 1
@@ -122,10 +112,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def schema_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older schema, in which the outcome had another name; and no waiting for the disk, which no test can lose."""
-    renamed: Callable[[dict], dict] = lambda one: {("outcome" if key == "result" else key): one[key] for key in one}  # noqa: E731
-    monkeypatch.setitem(STEPS, 0, Step(manifest=dict, record=renamed))
+def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test can lose what the system has taken."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
