@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import zipfile
 from pathlib import Path
@@ -14,7 +13,6 @@ from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.training import models, optimizers, strategies
 
-FORM = "options are written segments:key=value,key=value; its keys are k, split"
 TABLES = [models.TABLE, strategies.TABLE, optimizers.TABLE]
 
 
@@ -22,14 +20,6 @@ TABLES = [models.TABLE, strategies.TABLE, optimizers.TABLE]
 def test_every_entry_says_in_one_sentence_what_it_is_about(table):
     for entry in catalogue.entries(table, hidden=True):
         assert entry.about.endswith("."), entry.name
-
-
-def test_hidden_entries_are_listed_only_where_asked_for():
-    shown = [entry.name for entry in catalogue.entries(strategies.TABLE)]
-    everything = [entry.name for entry in catalogue.entries(strategies.TABLE, hidden=True)]
-
-    assert "_planted" not in shown
-    assert "_planted" in everything
 
 
 def test_options_are_read_from_the_source(tmp_path, monkeypatch):
@@ -68,40 +58,22 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("text", "table", "hint"),
     [
-        ("segments:4", "'segments:4' has an option without its name", "write segments:k=4"),
-        ("selective:matmul", "'selective:matmul' has an option without its name", "write selective:save=matmul"),
-        ("segments:k=2:split=balanced", "'segments:k=2' is followed by a second colon", FORM),
-        ("segments:k", "'segments:k' has an option without its value", "write segments:k=..."),
-        ("segments:splt", "'segments:splt' has an option without its value", "did you mean 'segments:split=...'?"),
-        ("segments:", "'segments:' ends with a colon", "write segments"),
-        ("all:", "'all:' ends with a colon", "write all"),
-        ("segments:4:5", "'segments:4:5' has an option without its name", FORM),
-        ("segments::", "'segments::' has an option without its name", FORM),
-        ("all:3", "'all:3' has an option", "'all' takes no options"),
+        ("segments:4", strategies.TABLE, "segments:k=..., its keys are k, split"),
+        ("segments:k", strategies.TABLE, "segments:k=..., its keys are k, split"),
+        ("segments::", strategies.TABLE, "segments:k=..., its keys are k, split"),
+        ("all:3", strategies.TABLE, "'all' takes no options"),
+        ("mlp:", models.TABLE, "mlp:width=..., its keys are "),
+        ("mlp:width", models.TABLE, "mlp:width=..., its keys are "),  # no module of the user's
+        ("mlp:width:depth=3", models.TABLE, "mlp:width=..., its keys are "),
     ],
 )
-def test_options_that_are_written_in_another_way_are_told_how(text, message, hint):
-    with pytest.raises(UserError) as told:
-        catalogue.resolve(Choice(text), strategies.TABLE)
+def test_options_that_are_written_in_another_way_are_told_how(text, table, hint):
+    with pytest.raises(UserError, match="not written as key=value") as told:
+        catalogue.resolve(Choice(text), table)
 
-    assert (told.value.message, told.value.hint) == (message, hint)
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("mlp:", "'mlp:' ends with a colon", "write mlp"),
-        ("mlp:width", "'mlp:width' has an option without its value", "write mlp:width=..."),
-        ("mlp:width:depth=3", "'mlp:width' has an option without its value", "write mlp:width=..."),
-    ],
-)
-def test_an_option_of_a_model_without_its_value_is_not_taken_for_a_module_of_the_users(text, message, hint):
-    with pytest.raises(UserError) as told:
-        catalogue.resolve(Choice(text), models.TABLE)
-
-    assert (told.value.message, told.value.hint) == (message, hint)
+    assert told.value.hint.startswith(hint)
 
 
 def test_a_module_of_the_users_that_is_called_as_a_model_is_found_all_the_same(tmp_path, monkeypatch):
@@ -177,9 +149,3 @@ def test_a_module_that_is_not_there_is_said_to_be(name: str, packages: Path):
         catalogue.read(f"{name}:make", models.TABLE)
 
     assert not (packages / "sprung").exists()
-
-
-def test_twin_pythons_own_search_imports_what_is_around_a_module(packages: Path):
-    importlib.util.find_spec("outer.inner")
-
-    assert (packages / "sprung").exists()

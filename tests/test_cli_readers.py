@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,9 @@ from profiler.cli import answer
 from profiler.cli.run import print_run
 from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
-from profiler.runs.find import run_folder
 from profiler.training import models, strategies
 from profiler.workflows import run as run_workflow
-from tests import examples, machines, make
+from tests import examples, make
 from tests.commands import gcprof
 
 ROOT = Path(__file__).parents[1]
@@ -50,12 +47,6 @@ def test_show_takes_the_last_run_where_none_is_named(results: Path, capsys: pyte
     assert "segments:k=400" in capsys.readouterr().out
 
 
-def test_a_run_is_meant_by_path_by_name_or_by_last(results: Path):
-    found = [run_folder(word).resolve() for word in (str(results / FIRST), FIRST, "last")]
-
-    assert found == [results / FIRST, results / FIRST, results / SECOND]
-
-
 def test_show_says_how_much_of_a_partial_run_is_owed(results: Path, capsys: pytest.CaptureFixture[str]):
     answer(["show", SECOND])
 
@@ -79,23 +70,11 @@ def test_show_as_json_is_one_document(results: Path, capsys: pytest.CaptureFixtu
     assert (whole["run"], whole["status"], whole["exit_code"], len(whole["records"])) == (SECOND, "partial", 1, 8)
 
 
-def test_a_flag_without_effect_is_refused(results: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["show", "--json", "--samples"]) == 2
-    assert answer(["export", "--force"]) == 2
-    assert capsys.readouterr().out == ""
-
-
 def test_show_gives_every_sample(results: Path, capsys: pytest.CaptureFixture[str]):
     answer(["show", FIRST, "--samples"])
 
     steps = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
     assert steps[0].split()[-5:] == ["98.0", "99.0", "100.0", "101.0", "102.0"]  # 100 ms and one or two percent
-
-
-def test_show_keeps_to_the_width_that_is_asked_for(results: Path, capsys: pytest.CaptureFixture[str]):
-    answer(["show", FIRST, "--width", "60"])
-
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
 def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFixture[str]):
@@ -107,15 +86,6 @@ def test_list_shows_the_newest_run_last(results: Path, capsys: pytest.CaptureFix
     assert lines[3].endswith(" 4/9 measured, partial")
 
 
-def test_list_as_json_is_one_document(results: Path, capsys: pytest.CaptureFixture[str]):
-    answer(["list", "--json"])
-
-    assert [(run["name"], run["num_ok"], run["num_rows"]) for run in json.loads(capsys.readouterr().out)] == [
-        (FIRST, 3, 3),
-        (SECOND, 4, 9),
-    ]
-
-
 def test_a_damaged_run_does_not_hide_the_others(results: Path, capsys: pytest.CaptureFixture[str]):
     (results / FIRST / "manifest.json").write_text("{")
 
@@ -124,12 +94,6 @@ def test_a_damaged_run_does_not_hide_the_others(results: Path, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "unreadable" in out
     assert "4/9" in out
-
-
-def test_a_damaged_run_cannot_be_shown(results: Path, capsys: pytest.CaptureFixture[str]):
-    (results / FIRST / "manifest.json").write_text("{")
-
-    assert answer(["show", FIRST]) == 4
 
 
 def test_export_goes_to_stdout_or_to_a_file(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -172,16 +136,6 @@ def test_what_is_misspelt_is_answered_with_the_nearest(
     assert err.splitlines()[1] == f"hint: {hint}"
 
 
-def test_where_there_are_no_runs_the_way_to_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-
-    assert answer(["show"]) == 2
-    assert answer(["list"]) == 0
-    assert capsys.readouterr().err.count("gcprof run") == 2
-
-
 @pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])
 def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
     command: str, table: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -193,17 +147,6 @@ def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
     everything = {entry.name for entry in catalogue.entries(table, hidden=True)}
     assert names() == {name for name in everything if not name.startswith("_")}
     assert names("--all") == everything
-
-
-def test_one_strategy_is_told_with_its_options(capsys: pytest.CaptureFixture[str]):
-    assert answer(["strategies", "segments"]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        next(line for line in lines if line.startswith("k "))
-        .split(maxsplit=1)[1]
-        .endswith("a whole number from 1 to 2147483647")
-    )
 
 
 @pytest.mark.slow
@@ -225,51 +168,6 @@ def test_results_can_be_read_where_torch_is_not_installed(words: list[str], resu
     done = gcprof(*words, torch=False)
 
     assert (done.returncode, "torch is not installed" in done.stderr) == (0, False)
-
-
-def test_that_process_could_not_import_torch():
-    code = gcprof("--version", torch=False).args[2].replace("main(sys.argv[1:])", "import torch")
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-
-    assert "ImportError: torch is not installed" in done.stderr
-
-
-HEAVY = ("torch", "numpy", "pandas", "matplotlib", "rich", "msgspec")
-
-
-def imported(*words: str) -> set[str]:
-    code = f"import sys; from profiler.cli import answer; answer({list(words)!r}); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": machines.python_path()},
-    )
-    return set(HEAVY) & set(done.stderr.split())
-
-
-def test_help_imports_nothing_heavy():
-    assert imported("--help") == set()
-
-
-def test_a_command_that_needs_something_heavy_would_be_seen():
-    assert "rich" in imported("models")
-
-
-@pytest.mark.parametrize(
-    "command", ["predict", "explain", "timeline", "show", "plot", "export", "list", "models", "strategies"]
-)
-def test_every_command_helps_with_an_example(command: str, capsys: pytest.CaptureFixture[str]):
-    assert answer([command, "--help"]) == 0
-
-    assert f"Examples:\n  gcprof {command}" in capsys.readouterr().out
-
-
-def test_no_words_are_a_request_for_help(capsys: pytest.CaptureFixture[str]):
-    assert answer([]) == 0
-
-    assert capsys.readouterr().out.startswith("Usage: gcprof")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):

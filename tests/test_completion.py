@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from profiler import views
-from profiler.cli import COMMANDS, answer
 from profiler.integrations import trackers
 from profiler.training import strategies
 from tests import examples, machines, make
@@ -40,17 +39,6 @@ def results(here: Path) -> Path:
     return here / "results"
 
 
-@pytest.mark.slow
-def test_every_command_is_proposed():
-    assert proposed("gcprof ") == list(COMMANDS)
-    assert proposed("gcprof max") == ["max-batch"]
-
-
-def test_the_options_of_a_command_are_proposed():
-    assert proposed("gcprof show --sam") == ["--samples"]
-    assert proposed("gcprof max-batch --mem") == ["--memory"]
-
-
 @pytest.mark.parametrize("command", ["show", "plot", "export", "merge", "validate"])
 def test_runs_are_proposed_the_newest_first(results, command):
     newest, oldest = "20261121T090000Z-mlp-77ab02", "20261120T174900Z-mlp-3fa9c1"
@@ -68,15 +56,6 @@ def test_of_a_list_the_last_word_is_completed():
     assert proposed("gcprof run --strategies none,seg") == ["none,segments"]
     shown = [name for name in strategies.TABLE if not name.startswith("_")]
     assert proposed("gcprof strategies ") == shown
-
-
-def test_a_command_that_takes_a_model_or_a_run_proposes_both(results):
-    assert proposed("gcprof explain ")[:4] == [
-        "last",
-        "20261121T090000Z-mlp-77ab02",
-        "20261120T174900Z-mlp-3fa9c1",
-        "mlp",
-    ]
 
 
 def test_what_an_export_or_a_plot_can_be_is_proposed(here):
@@ -99,8 +78,3 @@ def test_the_script_of_a_shell_is_shown(shell):
 
     assert done.returncode == 0
     assert f"_GCPROF_COMPLETE=complete_{shell}" in done.stdout
-
-
-def test_the_help_names_the_way_to_it(capsys):
-    assert answer(["--help"]) == 0
-    assert "--install-completion" in capsys.readouterr().out

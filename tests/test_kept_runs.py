@@ -80,40 +80,9 @@ def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results: Pa
     assert answer(["validate", FIRST]) == 0
 
 
-def test_of_a_run_elsewhere_it_is_said_that_no_command_finds_it_by_its_tag(
-    results: Path, here: Path, capsys: pytest.CaptureFixture[str]
-):
-    (results / FIRST).rename(here / "elsewhere")
-
-    assert answer(["tag", "elsewhere", "mine"]) == 0
-    first, note, command = capsys.readouterr().err.splitlines()
-
-    assert first == "elsewhere: mine"
-    assert note == "note: commands find runs below results/ by their tags; this one is named by its path: elsewhere"
-    assert answer(["show", "mine"]) == 4
-    assert answer(command.split()[2:]) == 0
-    assert "mine" in capsys.readouterr().out
-
-
-def test_a_tag_is_taken_off_again(results: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["tag", FIRST, "one", "two"]) == 0
-    assert answer(["tag", FIRST, "one", "--remove"]) == 0
-    assert read_tags(results / FIRST) == ("two",)
-
-    assert answer(["tag", FIRST, "one", "--remove"]) == 2
-    assert "this run has no tag 'one'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("word", ["", "a b", "a,b", "\x1b[31m", "x" * 41, "-"])
 def test_what_is_no_word_is_no_tag(word: str, results: Path):
     assert answer(["tag", FIRST, "--", word]) == 2
-    assert read_tags(results / FIRST) == ()
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '["\\u001b[31m"]', '"word"'])
-def test_what_else_stands_in_the_file_is_no_tag(text: str, results: Path):
-    (results / FIRST / "tags.json").write_text(text)
-
     assert read_tags(results / FIRST) == ()
 
 
@@ -155,12 +124,6 @@ def test_rm_keeps_the_run_where_the_answer_is_anything_else(
     assert (results / FIRST / "trials.jsonl").is_file()
 
 
-def test_rm_removes_several_without_asking(results: Path):
-    assert answer(["rm", "--yes", FIRST, SECOND]) == 0
-
-    assert list(results.iterdir()) == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("below", ["", "shards/1"])
 def test_rm_never_removes_what_is_being_written(below: str, results: Path, capsys: pytest.CaptureFixture[str]):
@@ -187,14 +150,6 @@ def test_rm_removes_only_below_the_results(results: Path, here: Path, capsys: py
         assert "is not below 'results'" in capsys.readouterr().err
     assert answer(["rm", "--yes", "ref:cpu/mnist-cnn"]) == 2
     assert (elsewhere / "trials.jsonl").is_file()
-
-
-def test_rm_of_several_removes_none_where_one_is_refused(results: Path, here: Path):
-    examples.run(here / "elsewhere", [make.record()])
-
-    assert answer(["rm", "--yes", FIRST, "elsewhere"]) == 2
-
-    assert (results / FIRST).is_dir()
 
 
 def test_rm_follows_no_link(results: Path, here: Path, capsys: pytest.CaptureFixture[str]):

@@ -83,13 +83,6 @@ def test_any_order_of_the_runs_gives_the_same_folder_to_the_byte(shards, tmp_pat
     assert all(text(folder) == text(folders[0]) for folder in folders)
 
 
-def test_other_runs_give_another_folder(shards, tmp_path):
-    write(merge(shards), tmp_path / "three")
-    write(merge(shards[:2]), tmp_path / "two")
-
-    assert text(tmp_path / "three") != text(tmp_path / "two")
-
-
 def test_merging_again_changes_nothing(shards, tmp_path):
     write(merge(shards), tmp_path / "whole")
     write(merge([tmp_path / "whole", *shards]), tmp_path / "again")
@@ -108,12 +101,6 @@ def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):
         assert [log.read_text() for log in merged.logs] == ["late: none"]
 
 
-def test_the_same_record_twice_is_no_conflict(shards):
-    merged = merge(shards[:2])
-
-    assert (merged.conflicts, merged.num_same) == ((), 1)
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("torch", "2.14.0"), ("gcprof", "0.0.9"), ("device_name", "another CPU"), ("num_threads", 8)]
 )
@@ -126,21 +113,6 @@ def test_runs_whose_numbers_cannot_stand_beside_each_other_are_refused(tmp_path,
 
     assert refused.value.exit_code == 4
     assert "gcprof compare" in refused.value.hint
-
-
-def test_another_device_by_another_name_is_no_harm(tmp_path):
-    one = shard(tmp_path / "one", record("none"))
-    gpu = {"environment": {"device_name": "a GPU"}, "case": make.case("none", device="cuda:0")}
-    other = shard(tmp_path / "other", record("none", **gpu))
-
-    assert len(merge([one, other]).records) == 2
-
-
-def test_a_damaged_run_is_not_merged(shards, tmp_path):
-    (shards[0] / "trials.jsonl").write_text("{\n")
-
-    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 4
-    assert not (tmp_path / "whole").exists()
 
 
 def test_the_command_tells_what_it_did(shards, tmp_path, capsys):
@@ -160,11 +132,6 @@ def test_the_command_tells_what_it_did(shards, tmp_path, capsys):
 def test_one_run_alone_or_twice_is_refused(shards, number, capsys):
     assert answer(["merge", *[str(shards[0])] * number]) == 2
     assert "two runs or more, each named once" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_there_is_kept(shards, tmp_path):
-    assert answer(["merge", str(shards[0]), str(shards[1]), "-o", str(shards[2])]) == 2
-    assert len(store.load(shards[2]).records) == 3
 
 
 def test_a_torn_line_is_told_and_the_rest_is_merged(shards, tmp_path, capsys):

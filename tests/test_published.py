@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from profiler.analysis.quantities import TABLE, UNITS
 from profiler.cli import answer
-from profiler.core import user_code
 from profiler.core.errors import UserError
 from profiler.core.record import Note
 from profiler.request import spec
@@ -57,14 +55,6 @@ def written(folder: Path, text: str) -> Path:
 def cases(system: System, size: str, device: str = "cuda:0"):
     request = getattr(system, size).request
     return list(dict.fromkeys(trial.case for trial in spec.check(request, lambda word: device).trials))
-
-
-@pytest.mark.slow
-def test_every_system_of_the_issue_has_a_file():
-    assert set(NAMES) == {
-        "simple-mlp", "mnist-cnn", "three-policies", "dense-16-32", "adam-states", "hf-trainer", "bert", "resnet152",
-        "cifar-resnet", "exactness",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,16 +125,6 @@ def test_the_published_shares_of_mnist_are_those_of_the_published_bytes():
     assert shares == {
         strategy: round((1139 - taken[strategy]) / (1139 - 580) * 100, 1) for strategy in taken if strategy != "none"
     }
-
-
-def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, monkeypatch):
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    (tmp_path / "configs" / "published").mkdir(parents=True)
-
-    assert wheel["force-include"]["configs/published"] == "profiler/configs/published"
-    assert reproduce.systems_folder() == ROOT / "configs" / "published"
-    monkeypatch.setattr(user_code, "OURS", tmp_path)
-    assert reproduce.systems_folder() == tmp_path / "configs" / "published"
 
 
 EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
@@ -224,12 +204,6 @@ def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
 
     assert answer(["reproduce", "hf-trainer", "--from", "run"]) == code
     assert ("'run' is not a run of hf-trainer" in capsys.readouterr().err) == bool(code)
-
-
-def test_without_a_name_all_are_listed(capsys):
-    assert answer(["reproduce"]) == 0
-
-    assert set(NAMES) <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

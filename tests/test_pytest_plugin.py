@@ -54,20 +54,6 @@ def test_a_peak_is_predicted_and_listed_after_the_tests(tmp_path):
 
 
 @pytest.mark.slow
-def test_where_gcprof_is_only_on_the_path_the_words_of_the_documentation_find_the_plugin(tmp_path):
-    page = (ROOT / "docs" / "pytest.md").read_text(encoding="utf-8")
-    (words,) = re.findall(r"`pytest (-p [\w. ]+)`", page)
-    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-
-    without = run_pytest(tmp_path, FITS, "--gcprof-budget", "1GiB", **alone)
-    named = run_pytest(tmp_path, FITS, *words.split(), "--gcprof-budget", "1GiB", **alone)
-
-    assert "unrecognized arguments: --gcprof-budget" in without.stderr
-    assert named.returncode == 0, named.stdout
-    assert "peak memory by gcprof" in named.stdout
-
-
-@pytest.mark.slow
 def test_a_peak_over_the_budget_of_the_run_fails_in_few_lines(tmp_path):
     done = run(tmp_path, FITS, "--gcprof-budget", "20MiB")
 
@@ -111,15 +97,6 @@ def test_rehearsed(model, peak_memory):
     assert len(re.findall(r"test_measured: .* measured \(", done.stdout)) == 1
 
 
-@pytest.mark.nightly
-def test_a_comparison_that_fails_names_the_peak(tmp_path):
-    text = MODEL + "def test_it(model, peak_memory):\n    assert peak_memory(model, batch, loss=loss) < 10 * 2**20\n"
-
-    done = run(tmp_path, text)
-
-    assert re.search(r"assert [\d.]+ MiB predicted \(Sequential .*\) < \(?10", done.stdout), done.stdout
-
-
 @pytest.mark.parametrize("word", ["11", "60%", "much"])
 def test_a_budget_that_is_no_size_is_refused_before_any_test(word, tmp_path):
     done = run(tmp_path, FITS, "--gcprof-budget", word)
@@ -136,12 +113,6 @@ def test_a_budget_that_no_test_heeds_is_said_and_no_success(words, tmp_path):
 
     assert done.returncode == 4, done.stderr
     assert "--gcprof-budget had no effect: no test asked for the fixture peak_memory" in done.stdout
-
-
-@pytest.mark.slow
-def test_where_no_test_is_to_run_a_budget_changes_nothing(tmp_path):
-    assert run(tmp_path, "def test_nothing(): ...", "--gcprof-budget", "1GiB", "--collect-only").returncode == 0
-    assert run(tmp_path, "", "--gcprof-budget", "1GiB").returncode == 5  # pytest's own, of no tests
 
 
 @pytest.mark.slow

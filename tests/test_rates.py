@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from profiler.core import gpu_specs, user_code
+from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -51,12 +49,6 @@ def test_tensor_cores_are_faster_and_bf16_is_as_fast_as_fp16_or_absent(word):
 
     assert found.flops.fp16 >= 2 * found.flops.fp32 * 0.99  # a whitepaper rounds 71.2 to 71
     assert found.flops.bf16 == (found.flops.fp16 if found.compute_capability >= (8, 0) else None)
-
-
-def test_no_two_files_are_of_the_same_gpu():
-    found = [gpu_specs.find(word).name for word in gpu_specs.names()]
-
-    assert len(set(found)) == len(found)
 
 
 def test_an_alias_and_capital_letters_find_the_same_gpu():
@@ -132,22 +124,6 @@ def test_the_workspace_of_cublas_is_larger_from_hopper_on(word, expected):
     assert gpu_specs.workspace_bytes(gpu_specs.find(word)) == expected
 
 
-def test_the_files_are_in_the_wheel_and_are_looked_for_there_first(tmp_path, monkeypatch):
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    (tmp_path / "configs" / "devices").mkdir(parents=True)
-
-    assert wheel["force-include"]["configs/devices"] == "profiler/configs/devices"
-    assert gpu_specs.folder() == ROOT / "configs" / "devices"
-    monkeypatch.setattr(user_code, "OURS", tmp_path)
-    assert gpu_specs.folder() == tmp_path / "configs" / "devices"
-
-
-def test_every_key_of_a_file_is_a_field():
-    keys = {key for path in gpu_specs.folder().glob("*.toml") for key in tomllib.loads(path.read_text())}
-
-    assert keys == {field.name for field in msgspec.structs.fields(gpu_specs.Rates)}
-
-
 # compute capability: threads resident on a multiprocessor, its shared memory in KiB. Source: CUDA C++ Programming Guide
 RESIDENT = {
     (7, 0): (2048, 96), (7, 5): (1024, 64), (8, 0): (2048, 164), (8, 6): (1536, 100), (8, 9): (1536, 100),
@@ -174,13 +150,3 @@ def test_a_user_adds_a_gpu_and_replaces_one_by_files_of_their_own(tmp_path, monk
     assert set(gpu_specs.names()) == {*SOLD, "my-gpu"}
     assert gpu_specs.find("my-gpu").memory_bytes == gpu_specs.find("t4").memory_bytes == 5
     assert gpu_specs.find("h100").memory_bytes > 5
-
-
-def test_a_fault_in_a_users_own_file_names_the_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    own = tmp_path / "gcprof" / "devices"
-    own.mkdir(parents=True)
-    (own / "my-gpu.toml").write_text(SMALL.replace("memory_bytes = 5", "memory_bytes = 'much'"))
-
-    with pytest.raises(UserError, match=r"my-gpu\.toml:4: memory_bytes"):
-        gpu_specs.find("my-gpu")

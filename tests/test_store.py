@@ -40,13 +40,6 @@ def test_what_is_appended_is_read_back(tmp_path):
     assert run.warnings == ()
 
 
-def test_a_run_folder_is_never_overwritten(tmp_path):
-    new_run(tmp_path / "run", "none")
-
-    with pytest.raises(UserError, match="is there already"):
-        new_run(tmp_path / "run", "none")
-
-
 def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path):
     folder = filled(tmp_path / "run")
     with (folder / "trials.jsonl").open("ab") as file:
@@ -86,22 +79,6 @@ def test_a_damaged_line_is_named_by_file_and_number(tmp_path, text):
     assert caught.value.exit_code == 4
 
 
-def test_a_folder_without_a_manifest_is_no_run(tmp_path):
-    with pytest.raises(UserError, match="is not a run folder") as caught:
-        store.load(tmp_path)
-
-    assert caught.value.exit_code == 4
-
-
-def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
-    (tmp_path / "file").touch()
-
-    with pytest.raises(UserError, match="cannot write to") as caught:
-        new_run(tmp_path / "file" / "run", "none")
-
-    assert caught.value.exit_code == 74
-
-
 def test_a_disk_that_takes_a_little_at_a_time_gets_the_whole_record(tmp_path, monkeypatch):
     folder = new_run(tmp_path / "run", "none")
     writer = Writer(folder)
@@ -113,10 +90,3 @@ def test_a_disk_that_takes_a_little_at_a_time_gets_the_whole_record(tmp_path, mo
     writer.close()
 
     assert store.load(folder).records == (make.record(),)
-
-
-def test_new_folders_have_names_of_their_own():
-    names = {store.new_folder(Path("results"), ["mnist-cnn:channels=32", "mlp"]).name for _ in range(20)}
-
-    assert len(names) == 20
-    assert all("-mnist-cnn-mlp-" in name for name in names)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -56,26 +55,6 @@ def test_what_is_predicted_says_so_in_every_name(run):
     assert not any(name.startswith("predicted_") for entry in measured for name in entry.metrics)
 
 
-def test_what_is_rehearsed_says_so_in_every_name_and_its_tag(here):
-    hollow = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
-    without = msgspec.structs.replace(make.record().readings, step_seconds=None)
-    record = make.record(environment=hollow, readings=without, equality=None)
-
-    (rehearsed,) = entries(examples.run(here / "run", [record]))
-
-    assert {name.startswith("rehearsed_") for name in rehearsed.metrics} == {True}
-    assert rehearsed.tags["kind"] == "rehearsed"
-
-
-def test_wrong_gradients_are_no_ratio(here):
-    wrong = make.record("_planted", peak=1, outcome="invalid")
-
-    entry = entries(examples.run(here / "run", [RECORDS[0], wrong]))[1]
-
-    assert "peak_ratio" not in entry.metrics
-    assert entry.tags["outcome"] == "invalid"
-
-
 def test_tensorboard_reads_the_scalars_back(run):
     assert answer(["export", "run", "--to", "tensorboard", "-o", "board"]) == 0
 
@@ -101,19 +80,6 @@ def test_tensorboard_reads_the_hyper_parameters_back(run):
     overview = EventAccumulator("board").Reload().summary_metadata["_hparams_/experiment"].plugin_data.content
     names = {info.name.tag for info in HParamsPluginData.FromString(overview).experiment.metric_infos}
     assert {"peak_bytes", "predicted_peak_bytes", "time_ratio"} <= names
-
-
-def test_tensorboards_files_are_the_same_every_time_and_never_overwritten(run, capsys):
-    for folder in ("one", "two"):
-        assert answer(["export", "run", "--to", "tensorboard", "-o", folder]) == 0
-
-    assert tree("one") == tree("two")
-    assert answer(["export", "run", "--to", "tensorboard", "-o", "one"]) == 2
-    assert "'one' is there already" in capsys.readouterr().err
-
-
-def tree(folder: str) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def test_without_a_folder_the_run_keeps_them_with_what_is_derived(run, capsys):
@@ -144,16 +110,6 @@ def test_mlflow_reads_a_local_store_back_and_knows_what_is_there(run, capsys):
     assert [one.value for one in samples] == [0.2, 0.2, 0.6]
     assert "wrote 0 rows to file://" in (err := capsys.readouterr().err)
     assert "4 rows there already" in err
-
-
-def test_mlflow_goes_where_the_environment_says(run, here, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (here / "elsewhere").as_uri())
-
-    assert answer(["export", "run", "--to", "mlflow"]) == 0
-
-    assert (here / "elsewhere").is_dir()
-    assert not (run.folder / "derived" / "mlflow").exists()
 
 
 def test_a_store_that_mlflow_cannot_reach_is_told(run, monkeypatch, capsys):
@@ -251,11 +207,6 @@ def test_trackers_are_written_where_torch_is_not_imported(kind, run):
     assert done.returncode == 0, done.stderr
     assert kind in done.stdout.split()
     assert "torch" not in done.stdout.split()
-
-
-def test_force_has_no_effect_on_a_tracker(run, capsys):
-    assert answer(["export", "run", "--to", "tensorboard", "-o", "board", "--force"]) == 2
-    assert "--force has no effect on --to tensorboard" in capsys.readouterr().err
 
 
 def test_a_run_that_comes_with_gcprof_is_not_written_to(capsys):

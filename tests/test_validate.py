@@ -164,15 +164,6 @@ def test_a_damaged_file_is_named_and_the_other_is_still_looked_at(run, name):
     ]
 
 
-def test_records_that_are_gone_are_damage(run):
-    (run / "trials.jsonl").unlink()
-
-    assert found(run) == [
-        ("trials.jsonl", "the file is missing", True),
-        ("run", "3 of 3 planned trials not there: gcprof run --resume", False),
-    ]
-
-
 def test_what_is_run_only_where_a_model_has_checkpoints_of_its_own_is_not_missed(tmp_path):
     folder = tmp_path / "run"
     own = Trial(case=make.case("own"), if_own=True)
@@ -182,18 +173,6 @@ def test_what_is_run_only_where_a_model_has_checkpoints_of_its_own_is_not_missed
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
     assert found(folder) == []
-
-
-def test_the_command_prints_file_and_line_and_ends_with_4(run, capsys):
-    add(run, b"{}\n")
-    (run / "notes.txt").touch()
-
-    assert answer(["validate", str(run)]) == 4
-
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{run}/trials.jsonl:4: ")
-    assert lines[1] == f"{run}/notes.txt: note: not a file of a run folder"
-    assert lines[2] == f"{run}: 3 records, damaged in 1 place"
 
 
 def test_one_damaged_run_of_several_is_enough(run, tmp_path, capsys):

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COLOR, aside, next_command, one_of, paper, say, say_bytes, say_json
+from profiler.cli.output import (
+    COLOR,
+    aside,
+    next_command,
+    one_of,
+    paper,
+    read_run,
+    refuse_idle,
+    say,
+    say_bytes,
+    say_json,
+)
 from profiler.cli.script_folder import compared_scripts
 from profiler.core.errors import UserError
 from profiler.core.units import change_range_text, change_text
@@ -18,7 +29,6 @@ from profiler.core.units import change_range_text, change_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from profiler.analysis.comparison import Comparison
     from profiler.analysis.gates import Judgement, RuleResult
     from profiler.core.record import Record
     from profiler.runs.store import Run
@@ -52,36 +62,34 @@ def compare(
     from profiler.analysis import gates
     from profiler.analysis.comparison import compare_sides
     from profiler.analysis.pairing import ALLOWED, MEANING, read_sides
+    from profiler.views.tables import comparison as view
 
-    one_of(format, FORMATS, flag="--format")
-    if columns and format != "table":
-        raise UserError(f"--width has no effect with --format {format}", hint="leave one of them out")
-    loaded = _load(_ordered(runs, baseline))
-    scripts = compared_scripts(loaded)
-    if scripts:
-        _refuse_on_scripts(align=align, allow_different=allow_different)
+    if one_of(format, FORMATS, flag="--format") != "table":
+        refuse_idle({"--width": columns}, on=f"--format {format}")
+    words = runs if baseline is None else [baseline, *(word for word in runs if word != baseline)]
+    loaded = [(word, read_run(word)) for word in words]
+    if scripts := compared_scripts(loaded):
+        hint = "phases are paired by strategy, -L, rank and phase; leave it out"
+        refuse_idle({"--align": align != ALIGN, "--allow-different": allow_different}, on="scripts", hint=hint)
         raise typer.Exit(_compare_scripts(scripts, fail_on=fail_on, format=format, columns=columns))
     rules = gates.parse(fail_on) if fail_on is not None else ()
-    names = _listed(align, MEANING, flag="--align")
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
-    names = [name for name in names if name not in allowed]
+    names = [name for name in _listed(align, MEANING, flag="--align") if name not in allowed]
     sides = read_sides(_named(loaded), align=names)
-    comparison = compare_sides(sides, align=names, allowed=allowed)
+    compared = compare_sides(sides, align=names, allowed=allowed)
     judgement = gates.judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
-    _print(comparison, judgement, code=code, format=format, columns=columns)
+    if format == "table":
+        say(view.table(compared, paper=paper(columns)))
+    elif format == "json":
+        say_bytes(view.document(compared, judgement=judgement, exit_code=code))
+    else:
+        say_bytes((view.markdown if format == "md" else view.csv)(compared).encode())
     if judgement:
         _tell(judgement)
     elif format == "table":
-        next_command("gcprof", "compare", *_ordered(runs, baseline), "--format", "md")
+        next_command("gcprof", "compare", *words, "--format", "md")
     raise typer.Exit(code)
-
-
-def _refuse_on_scripts(*, align: str, allow_different: str | None) -> None:
-    hint = "phases are paired by strategy, -L, rank and phase; leave it out"
-    for flag, is_given in {"--align": align != ALIGN, "--allow-different": allow_different is not None}.items():
-        if is_given:
-            raise UserError(f"{flag} has no effect on scripts", hint=hint)
 
 
 def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str, columns: int | None) -> int:
@@ -112,28 +120,6 @@ def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
     return [one_of(word.strip(), choices, flag=flag) for word in text.split(",")]
 
 
-def _ordered(runs: list[str], baseline: str | None) -> list[str]:
-    """Return the runs with the baseline first, whether it is among them or not."""
-    if baseline is None:
-        return runs
-    if baseline not in runs:
-        return [baseline, *runs]
-    place = runs.index(baseline)
-    return [baseline, *runs[:place], *runs[place + 1 :]]
-
-
-def _load(words: list[str]) -> list[tuple[str, Run]]:
-    """Return every run by its word."""
-    from profiler.runs.find import run_folder
-    from profiler.runs.store import load
-
-    loaded = [(word, load(run_folder(word))) for word in words]
-    for word, run in loaded:
-        for warning in run.warnings:
-            aside(f"warning: {word}: {warning}")
-    return loaded
-
-
 def _named(loaded: list[tuple[str, Run]]) -> list[tuple[str, tuple[Record, ...]]]:
     """Return the name and the records of every run; a name is `ref:NAME`, or the end of a path that makes it unique."""
     from profiler.runs.find import REFERENCE
@@ -147,19 +133,6 @@ def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> st
     others = [other for other in every if other != parts]
     enough = (count for count in range(1, len(parts)) if all(other[-count:] != parts[-count:] for other in others))
     return str(Path(*parts[-next(enough, len(parts)) :]))
-
-
-def _print(compared: Comparison, judgement: Judgement | None, *, code: int, format: str, columns: int | None) -> None:
-    from profiler.views.tables import comparison
-
-    if format == "table":
-        say(comparison.table(compared, paper=paper(columns)))
-    elif format == "md":
-        say_bytes(comparison.markdown(compared).encode())
-    elif format == "csv":
-        say_bytes(comparison.csv(compared).encode())
-    else:
-        say_bytes(comparison.document(compared, judgement=judgement, exit_code=code))
 
 
 def _tell(judgement: Judgement) -> None:

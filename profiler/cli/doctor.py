@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import say_json
+from profiler.cli.output import refuse_idle, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, seconds_text
 
@@ -32,8 +32,8 @@ def doctor(
     from profiler import engines
     from profiler.engines.local import rehearsal
 
-    if json and paste:
-        raise UserError("--paste has no effect with --json", hint="leave one of them out")
+    if json:
+        refuse_idle({"--paste": paste}, on="--json")
     with engines.connect() as engine:
         devices: dict[str, Environment] = engine.survey()
         trials = {name: next(engine.run([_trial(name)])) for name in devices}

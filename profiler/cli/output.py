@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -88,6 +88,24 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     if word not in names:
         raise UserError(f"{flag} cannot be '{word}'", hint=nearest_or_all(word, names, before=f"{flag} "))
     return word
+
+
+def refuse_idle(given: Mapping[str, object], *, on: str, hint: str = "leave one of them out") -> None:
+    """Raise UserError for the first flag that is given where it has no effect: with another one, or on such a run."""
+    for flag, value in given.items():
+        if value not in (None, False):
+            raise UserError(f"{flag} has no effect {'with' if on.startswith('-') else 'on'} {on}", hint=hint)
+
+
+def read_run(word: str, *, without: Collection[str] = ()) -> Run:
+    """Return the run that a word names; what is wrong with its files is said on stderr. Raises UserError."""
+    from profiler.runs.find import run_folder
+    from profiler.runs.store import load
+
+    run = load(run_folder(word), without=without)
+    for warning in run.warnings:
+        aside(f"warning: {word}: {warning}")
+    return run
 
 
 NOTHING_KEPT = "interrupted; there was nothing yet to keep"

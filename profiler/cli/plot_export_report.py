@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options, script_folder
-from profiler.cli.output import aside, next_command, one_of, say_bytes
+from profiler.cli.output import aside, next_command, one_of, read_run, refuse_idle, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from profiler.runs.store import Run
-    from profiler.scripts.report import Variant
 
 PHASES = "phases"  # the picture of a script
 
@@ -56,62 +53,31 @@ def plot(
     from profiler import views
     from profiler.analysis.rows import rows
     from profiler.core import optional_deps
-    from profiler.runs.find import run_folder
-    from profiler.runs.store import load
 
     if kind is not None:
         one_of(kind, [*views.PLOTS, PHASES], flag="--kind")
-    loaded = load(run_folder(run))
-    for warning in loaded.warnings:
-        aside(f"warning: {warning}")
-    if variants := script_folder.variants_of(loaded):
-        _plot_script(variants, run, kind=kind, output=output, over=over, style=style, force=force)
-        return
-    if kind == PHASES:
+    loaded = read_run(run)
+    variants = script_folder.variants_of(loaded)
+    kind = kind or (PHASES if variants else "frontier")
+    if variants and kind != PHASES:
+        raise UserError(f"--kind {kind} is not for the run of a script", hint="--kind phases draws its memory by phase")
+    if kind == PHASES and not variants:
         raise UserError("--kind phases is for the run of a script", hint="--kind memory shows what holds the peak")
-    kind = kind or "frontier"
+    if variants:
+        refuse_idle({"--over": over}, on="a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
-    draw = optional_deps.load("profiler.views.plots.plot", needs="matplotlib").plot
+    draw = optional_deps.load(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
 
     from profiler.views.plots.style import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
-    path = draw(
-        rows(loaded.records),
-        kind=kind,
-        path=output or Path(f"{kind}.{chosen.suffix}"),
-        force=force,
-        style=chosen,
-        over=over.split(",") if over else (),
-    )
-    aside(f"wrote {path}")
-    next_command("gcprof", "export", run, "--to", "csv", "-o", "table.csv")
-
-
-def _plot_script(
-    variants: Sequence[Variant],
-    run: str,
-    *,
-    kind: str | None,
-    output: Path | None,
-    over: str | None,
-    style: str,
-    force: bool,
-) -> None:
-    """Draw the phases of a script. Raises UserError for kinds that need more than a script's memory."""
-    from profiler.core import optional_deps
-
-    if kind not in (None, PHASES):
-        raise UserError(f"--kind {kind} is not for the run of a script", hint="--kind phases draws its memory by phase")
-    if over is not None:
-        raise UserError("--over has no effect on a script's run", hint="every variant is drawn; leave it out")
-    draw = optional_deps.load("profiler.views.plots.script", needs="matplotlib").bars
-
-    from profiler.views.plots.style import STYLES
-
-    chosen = STYLES[one_of(style, STYLES, flag="--style")]
-    path = draw(variants, path=output or Path(f"{PHASES}.{chosen.suffix}"), force=force, style=chosen)
+    path = output or Path(f"{kind}.{chosen.suffix}")
+    if variants:
+        draw.bars(variants, path=path, force=force, style=chosen)
+    else:
+        axes = over.split(",") if over else ()
+        draw.plot(rows(loaded.records), kind=kind, path=path, force=force, style=chosen, over=axes)
     aside(f"wrote {path}")
     next_command("gcprof", "export", run, "--to", "csv", "-o", "table.csv")
 
@@ -138,36 +104,28 @@ def export(
     Example: gcprof export last --to csv -o table.csv
     """
     from profiler import views
-    from profiler.integrations import trackers
-    from profiler.runs.find import REFERENCE, run_folder
-    from profiler.runs.store import load
-
-    kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
-    if force and (output is None or kind in trackers.TRACKERS):
-        where = "stdout" if kind in views.EXPORTS else f"--to {kind}"
-        hint = "name a file with -o" if kind in views.EXPORTS else "leave it out"
-        raise UserError(f"--force has no effect on {where}", hint=hint)
-    if kind == "parquet" and output is None and sys.stdout.isatty():
-        raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
-    if kind in trackers.TRACKERS and output is None and run.startswith(REFERENCE):
-        raise UserError(f"'{run}' ships with gcprof and is read-only", hint="name a folder with -o")
-    loaded = load(run_folder(run))
-    for warning in loaded.warnings:
-        aside(f"warning: {warning}")
-    if kind in trackers.TRACKERS and script_folder.variants_of(loaded):
-        raise UserError(f"--to {kind} is not for the run of a script", hint="--to csv has one row a phase")
-    if kind in trackers.TRACKERS:
-        _write_to_tracker(loaded, kind, output)
-    else:
-        _write_file(loaded, kind, output, force=force, run=run)
-
-
-def _write_file(loaded: Run, kind: str, output: Path | None, *, force: bool, run: str) -> None:
-    from profiler import views
     from profiler.core.optional_deps import load_function
+    from profiler.integrations import trackers
+    from profiler.runs.find import REFERENCE
     from profiler.views.export.files import write_whole
 
+    kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
+    is_file = kind in views.EXPORTS
+    if not is_file:
+        refuse_idle({"--force": force}, on=f"--to {kind}", hint="leave it out")
+    elif output is None:
+        refuse_idle({"--force": force}, on="stdout", hint="name a file with -o")
+    if kind == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
+    if not is_file and output is None and run.startswith(REFERENCE):
+        raise UserError(f"'{run}' ships with gcprof and is read-only", hint="name a folder with -o")
+    loaded = read_run(run)
     is_script = script_folder.variants_of(loaded) is not None
+    if not is_file:
+        if is_script:
+            raise UserError(f"--to {kind} is not for the run of a script", hint="--to csv has one row a phase")
+        _write_to_tracker(loaded, kind, output)
+        return
     text: bytes = load_function((views.SCRIPT_EXPORTS if is_script else views.EXPORTS)[kind])(loaded)
     if output is None:
         say_bytes(text)
@@ -180,7 +138,7 @@ def _write_file(loaded: Run, kind: str, output: Path | None, *, force: bool, run
 def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
     from profiler.core.optional_deps import load_function
     from profiler.integrations import trackers
-    from profiler.runs.store import refuse_link
+    from profiler.runs.store import refuse_link, unwritable
 
     if folder is None:
         for path in (loaded.folder / "derived", loaded.folder / "derived" / kind):
@@ -188,8 +146,7 @@ def _write_to_tracker(loaded: Run, kind: str, folder: Path | None) -> None:
     try:
         written = load_function(trackers.TRACKERS[kind])(loaded, folder)
     except OSError as error:
-        message = f"cannot write to '{folder or loaded.folder}': {error.strerror or error}"
-        raise UserError(message, hint="name a folder you may write to with -o", exit_code=74) from error
+        raise unwritable(folder or loaded.folder, error) from error
     already = f"; {count_text(written.num_known, 'row')} there already" if written.num_known else ""
     aside(f"wrote {count_text(written.num_rows, 'row')} to {written.place}{already}")
     if written.next:
@@ -212,9 +169,9 @@ def report(
 
     Example: gcprof report last -o report.html --open
     """
+    import webbrowser
+
     from profiler.core import optional_deps
-    from profiler.runs.find import run_folder
-    from profiler.runs.store import load
     from profiler.views.export.files import refuse_output, write_whole
 
     render = optional_deps.load("profiler.views.report", needs="jinja2").render
@@ -224,25 +181,16 @@ def report(
     words = runs or ["last"]
     level = one_of(redact, LEVELS, flag="--redact")
     refuse_output(output, force=force)
-    loaded = [load(run_folder(word)) for word in words]
-    for warning in (warning for run in loaded for warning in run.warnings):
-        aside(f"warning: {warning}")
+    loaded = [read_run(word) for word in words]
     of_scripts = [script_folder.variants_of(run) is not None for run in loaded]  # each is checked
     if any(of_scripts):
         if not all(of_scripts):
             raise UserError("runs of scripts and of models are on pages of their own", hint="name them one by one")
         render = optional_deps.load("profiler.views.report.script", needs="jinja2").render
     aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
-    if open_it:
-        _open_in_browser(output)
+    if open_it and not webbrowser.open(output.resolve().as_uri()):
+        aside(f"note: there is no browser to open it with; open {output} yourself")
     if len(words) > 1:
         next_command("gcprof", "compare", *words)
     else:
         next_command("gcprof", "export", words[0], "--to", "csv", "-o", "table.csv")
-
-
-def _open_in_browser(path: Path) -> None:
-    import webbrowser
-
-    if not webbrowser.open(path.resolve().as_uri()):
-        aside(f"note: there is no browser to open it with; open {path} yourself")

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, refuse_idle, say, say_bytes
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.workflows.reproduce import Reproduced, ReproduceRequest
+    from pathlib import Path
+
+    from profiler.workflows.reproduce import Reproduced, System
 
 
 def reproduce(
@@ -35,7 +37,7 @@ def reproduce(
 
     Example: gcprof reproduce three-policies
     """
-    from profiler.workflows.reproduce import ReproduceRequest, find, names, read
+    from profiler.workflows.reproduce import find, names, read
 
     if name is None:
         if any((full, predict, device, output, before, json)):
@@ -44,9 +46,8 @@ def reproduce(
         return
     system = find(name)
     if before:
-        if full or predict or device or output:
-            flag = "--full" if full else "--predict" if predict else "--device" if device else "--output"
-            raise UserError(f"{flag} has no effect with --from", hint="it runs nothing; leave one of them out")
+        given = {"--full": full, "--predict": predict, "--device": device, "--output": output}
+        refuse_idle(given, on="--from", hint="it runs nothing; leave one of them out")
         if json and len(before) > 1:
             raise UserError("--json prints one run", hint="give --from once")
         for word in before:
@@ -56,8 +57,7 @@ def reproduce(
         if system.engine != "local":
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
         device = f"fake:{(device or 'v100').removeprefix('fake:')}"
-    request = ReproduceRequest(system=system, full=full, device=device, output=output, typed=COMMAND.get())
-    end_with(lambda: _run(request, json=json), json=json)
+    end_with(lambda: _run(system, full=full, device=device, output=output, json=json), json=json)
 
 
 def _list() -> None:
@@ -74,17 +74,17 @@ def _list() -> None:
     next_command("gcprof", "reproduce", systems[0].name)
 
 
-def _run(request: ReproduceRequest, *, json: bool) -> int:
+def _run(system: System, *, full: bool, device: str | None, output: Path | None, json: bool) -> int:
     from profiler.views.export.files import write_whole
     from profiler.views.tables import reproduction
     from profiler.workflows.reproduce import reproduce
 
-    reproduced = reproduce(request, Terminal())
+    reproduced = reproduce(system, Terminal(), full=full, device=device, output=output, typed=COMMAND.get())
     folder = reproduced.run.folder
     _print(reproduced, json=json)
     text = reproduction.markdown(reproduced.reproduction).encode()
     aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
-    if request.system.engine == "local" and reproduced.is_partial:
+    if system.engine == "local" and reproduced.run.status == "partial":
         next_command("gcprof", "run", "--resume", str(folder))
     else:
         next_command("gcprof", "show", str(folder))

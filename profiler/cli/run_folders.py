@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, next_command, paper, say, say_json
+from profiler.cli.output import aside, next_command, paper, refuse_idle, say, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
@@ -34,8 +34,8 @@ def list_runs(
 
     if not os.path.isdir(folder) and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
-    if ref and folder != RESULTS:
-        raise UserError("--folder has no effect with --ref", hint="leave one of them out")
+    if ref:
+        refuse_idle({"--folder": folder != RESULTS}, on="--ref")
     listed = references() if ref else overviews(folder)
     if json:
         say_json(listed)

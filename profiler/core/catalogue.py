@@ -37,7 +37,6 @@ KINDS = {
 }
 PLAIN = ("Count", "int", "float", "bool")  # kinds whose values are not words
 FAMILY, USERS = "name", "*"
-VALUE = re.compile(r"[\w.+-]+")  # the value of an option
 CODE = re.compile(r"(?:.*\.py|[A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 
 
@@ -83,29 +82,11 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
     if is_code(name, table) and not ((meant or entry) and _is_absent(family)):
         return _users_entry(name, table[USERS])
     if entry:
-        raise _misplaced(entry, member)
+        keys = [option.name for option in entry.options]
+        form = f"{family}:{keys[0]}=..., its keys are {', '.join(keys)}" if keys else f"'{family}' takes no options"
+        raise UserError(f"'{name}' has an option that is not written as key=value", hint=form)
     names = [entry.name for entry in entries(table)]
     raise UserError(f"no {what} is called '{name}'", hint=meant or nearest_or_all(name, names))
-
-
-def _misplaced(entry: Entry, written: str) -> UserError:
-    """Return the error for options that are not written as `name:key=value`."""
-    name = f"'{entry.name}:{written}'"
-    if not written:
-        return UserError(f"{name} ends with a colon", hint=f"write {entry.name}")
-    if not entry.options:
-        return UserError(f"{name} has an option", hint=f"'{entry.name}' takes no options")
-    keys = [option.name for option in entry.options]
-    form = f"options are written {entry.name}:key=value,key=value; its keys are {', '.join(keys)}"
-    if "=" in written:
-        return UserError(f"{name} is followed by a second colon", hint=form)
-    if near := nearest(written, keys, before=f"{entry.name}:", after="=..."):
-        hint = f"write {entry.name}:{written}=..." if written in keys else near
-        return UserError(f"{name} has an option without its value", hint=hint)
-    is_value = VALUE.fullmatch(written)
-    return UserError(
-        f"{name} has an option without its name", hint=f"write {entry.name}:{keys[0]}={written}" if is_value else form
-    )
 
 
 def listed(name: str, table: Mapping[str, str]) -> Entry | None:
@@ -166,15 +147,14 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
 
 def _entry(name: str, target: str) -> Entry:
     function = function_source.read(target)
+    keywords = {argument.arg for argument in function.args.kwonlyargs}
+    every = function_source.arguments(function)
     return Entry(
         name=name,
         target=target,
         about=_about(function),
-        parameters=_parameters(function),
-        options=tuple(
-            _option(argument, default)
-            for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        ),
+        parameters={key: _text(default) for key, (_, default) in every.items() if key not in keywords},
+        options=tuple(_option(*every[key]) for key in every if key in keywords),
         open=function.args.kwarg is not None,
     )
 
@@ -182,19 +162,16 @@ def _entry(name: str, target: str) -> Entry:
 def _users_entry(name: str, adapter: str) -> Entry:
     """Return the entry of a user's function, called by our adapter: all its parameters but batch_size are options."""
     function = function_source.read(name)
-    keyword_only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    parameters = _parameters(function) | {argument.arg: _text(default) for argument, default in keyword_only}
-    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    kinds = {argument.arg: _kind(argument) for argument in arguments}
+    every = function_source.arguments(function)
+    size = every.pop("batch_size", None)
     return Entry(
         name=name,
         target=adapter,
         about=_about(function),
-        parameters={key: default for key, default in parameters.items() if key == "batch_size"},
+        parameters={"batch_size": _text(size[1])} if size else {},
         options=tuple(
-            Option(name=key, kind=kinds[key] if kinds[key] in KINDS else "value", default=default)
-            for key, default in parameters.items()
-            if key != "batch_size"
+            Option(name=key, kind=kind if (kind := _kind(argument)) in KINDS else "value", default=_text(default))
+            for key, (argument, default) in every.items()
         ),
         open=function.args.kwarg is not None,
         member=name,
@@ -203,14 +180,6 @@ def _users_entry(name: str, adapter: str) -> Entry:
 
 def _about(function: ast.FunctionDef) -> str:
     return (ast.get_docstring(function) or "").partition("\n")[0]
-
-
-def _parameters(function: ast.FunctionDef) -> dict[str, str | None]:
-    """Return the positional parameters with their defaults as text."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    given = function.args.defaults
-    defaults = [None] * (len(positional) - len(given)) + [_text(value) for value in given]
-    return {argument.arg: default for argument, default in zip(positional, defaults, strict=True)}
 
 
 def _kind(argument: ast.arg) -> str:

@@ -58,30 +58,19 @@ def nearest_or_all(word: str, words: Iterable[str], *, before: str = "", after: 
 
 
 def similar(word: str, words: Iterable[str]) -> list[str]:
-    """Return up to three known words that the user may have meant: prefix matches, else the most similar one.
+    """Return up to three known words that the user may have meant: those that begin so, else the most similar one.
 
-    A prefix may match at the start of any part of a name: `2080ti` matches `rtx-2080-ti`.
+    Four letters may also be inside: `2080ti` is `rtx-2080-ti`. Hyphens, underscores and spaces are easily left out.
     """
-    names = list(dict.fromkeys(words))
-    typed = _letters(word)
-    begun = [name for name in names if _begins(typed, name)]
-    if begun:
-        whole = [name for name in begun if _letters(name) == typed]
-        return whole[:1] or begun[:MOST_MEANT]
-    by_letters = {_letters(name): name for name in reversed(names)}
-    return [by_letters[near] for near in get_close_matches(typed, by_letters, n=1, cutoff=LIKE)]
-
-
-def _letters(word: str) -> str:
-    """Return a word in lower case without hyphens, underscores and spaces, which are easily left out."""
-    return re.sub(r"[-_\s]", "", word.lower())
-
-
-def _begins(typed: str, name: str) -> bool:
-    """Whether the typed text is a prefix of a name; from four letters on, also a prefix of one of its parts."""
-    if len(typed) < 2:
-        return False
-    if _letters(name).startswith(typed):
-        return True
-    parts = [match.end() for match in re.finditer(r"[-_:/.]", name)]
-    return len(typed) >= 4 and any(_letters(name[start:]).startswith(typed) for start in parts)
+    plain = {name: re.sub(r"[-_\s]", "", name.lower()) for name in dict.fromkeys((word, *words))}
+    typed = plain.pop(word)
+    if word in words:
+        return [word]
+    begun = [
+        name
+        for name, letters in plain.items()
+        if len(typed) > 1 and (letters.startswith(typed) or (len(typed) > 3 and typed in letters))
+    ]
+    whole = [name for name in begun if plain[name] == typed]
+    near = get_close_matches(typed, plain.values(), n=1, cutoff=LIKE)
+    return whole[:1] or begun[:MOST_MEANT] or [name for name, letters in plain.items() if letters in near][:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -130,38 +130,29 @@ def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
     return spec
 
 
+def arguments(function: ast.FunctionDef) -> dict[str, tuple[ast.arg, ast.expr | None]]:
+    """Return the parameters of a function by name, the keyword-only ones last, each with its default if it has one."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    defaults = [None] * (len(positional) - len(function.args.defaults)) + function.args.defaults
+    every = zip([*positional, *function.args.kwonlyargs], [*defaults, *function.args.kw_defaults], strict=True)
+    return {argument.arg: (argument, default) for argument, default in every}
+
+
 def _factories(tree: ast.Module) -> list[str]:
     """Return the public functions that visibly return a model and a batch; if there are none, those that might.
 
     Those that the file runs as a script are not among them: to call one to see what it returns may take hours.
     """
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    callable_ = [function for function in functions if _needs_nothing(function) and function.name != SCRIPT]
-    seen = [function.name for function in callable_ if any(map(_is_model, _returned(function)))]
-    guards = [node for node in tree.body if isinstance(node, ast.If | ast.Expr)]
-    run = {node.id for guard in guards for node in ast.walk(guard) if isinstance(node, ast.Name)}
-    return seen or [function.name for function in callable_ if any(_returned(function)) and function.name not in run]
-
-
-def _needs_nothing(function: ast.FunctionDef) -> bool:
-    """Whether every parameter but batch_size has a default."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    without = positional[: len(positional) - len(function.args.defaults)]
-    keywords = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    needed = {argument.arg for argument in without} | {argument.arg for argument, value in keywords if value is None}
-    return needed <= {"batch_size"}
-
-
-def _returned(function: ast.FunctionDef) -> list[ast.expr]:
-    """Return the expressions that a function itself returns, without functions and classes nested in it."""
-    return [node.value for node in _own(function) if isinstance(node, ast.Return) and node.value is not None]
-
-
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield child
-            yield from _own(child)
+    returned = {
+        node.name: [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value]
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != SCRIPT
+        if {name for name, (_, default) in arguments(node).items() if default is None} <= {"batch_size"}
+    }
+    called = [node for node in tree.body if isinstance(node, ast.If | ast.Expr)]
+    run = {name.id for node in called for name in ast.walk(node) if isinstance(name, ast.Name)}
+    made = [name for name, values in returned.items() if any(map(_is_model, values))]
+    return made or [name for name, values in returned.items() if values and name not in run]
 
 
 def _is_model(value: ast.expr) -> bool:
@@ -170,6 +161,4 @@ def _is_model(value: ast.expr) -> bool:
         return len(value.elts) in PARTS
     if isinstance(value, ast.Dict):
         return {key.value for key in value.keys if isinstance(key, ast.Constant)} >= KEYS
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        return value.func.id == "dict" and {keyword.arg for keyword in value.keywords} >= KEYS
-    return False
+    return ast.unparse(value).startswith("dict(") and {one.arg for one in getattr(value, "keywords", ())} >= KEYS

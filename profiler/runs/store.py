@@ -223,14 +223,18 @@ def save(folder: Path, *, manifest: bytes, trials: bytes, logs: Sequence[Path] =
 
 def refuse_existing(folder: Path) -> None:
     """Raise UserError if a new run folder cannot have this name: it exists (2), or cannot be created there (74)."""
+    if os.path.lexists(folder):
+        raise _taken(folder)
     try:
-        if folder.exists():
-            raise _taken(folder)
-    except OSError as error:
+        os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        above = next(path for path in folder.absolute().parents if path.exists())
+        if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
+            raise unwritable(
+                folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to")
+            ) from None
+    except OSError as error:  # a name that is too long
         raise unwritable(folder, error) from error
-    above = next(path for path in folder.absolute().parents if path.exists())
-    if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
-        raise unwritable(folder, NotADirectoryError(0, f"'{above}' is not a folder that can be written to"))
 
 
 def _taken(folder: Path) -> UserError:

@@ -37,14 +37,14 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     reduced: str | None = None  # how, in a sentence; None: this is the published size
 
 
-class System(msgspec.Struct, frozen=True, kw_only=True):
+class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published system."""
 
     name: str
     title: str
     source: str
-    unsaid: tuple[str, ...]  # what the source leaves open
-    engine: str  # a key of engines.TABLE: what runs it
+    unsaid: tuple[str, ...] = ()  # what the source leaves open
+    engine: str = "local"  # a key of engines.TABLE: what runs it
     full: Size
     cpu: Size
 
@@ -71,16 +71,6 @@ def _compared(case: Case) -> tuple[object, ...]:
     return case.model, case.strategy, case.optimizer, case.precision, case.batch_size, case.accumulate, case.blocks
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    title: str
-    source: str
-    unsaid: tuple[str, ...] = ()
-    engine: str = "local"
-    full: dict[str, Any]
-    cpu: dict[str, Any] = {}
-    row: tuple[dict[str, Any], ...]
-
-
 def systems_folder() -> Path:
     """Return the folder of the systems that come with gcprof."""
     return shipped("configs", "published")
@@ -100,20 +90,14 @@ def find(name: str) -> System:
 def load(path: Path) -> System:
     """Read a system's file. Those that come with gcprof are sound: a test reads them all."""
     text, document = safe_files.load_toml(path, hint="examples are in configs/published/")
-    file = msgspec.convert(document, _File)
-    full = sweep.as_request(file.full, path=path, text=text)
-    smaller = {key: value for key, value in file.cpu.items() if key != "reduced"}
-    cpu = spec.override(full, sweep.as_request(smaller, path=path, text=text))
-    figures = {size: tuple(figure for row in file.row for figure in _figures(row, size)) for size in SIZES}
-    return System(
-        name=path.stem,
-        title=file.title,
-        source=file.source,
-        unsaid=file.unsaid,
-        engine=file.engine,
-        full=Size(request=full, wanted=figures["full"]),
-        cpu=Size(request=cpu, wanted=figures["cpu"], reduced=file.cpu.get("reduced")),
-    )
+    rows, reduced = document.pop("row"), document.setdefault("cpu", {}).pop("reduced", None)
+    full, smaller = (sweep.as_request(document[size], path=path, text=text) for size in SIZES)
+    figures = {size: tuple(figure for row in rows for figure in _figures(row, size)) for size in SIZES}
+    sizes = {
+        "full": Size(request=full, wanted=figures["full"]),
+        "cpu": Size(request=spec.override(full, smaller), wanted=figures["cpu"], reduced=reduced),
+    }
+    return msgspec.convert({"name": path.stem, **document, **sizes}, System)
 
 
 def _figures(row: dict[str, Any], size: str) -> Iterator[PublishedFigure]:
@@ -136,16 +120,6 @@ def _figure(fields: dict[str, Any]) -> PublishedFigure:
     return msgspec.convert({"label": " ".join(choices.values()), **fields, **choices}, PublishedFigure)
 
 
-class ReproduceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which published system to run, how large, and where."""
-
-    system: System
-    full: bool = False  # the published size also on a CPU
-    device: str | None = None
-    output: Path | None = None
-    typed: tuple[str, ...] = ()  # the words of the command line
-
-
 class Reproduced(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a published system, with its figures compared with the published ones."""
 
@@ -153,39 +127,41 @@ class Reproduced(msgspec.Struct, frozen=True, kw_only=True):
     reproduction: Reproduction
     exit_code: int
 
-    @property
-    def is_partial(self) -> bool:
-        return bool(progress.owed(self.run.manifest.plan, self.run.records))
 
+def reproduce(
+    system: System,
+    screen: Screen = SILENT,
+    *,
+    full: bool = False,
+    device: str | None = None,
+    output: Path | None = None,
+    typed: tuple[str, ...] = (),
+) -> Reproduced:
+    """Run the system in a folder of its own, at the published size also on a CPU if `full`. Raises UserError.
 
-def reproduce(request: ReproduceRequest, screen: Screen = SILENT) -> Reproduced:
-    """Run the system in a folder of its own. Raises UserError."""
-    system, output = request.system, request.output
-    if output is not None and output.exists():
-        raise UserError(f"'{output}' is there already", hint="name a new folder with -o")
+    `typed` are the words of the command line.
+    """
+    store.refuse_existing(output or RESULTS / "new")
     connect, _ = catalogue.load(Choice(system.engine), engines.TABLE)
     with connect() as engine:
         devices = engine.survey()
-        device = device_choice.choose_device(request.device or "auto", list(devices))
-        size = system.size_on(device, full=request.full)
-        rounds = None if device.startswith(FAKE) else size.request.rounds
-        rounds = 1 if device_choice.is_hollow(device, devices) else rounds
-        checked = spec.check(msgspec.structs.replace(size.request, device=device, rounds=rounds), lambda word: word)
-        folder = output or store.new_folder(RESULTS, [system.name])
+        chosen = device_choice.choose_device(device or "auto", list(devices))
+        size = system.size_on(chosen, full=full)
+        rounds = None if chosen.startswith(FAKE) else size.request.rounds
+        rounds = 1 if device_choice.is_hollow(chosen, devices) else rounds
+        checked = spec.check(msgspec.structs.replace(size.request, device=chosen, rounds=rounds), lambda word: word)
         begun = store.create(
-            folder,
+            output or store.new_folder(RESULTS, [system.name]),
             plan=checked.trials,
-            command=command_line(request.typed),
-            environment=device_choice.environment(device, devices),
+            command=command_line(typed),
+            environment=device_choice.environment(chosen, devices),
             sources=run_diff.code_digests(trial.case for trial in checked.trials),
         )
         for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
         code, run = owed_trials.follow(engine, begun, screen)
     return Reproduced(
-        run=run,
-        reproduction=_reproduction(system, size, run),
-        exit_code=code or progress.exit_code(run.records),
+        run=run, reproduction=_reproduction(system, size, run), exit_code=code or progress.exit_code(run.records)
     )
 
 

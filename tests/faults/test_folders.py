@@ -18,7 +18,6 @@ from tests.program import PATIENCE_SECONDS, environment
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
 RUN = ("run", "--model", "mlp", "--segments", "2", *QUICK)
 LONG = "x" * 300  # a name may have 255 bytes
-LONG_ONCE_MADE = "y" * 245  # and a folder in the making has a longer one
 
 
 def complaint(err: str) -> str:
@@ -77,16 +76,12 @@ def test_fault_37_a_folder_that_may_only_be_read_is_refused_before_torch_is_impo
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["/proc/run", "link", LONG_ONCE_MADE], ids=["proc", "dangling", "long once made"])
 def test_fault_37_what_only_making_it_can_tell_is_told_before_the_first_trial(
-    place: str, here: Path, shared: None, no_trials: None, capsys: Any
+    shared: None, no_trials: None, capsys: Any
 ):
-    (here / "link").symlink_to(here / "nowhere")
+    assert answer([*RUN, "-o", "/proc/run"]) == 74
 
-    assert answer([*RUN, "-o", place]) == 74
-
-    assert f"cannot write to '{place}'" in complaint(capsys.readouterr().err)
-    assert [path.name for path in here.iterdir()] == ["link"]
+    assert "cannot write to '/proc/run'" in complaint(capsys.readouterr().err)
 
 
 # 59: no git, no HOME, no temporary folder
