@@ -13,7 +13,7 @@ from typing import Any
 import typer.main
 
 from profiler.cli import COMMANDS, application, command
-from profiler.cli.help import examples
+from profiler.cli.help import RUNS, examples
 from profiler.core import case, record, schedule, script, stats
 from profiler.runs import store
 from tests import rooms
@@ -65,7 +65,7 @@ def _commands() -> Iterator[str]:
         function = command(name)
         group: Any = typer.main.get_command(application([name]))
         about = (inspect.getdoc(function) or "").partition("\n\n")[0]
-        yield f"\n## gcprof {name}\n\n{' '.join(about.split())}"
+        yield f"\n## gcprof {'runs ' * (name in RUNS['Runs'])}{name}\n\n{' '.join(about.split())}"
         yield "\n".join(["\n```", *examples(name, function.__doc__), "```"])
         yield "\n| | |\n|---|---|"
         for one in group.commands[name].params:

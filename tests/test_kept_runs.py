@@ -51,7 +51,7 @@ def test_a_part_that_several_have_is_refused_with_the_newest(results: Path):
     with pytest.raises(UserError, match="'mlp' is part of the names of 2 runs") as raised:
         run_folder("mlp")
 
-    assert raised.value.hint == f"the newest is {SECOND}; `gcprof list` shows the runs"
+    assert raised.value.hint == f"the newest is {SECOND}; `gcprof runs list` shows the runs"
 
 
 @pytest.mark.parametrize("word", ["", "resnet"])

@@ -81,7 +81,7 @@ def test_a_shell_makes_of_every_line_one_command_with_words_that_gcprof_knows(tm
 def is_read(words: list[str]) -> bool:
     """Whether the command takes these words."""
     own, script = split_script(words) if words[0] in SCRIPTS else (words, [])
-    name, *others = own
+    name, *others = own[1:] if own[0] == "runs" else own
     before = SCRIPT.set(tuple(script))
     try:
         group = typer.main.get_command(application([name]))

@@ -18,7 +18,7 @@ import typer
 import typer.main
 
 from profiler.cli.added_options import with_added
-from profiler.cli.help import Command, Group, about, examples
+from profiler.cli.help import RUNS, Command, Group, about, examples
 from profiler.cli.options import VARIABLE
 from profiler.cli.output import COMMAND, SCRIPT, split_script
 from profiler.cli.process import drop_unwritable, open_standard
@@ -115,14 +115,19 @@ def application(words: Sequence[str], *, is_whole: bool = False) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     )
     app.callback()(gcprof)
+    runs = typer.Typer(cls=Group, help="Keep run folders in order.")
+    app.add_typer(runs, name="runs")
     asked = next((word for word in words if word in COMMANDS), None)
     for name in COMMANDS:
         of_script = name in SCRIPTS and bool(SCRIPT.get())
         function = command(name, of_script=of_script) if is_whole or name == asked else None
         text = function and function.__doc__
-        app.command(name, cls=Command, help=about(text), epilog="\n".join(examples(name, text, of_script=of_script)))(
-            with_added(function, name, of_script=of_script) if function else lambda: None
-        )
+        is_kept = name in RUNS["Runs"]  # its former name, without `runs`, is hidden
+        for group in (runs, app) if is_kept else (app,):
+            epilog = "\n".join(examples(name, text, of_script=of_script))
+            group.command(name, cls=Command, help=about(text), epilog=epilog, hidden=is_kept and group is app)(
+                with_added(function, name, of_script=of_script) if function else lambda: None
+            )
     return app
 
 

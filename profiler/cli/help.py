@@ -23,9 +23,6 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
         "plan": "Find the fastest plan within memory",
         "max-batch": "Find the largest batch that fits",
         "stages": "Measure the costs of each stage",
-        "blocks": "Show the blocks of a model",
-        "models": "List models and optimizers with options",
-        "strategies": "List strategies with their options",
     },
     "Read": {
         "show": "Show a run as a table",
@@ -35,6 +32,16 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
         "report": "Write runs as an HTML page",
     },
     "Keep": {
+        "runs": "List, tag, merge, check, remove runs",
+    },
+    "Look up": {
+        "blocks": "Show the blocks of a model",
+        "models": "List models and optimizers with options",
+        "strategies": "List strategies with their options",
+    },
+}
+RUNS: dict[str, dict[str, str]] = {  # the same for `gcprof runs`
+    "Runs": {
         "list": "List the runs, newest last",
         "tag": "Tag a run to find it",
         "rm": "Remove runs, asking for each first",
@@ -79,11 +86,11 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "plot": ("gcprof plot last --kind memory", "gcprof plot last --kind frontier -o frontier.svg"),
     "export": ("gcprof export last --to csv", "gcprof export last --to md -o table.md"),
     "report": ("gcprof report last", "gcprof report last -o report.html --force"),
-    "list": ("gcprof list --ref", "gcprof list --json"),
-    "tag": ("gcprof tag 3fa9c1 v1 paper", "gcprof tag last baseline --remove"),
-    "rm": ("gcprof rm 3fa9c1", "gcprof rm --yes 3fa9c1 77ab02"),
-    "merge": ("gcprof merge one two", "gcprof merge one two three -o results/whole"),
-    "validate": ("gcprof validate", "gcprof validate last --json"),
+    "list": ("gcprof runs list --ref", "gcprof runs list --json"),
+    "tag": ("gcprof runs tag 3fa9c1 v1 paper", "gcprof runs tag last baseline --remove"),
+    "rm": ("gcprof runs rm 3fa9c1", "gcprof runs rm --yes 3fa9c1 77ab02"),
+    "merge": ("gcprof runs merge one two", "gcprof runs merge one two three -o results/whole"),
+    "validate": ("gcprof runs validate", "gcprof runs validate last --json"),
     "models": ("gcprof models", "gcprof models adamw"),
     "strategies": ("gcprof strategies", "gcprof strategies selective"),
     "blocks": ("gcprof blocks train.py:make", "gcprof blocks mlp --json"),
@@ -148,9 +155,9 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The group of all commands, whose help lists them by GROUPS."""
+    """A group of commands, whose help lists them by GROUPS or RUNS."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for group, summaries in GROUPS.items():
+        for group, summaries in (RUNS if ctx.info_name == "runs" else GROUPS).items():
             with formatter.section(group):
                 formatter.write_dl(list(summaries.items()))

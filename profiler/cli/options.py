@@ -69,7 +69,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 MODEL_HELP = "A model, as NAME:option=value,...; `gcprof models` lists them."
 MODELS_HELP = "Models, as NAME:option=value,...; `gcprof models` lists them."
-RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:NAME` of `gcprof list --ref`."
+RUN_HELP = "A run folder, any part of its name below results/, `last`, or `ref:NAME` of `gcprof runs list --ref`."
 
 # which model, which run
 

@@ -208,7 +208,7 @@ def _as_typed(word: str) -> str:
 def shard_text(run: Run) -> str:
     """Return a note on a run that is not all shards of a sweep, with what to do next."""
     text = f"shard {run.manifest.shard} of a sweep: results of other shards are not here"
-    return f"{text}; gcprof merge merges all shards"
+    return f"{text}; gcprof runs merge merges all shards"
 
 
 class Terminal(Screen):

@@ -1,4 +1,4 @@
-"""gcprof list, tag, rm, merge and validate: what keeps run folders in order."""
+"""gcprof runs list, tag, rm, merge and validate: what keeps run folders in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_runs(
 ) -> None:
     """List the runs, the newest last.
 
-    Example: gcprof list
+    Example: gcprof runs list
     """
     from profiler.views.tables.listing import overviews, references, run_list
 
@@ -49,14 +49,16 @@ def list_runs(
 
 def tag(
     run: options.RunName,
-    words: Annotated[list[str], typer.Argument(metavar="word", help="Tags: words to find it by in `gcprof list`.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="word", help="Tags: words to find it by in `gcprof runs list`.")
+    ],
     remove: Annotated[bool, typer.Option("--remove", help="Remove these tags.")] = False,
 ) -> None:
     """Give a run words of your own.
 
     They stand in tags.json of the run folder, and change nothing that was measured.
 
-    Example: gcprof tag last baseline
+    Example: gcprof runs tag last baseline
     """
     from profiler.runs.find import change_tags, own_folder
 
@@ -64,11 +66,11 @@ def tag(
     kept = change_tags(folder, words, remove=remove)
     aside(f"{folder.name}: {', '.join(kept) or 'no tags'}")
     if folder.resolve().parent == RESULTS.resolve():
-        next_command("gcprof", "list")
+        next_command("gcprof", "runs", "list")
         return
     if kept:
         aside(f"note: commands find runs below {RESULTS}/ by their tags; this one is named by its path: {folder}")
-    next_command("gcprof", "list", "--folder", str(folder.parent))
+    next_command("gcprof", "runs", "list", "--folder", str(folder.parent))
 
 
 def rm(
@@ -86,7 +88,7 @@ def rm(
 
     Only folders below results/ are removed, never one that is being written to, and no link is followed.
 
-    Example: gcprof rm 20261120T174900Z-mlp-3fa9c1
+    Example: gcprof runs rm 20261120T174900Z-mlp-3fa9c1
     """
     from profiler.runs import writer
     from profiler.runs.find import own_folder
@@ -127,7 +129,7 @@ def merge(
     If two records of one trial differ, the one that began later is kept, with a note. Runs of other versions, or of
     another device by the same name, are refused. Without all shards of one sweep, what they make is partial.
 
-    Example: gcprof merge shard-1 shard-2 -o results/whole
+    Example: gcprof runs merge shard-1 shard-2 -o results/whole
     """
     from profiler.core.record import evidence
     from profiler.runs import store
@@ -166,7 +168,7 @@ def validate(
 
     Ends with 4 if a run is damaged; what is merely worth knowing is a note.
 
-    Example: gcprof validate last
+    Example: gcprof runs validate last
     """
     from profiler.runs.find import run_folder
     from profiler.runs.validate import validate as look

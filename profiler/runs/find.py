@@ -17,7 +17,7 @@ from profiler.runs import RESULTS
 TAGS = "tags.json"  # in a run folder, but not part of what was measured
 TAG = re.compile(r"\w[\w.+-]{0,39}")
 TAGS_BYTES = 64 << 10  # of the file, at most
-LISTED = "`gcprof list` shows the runs"
+LISTED = "`gcprof runs list` shows the runs"
 REFERENCE = "ref:"
 
 
@@ -79,7 +79,7 @@ def reference(word: str) -> Path:
     """Return the run folder of `ref:DEVICE/MODEL`. Raises UserError (exit code 4) if there is none."""
     name = word.removeprefix(REFERENCE)
     if name not in reference_names():
-        hint = nearest(name, reference_names(), before=REFERENCE) or "`gcprof list --ref` shows them"
+        hint = nearest(name, reference_names(), before=REFERENCE) or "`gcprof runs list --ref` shows them"
         raise UserError(f"no reference run is called '{name}'", hint=hint, exit_code=4)
     return reference_folder() / name
 

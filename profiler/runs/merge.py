@@ -61,7 +61,7 @@ def merge(folders: Sequence[Path]) -> Merged:
     UserError (exit code 4) for runs whose numbers cannot be compared.
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
-        raise UserError("merging takes two runs or more, each named once", hint="gcprof merge RUN RUN -o FOLDER")
+        raise UserError("merging takes two runs or more, each named once", hint="gcprof runs merge RUN RUN -o FOLDER")
     read = sorted(map(_read, folders), key=lambda read: (read[0].manifest.created, encode(read[0].manifest), read[1]))
     runs = [run for run, _ in read]
     if len({run.is_script for run in runs}) > 1:
@@ -182,7 +182,7 @@ def _manifest(runs: Sequence[Run], plan: tuple[Trial, ...]) -> Manifest:
     names = " ".join(sorted(run.folder.name for run in runs))
     first = runs[0].manifest
     sources = {name: digest for run in runs for name, digest in run.manifest.sources.items()}
-    command, shard = f"gcprof merge {names}", _left_of_sweep(runs)
+    command, shard = f"gcprof runs merge {names}", _left_of_sweep(runs)
     return msgspec.structs.replace(first, command=command, plan=plan, sources=sources, shard=shard)
 
 

@@ -69,7 +69,7 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
     Readings named in `without` are checked, but not kept.
     """
     if not os.path.isfile(folder / "manifest.json"):
-        raise UserError(f"'{folder}' is not a run folder", hint="`gcprof list` shows the runs", exit_code=4)
+        raise UserError(f"'{folder}' is not a run folder", hint="`gcprof runs list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
     known: dict[Any, Any] = {trial.case: trial.case for trial in manifest.plan}  # parts that many records share
     records, num_bytes, is_torn_at_end = list[Record](), 0, False
@@ -100,7 +100,9 @@ def of_records(
         judged.append(msgspec.structs.replace(record, outcome="invalid", detail=reason) if reason else record)
     if impossible:
         more = f", and {len(impossible) - 1} more" if len(impossible) > 1 else ""
-        warnings.append(f"numbers that cannot be: {impossible[0]}{more}; `gcprof validate` shows all that is wrong")
+        warnings.append(
+            f"numbers that cannot be: {impossible[0]}{more}; `gcprof runs validate` shows all that is wrong"
+        )
     return Run(folder=folder, manifest=manifest, records=tuple(judged), warnings=tuple(warnings), num_bytes=num_bytes)
 
 

@@ -70,7 +70,7 @@ def refuse_removal(folder: Path) -> None:
         message = f"'{folder}' is not below '{RESULTS}': only runs there are removed"
         raise UserError(message, hint="rm -r removes others")
     if reference_folder().resolve() in whole.resolve().parents:
-        raise UserError(f"'{folder}' is a reference run of gcprof", hint="`gcprof list` shows your own")
+        raise UserError(f"'{folder}' is a reference run of gcprof", hint="`gcprof runs list` shows your own")
     links = [path for path in (root, whole, *whole.parents) if root in (path, *path.parents) and path.is_symlink()]
     if links:
         raise UserError(f"'{links[0]}' is a link, and what it leads to is not removed", hint="remove the link itself")
@@ -121,6 +121,6 @@ def _cut_torn_line(path: Path, file: int) -> int:
         return size
     if not store.is_torn(line):
         message = f"the last line of '{path}' is damaged: it does not end, and is not the beginning of a record"
-        raise UserError(message, hint=f"gcprof validate {path.parent}", exit_code=4)
+        raise UserError(message, hint=f"gcprof runs validate {path.parent}", exit_code=4)
     os.ftruncate(file, size - len(line))
     return size - len(line)

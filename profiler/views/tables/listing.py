@@ -86,7 +86,7 @@ def _remark(outline: ModelSummary) -> str | None:
 
 
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """What `gcprof list` shows of a run; None if its files could not be read."""
+    """What `gcprof runs list` shows of a run; None if its files could not be read."""
 
     name: str
     status: str  # complete, partial, unreadable, or large: not read for a list
