@@ -97,7 +97,7 @@ def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):
     for order in ([early, late], [late, early]):
         merged = merge(order)
         assert [one.readings.peak_bytes for one in merged.records] == [1 << 29]
-        assert [(one.case.strategy, one.round, one.kept) for one in merged.conflicts] == [("none", 1, "late")]
+        assert merged.remarks == ("none, round 1: the results differ; kept the later one, of 'late'",)
         assert [log.read_text() for log in merged.logs] == ["late: none"]
 
 

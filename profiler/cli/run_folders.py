@@ -143,14 +143,8 @@ def merge(
     write(whole, folder)
     for warning in whole.warnings:
         aside(f"warning: {warning}")
-    for conflict in whole.conflicts:
-        trial = f"{conflict.case.strategy}, round {conflict.round}"
-        aside(f"note: {trial}: the results differ; kept the later one, of '{conflict.kept}'")
-    if whole.num_needless:
-        needless = count_text(whole.num_needless, "record")
-        aside(f"note: left out {needless} of later rounds, of cases whose first round is not ok: one run measures none")
-    if whole.manifest.shard:
-        aside("note: these are not all shards of one sweep, so the merged run is partial")
+    for remark in whole.remarks:
+        aside(f"note: {remark}")
     repeated = f", {count_text(whole.num_same, 'record')} in more than one" if whole.num_same else ""
     kinds = counted(Counter(evidence(record.case, record.environment) for record in whole.records))
     records = f"{count_text(len(whole.records), 'record')} of {count_text(len(runs), 'run')}"

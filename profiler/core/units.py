@@ -10,21 +10,11 @@ from profiler.core.errors import UserError
 
 MISSING = "-"  # shown for a number that was not measured, never 0
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-BYTE_UNITS = {
-    "b": 1,
-    "k": 2**10,  # binary, as in nvidia-smi and ulimit
-    "m": 2**20,
-    "g": 2**30,
-    "t": 2**40,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
+BYTE_SIZES = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+SECOND_SIZES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+BYTE_UNITS = {"b": 1}  # as users write them; `8G` is binary, as in nvidia-smi and ulimit
+for power, letter in enumerate("kmgt", start=1):
+    BYTE_UNITS |= {letter: 2 ** (10 * power), f"{letter}ib": 2 ** (10 * power), f"{letter}b": 10 ** (3 * power)}
 NUMBER = r"\d+(?:\.\d+)?(?:e\d+)?"  # a decimal number in options, in digits 0 to 9
 BYTES_HINT = "8GiB, 8G or 750MiB"
 BUDGET_HINT = "8GiB, 750MiB, 60% of the peak without checkpointing, or max"
@@ -34,18 +24,14 @@ def bytes_text(count: int | None) -> str:
     """1536 -> '1.50 KiB'; three significant digits, binary units."""
     if count is None:
         return MISSING
-    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(count) >= size:
-            return f"{_three_digits(count / size)} {unit}"
-    return f"{count} B"
+    size, unit = next((pair for pair in BYTE_SIZES if abs(count) >= pair[0]), (1, "B"))
+    return f"{count} B" if size == 1 else f"{_three_digits(count / size)} {unit}"
 
 
 def bytes_word(count: int) -> str:
     """Return a number of bytes exactly, as an option takes it: 4294967296 -> '4GiB'."""
-    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count >= size and count % size == 0:
-            return f"{count // size}{unit}"
-    return f"{count}B"
+    size, unit = next((pair for pair in BYTE_SIZES if count >= pair[0] and count % pair[0] == 0), (1, "B"))
+    return f"{count // size}{unit}"
 
 
 def signed_bytes_text(count: int) -> str:
@@ -57,10 +43,8 @@ def seconds_text(seconds: float | None) -> str:
     """0.0123 -> '12.3 ms'; three significant digits."""
     if seconds is None:
         return MISSING
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size:
-            return f"{_three_digits(seconds / size)} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+    size, unit = next((pair for pair in SECOND_SIZES if seconds >= pair[0]), (1e-9, "ns"))
+    return f"{seconds * 1e9:.0f} ns" if unit == "ns" else f"{_three_digits(seconds / size)} {unit}"
 
 
 def left_text(seconds: float) -> str:
@@ -72,15 +56,13 @@ def left_text(seconds: float) -> str:
 def byte_unit(counts: Iterable[int | None]) -> tuple[int, str]:
     """Return the size and name of the unit for a whole column: the largest of which its largest value has ten."""
     largest = max((abs(count) for count in counts if count is not None), default=0)
-    units = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
-    return next(((size, unit) for size, unit in units if largest >= 10 * size), (1, "B"))
+    return next((pair for pair in BYTE_SIZES if largest >= 10 * pair[0]), (1, "B"))
 
 
 def second_unit(seconds: Iterable[float | None]) -> tuple[float, str]:
     """Return the size and name of the unit for a whole column: the largest of which its largest value has ten."""
     largest = max((second for second in seconds if second is not None), default=0.0)
-    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-    return next(((size, unit) for size, unit in units if largest >= 10 * size), (1e-9, "ns"))
+    return next((pair for pair in SECOND_SIZES if largest >= 10 * pair[0]), (1e-9, "ns"))
 
 
 def scaled(value: float | None, size: float) -> str:
@@ -107,14 +89,14 @@ def spread_text(fraction: float | None, *, digits: int = 1) -> str:
     return MISSING if fraction is None else f"±{fraction * 100:.{digits}f} %"
 
 
-def exact_error_text(fraction: float | None) -> str:
-    """Return the relative error of a prediction of an exact number: 0.0034 -> '+0.34 %', 0 -> 'equal'."""
-    return "equal" if fraction == 0 else error_text(fraction)
-
-
 def error_text(fraction: float | None) -> str:
     """Return the relative error of a prediction: 0.0034 -> '+0.34 %'."""
     return MISSING if fraction is None else f"{fraction * 100:+.2f} %"
+
+
+def exact_error_text(fraction: float | None) -> str:
+    """Return the relative error of a prediction of an exact number: 0.0034 -> '+0.34 %', 0 -> 'equal'."""
+    return "equal" if fraction == 0 else error_text(fraction)
 
 
 def uncertainty_text(fraction: float | None) -> str:
@@ -164,17 +146,14 @@ def parse_bytes(word: str, *, flag: str, hint: str = BYTES_HINT, other: str = "G
     `other` is the unit that the error proposes for such a number, besides bytes.
     """
     size_text = re.fullmatch(rf"({NUMBER})\s*([a-z]*)", word.strip().lower(), flags=re.ASCII)
-    value = _number(size_text[1]) * BYTE_UNITS.get(size_text[2] or "b", 0) if size_text else 0
+    number = size_text[1] if size_text else "0"
+    exact = int(number) if number.isdigit() else float(number)  # beyond 2**53 a float is not exact
+    value = exact * BYTE_UNITS.get(size_text[2] or "b", 0) if size_text else 0
     if not size_text or not 1 <= value < 2**63:
         raise UserError(f"{flag} cannot be '{word}'", hint=hint)
     if not size_text[2]:
-        number = size_text[1]
         raise UserError(f"{flag} cannot be '{word}': {number} B or {number} {other}?", hint=f"write its unit: {hint}")
     return int(value)
-
-
-def _number(text: str) -> int | float:
-    return int(text) if text.isdigit() else float(text)  # beyond 2**53 a float is not exact
 
 
 def parse_budget(word: str, *, whole_bytes: int) -> int:
