@@ -14,7 +14,7 @@ from profiler.analysis import progress
 from profiler.core import schedule
 from profiler.core.case import Case, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.record import HARDWARE, SOFTWARE, Record, moment
+from profiler.core.record import HARDWARE, SOFTWARE, Environment, Record, moment
 from profiler.core.schedule import Shard
 from profiler.core.units import count_text
 from profiler.runs import store
@@ -110,7 +110,7 @@ def _refuse_incomparable(runs: Sequence[Run]) -> None:
     """Raise UserError unless all runs have the same software and files, and each device the same hardware."""
     seen: dict[str, tuple[object, Run]] = {}
     for run in runs:
-        known = [(run.manifest.environment, SOFTWARE, "")]
+        known: list[tuple[Environment, tuple[str, ...], str]] = [(run.manifest.environment, SOFTWARE, "")]
         for record in run.records:
             if record.environment is not None:
                 known.append((record.environment, SOFTWARE, ""))
