@@ -116,22 +116,6 @@ def test_every_trial_is_in_exactly_one_part_and_no_pairing_is_cut(count, models,
     assert max(map(len, parts)) - min(map(len, parts)) <= largest
 
 
-def test_a_pairing_is_a_baseline_in_a_round_with_what_is_predicted_of_it():
-    plan = sweep(models=1, rounds=2, predict=True)
-
-    assert Counter(schedule.pairing(trial)[1] for trial in plan) == {1: 2 * len(STRATEGIES), 2: len(STRATEGIES)}
-    assert num_pairings(plan) == 2
-
-
-def test_a_part_keeps_the_order_of_the_plan():
-    plan = sweep()
-
-    for index in (1, 2):
-        part, shard = schedule.cut(plan, Shard(index=index, count=2))
-        assert list(shard.places) == sorted(shard.places)
-        assert list(part) == [plan[place] for place in shard.places]
-
-
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/0", "1", "a/b", "1/2/3", "-1/2", "1/1000000", "", "\u0661/2"])
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="--shard cannot be"):
@@ -155,17 +139,6 @@ def test_merging_all_parts_gives_what_one_run_would_have_given(count, outcome, t
     assert rows(merged.records) == rows(whole.records)
     assert len(merged.records) == len(whole.records)
     assert merged.status == "complete"
-
-
-def test_a_part_measured_what_one_run_would_not_have(tmp_path):
-    """The twin: without leaving it out, the merged run would hold more."""
-    plan = sweep()
-    whole = carried_out(tmp_path / "whole", plan, Fake())
-
-    parts = in_parts(tmp_path, plan, 3)
-
-    assert sum(len(store.load(part).records) for part in parts) > len(whole.records)
-    assert "left out" in merge(parts).remarks[0]
 
 
 def test_a_later_round_stays_where_the_first_was_ended_from_outside(tmp_path):
@@ -281,19 +254,6 @@ def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys
     assert answer([*words[:-2], "--resume", "part"]) == 0  # by the words of the whole sweep
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("shared")
-def test_measuring_a_part_anew_is_that_part_again(here, capsys):
-    words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "3"]
-    assert answer([*words, "--shard", "2/3", "-o", "part"]) == 0
-
-    assert answer(["run", "--resume", "part", "--new-run", "-o", "again"]) == 0
-
-    first, second = (store.load(Path(name)).manifest for name in ("part", "again"))
-    assert second.shard == first.shard
-    assert second.plan == first.plan
-
-
 @pytest.mark.usefixtures("shared")
 def test_an_empty_part_says_so_and_leaves_nothing_behind(here, capsys):
     words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "2"]
@@ -302,11 +262,6 @@ def test_an_empty_part_says_so_and_leaves_nothing_behind(here, capsys):
 
     assert "shard 3/3 is empty" in capsys.readouterr().err
     assert list(here.iterdir()) == []
-
-
-def test_a_part_and_a_run_to_go_on_with_are_refused_together(here, no_server, capsys):
-    assert answer(["run", "--resume", "last", "--shard", "1/2"]) == 2
-    assert "--shard has no effect with --resume" in capsys.readouterr().err
 
 
 def test_a_run_that_jobs_of_a_cluster_have_parts_of_does_not_go_on_without_them(tmp_path, monkeypatch, capsys):

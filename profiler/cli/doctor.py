@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from profiler.cli import options
@@ -30,13 +33,15 @@ def doctor(
     Example: gcprof doctor
     """
     from profiler import engines
+    from profiler.core.case import Case, Choice, Trial
     from profiler.engines.local import rehearsal
 
     if json:
         refuse_idle({"--paste": paste}, on="--json")
+    tiny = Case(model=Choice("mlp"), strategy=Choice("none"), optimizer=Choice("sgd"), batch_size=8, device="cpu")
     with engines.connect() as engine:
         devices: dict[str, Environment] = engine.survey()
-        trials = {name: next(engine.run([_trial(name)])) for name in devices}
+        trials = {name: next(engine.run([Trial(case=msgspec.structs.replace(tiny, device=name))])) for name in devices}
         wrong = {name: _wrong(engine, name) for name in devices}
     findings: dict[str, Any] = {
         "versions": _versions(),
@@ -63,39 +68,22 @@ def _wrong(engine: Engine, device: str) -> str | None:
     from profiler.engines import TRACING
 
     try:
-        answer = engine.ask(f"{TRACING}:compute", device, failing="it does not compute")
+        wrong: str | None = engine.ask(f"{TRACING}:compute", device, failing="it does not compute")["wrong"]
     except UserError as error:
         return error.message
-    wrong: str | None = answer["wrong"]
     return wrong
 
 
-def _trial(device: str) -> Any:
-    from profiler.core.case import Case, Choice, Trial
-
-    names = {"model": Choice("mlp"), "strategy": Choice("none"), "optimizer": Choice("sgd")}
-    return Trial(case=Case(**names, batch_size=8, device=device))  # type: ignore[arg-type]
-
-
 def _versions() -> dict[str, str | None]:
-    import platform
-    from importlib import metadata
-
     from profiler import __version__
 
-    def of(package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
-
     packages = ("torch", "torchvision", "typer", "rich", "pandas", "matplotlib", "msgspec", "psutil", "nvidia-ml-py")
-    system = f"{platform.system()} {platform.machine()}"
+    installed = {str(one.metadata["Name"]).lower(): one.version for one in metadata.distributions()}
     return {
         "gcprof": __version__,
         "python": platform.python_version(),
-        "system": system,
-        **{p: of(p) for p in packages},
+        "system": f"{platform.system()} {platform.machine()}",
+        **{name: installed.get(name) for name in packages},
     }
 
 
