@@ -41,12 +41,6 @@ def test_show_prints_the_table_and_only_that_to_stdout(results: Path, capsys: py
     assert err == f"next: gcprof plot {FIRST} --kind memory -o memory.png\n"
 
 
-def test_show_takes_the_last_run_where_none_is_named(results: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["show"]) == 0
-
-    assert "segments:k=400" in capsys.readouterr().out
-
-
 def test_show_says_how_much_of_a_partial_run_is_owed(results: Path, capsys: pytest.CaptureFixture[str]):
     answer(["show", SECOND])
 
@@ -110,30 +104,6 @@ def test_plot_writes_the_figure_and_names_it(results: Path, tmp_path: Path, caps
 
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().err.startswith("wrote memory.png\nnext: gcprof export")
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["shwo"], "did you mean 'show'?"),
-        (["show", "--jsno"], "did you mean '--json'?"),
-        (["plot", "--kind", "memry"], "did you mean '--kind memory'?"),
-        (["export", "--to", "cvs"], "did you mean '--to csv'?"),
-        (["show", f"{FIRST}x"], f"did you mean '{FIRST}'?"),
-        (["models", "mnist-cn"], "did you mean 'mnist-cnn'?"),
-        (["strategies", "segment"], "did you mean 'segments'?"),
-    ],
-)
-def test_what_is_misspelt_is_answered_with_the_nearest(
-    words: list[str], hint: str, results: Path, capsys: pytest.CaptureFixture[str]
-):
-    code = answer(words)
-
-    out, err = capsys.readouterr()
-    assert code in (2, 4)
-    assert out == ""
-    assert err.splitlines()[0].startswith("gcprof: ")
-    assert err.splitlines()[1] == f"hint: {hint}"
 
 
 @pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])

@@ -128,31 +128,18 @@ def test_only_python_and_for_rehearsals_a_compiler_are_started_and_never_by_a_sh
     assert all("sys.executable" in SOURCES[name] and '"git"' not in SOURCES[name] for name in starting)
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["os.system('ls')", "subprocess.run('ls', shell=True)", "subprocess.Popen(f'{x}')", "x = os.popen"],
-)
-def test_a_shell_would_be_seen(source):
-    assert started(source)
-
-
 @pytest.mark.slow
 def test_nothing_of_a_file_is_run():
     found = {name: named(source, *RUNNERS) for name, source in SOURCES.items() if named(source, *RUNNERS)}
 
     assert found == {
-        "core/plain_pickle.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
+        "core/allocator_history.py": ["pickle"],  # an unpickler of plain data: tests/test_snapshot.py
         "training/models/live.py": ["pickle"],  # what this process's parent has just written, in a folder of its own
         "workflows/in_process/packing.py": ["pickle"],  # writes it
         "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
         "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
         "scripts/inject/sitecustomize.py": ["__import__"],  # of the user's own file of this name, as Python would
     }
-
-
-@pytest.mark.parametrize("source", ["import pickle", "torch.load(path)", "eval(text)", "from pickle import loads"])
-def test_what_runs_a_file_would_be_seen(source):
-    assert named(source, *RUNNERS)
 
 
 EVIL = """

@@ -11,7 +11,7 @@ import pytest
 
 from profiler.analysis.snapshot import THREADS, explain_snapshot
 from profiler.cli import answer
-from profiler.core import plain_pickle
+from profiler.core import allocator_history
 from profiler.core.errors import UserError
 from tests.hollow import Hollow, absent
 
@@ -64,7 +64,7 @@ def line_of(text: str) -> str:
 def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
     file, peak, reserved = recorded
 
-    found = explain_snapshot(plain_pickle.load(file))
+    found = explain_snapshot(allocator_history.load(file))
 
     assert (found.peak_bytes, found.reserved_bytes) == (peak, reserved)
     assert sum(share.nbytes for share in found.categories) == peak
@@ -76,7 +76,7 @@ def test_the_peak_and_what_is_reserved_are_the_allocators_own(recorded):
 
 
 def test_what_a_loop_keeps_is_told_with_its_line_and_bytes_and_parameters_and_state_are_not(recorded):
-    found = explain_snapshot(plain_pickle.load(recorded[0]))
+    found = explain_snapshot(allocator_history.load(recorded[0]))
 
     output = 256 * 512 * 4
     assert [(one.line, one.count, one.nbytes) for one in found.grown] == [(line_of("output = model(x)"), 4, 4 * output)]
@@ -189,7 +189,7 @@ def test_plain_data_come_back_as_they_were(tmp_path):
         kept = content if protocol >= 4 else {key: content[key] for key in "ab" if protocol >= 3 or key == "b"}
         (tmp_path / "plain").write_bytes(pickle.dumps(kept, protocol=protocol))
 
-        assert plain_pickle.load(tmp_path / "plain") == kept
+        assert allocator_history.load(tmp_path / "plain") == kept
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -198,7 +198,7 @@ def test_an_object_that_runs_code_is_refused_before_it_does(tmp_path, protocol):
     hostile.write_bytes(pickle.dumps({"segments": [Opens(str(made))]}, protocol=protocol))
 
     with pytest.raises(UserError, match="not a pickle of plain data: it asks for"):
-        plain_pickle.load(hostile)
+        allocator_history.load(hostile)
 
     assert not made.exists()
     pickle.loads(hostile.read_bytes())  # it would have run
@@ -221,9 +221,9 @@ def test_what_is_broken_is_told_and_takes_no_memory(tmp_path, text):
     (tmp_path / "broken").write_bytes(text)
 
     with pytest.raises(UserError, match="not a pickle of plain data"):
-        plain_pickle.load(tmp_path / "broken")
+        allocator_history.load(tmp_path / "broken")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        plain_pickle.load(tmp_path / "none")
+        allocator_history.load(tmp_path / "none")

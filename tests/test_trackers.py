@@ -82,16 +82,6 @@ def test_tensorboard_reads_the_hyper_parameters_back(run):
     assert {"peak_bytes", "predicted_peak_bytes", "time_ratio"} <= names
 
 
-def test_without_a_folder_the_run_keeps_them_with_what_is_derived(run, capsys):
-    assert answer(["export", "run", "--to", "tensorboard"]) == 0
-
-    assert (run.folder / "derived" / "tensorboard").is_dir()
-    assert capsys.readouterr().err.splitlines() == [
-        "wrote 4 rows to run/derived/tensorboard",
-        "next: tensorboard --logdir run/derived/tensorboard",
-    ]
-
-
 def test_mlflow_reads_a_local_store_back_and_knows_what_is_there(run, capsys):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
@@ -110,14 +100,6 @@ def test_mlflow_reads_a_local_store_back_and_knows_what_is_there(run, capsys):
     assert [one.value for one in samples] == [0.2, 0.2, 0.6]
     assert "wrote 0 rows to file://" in (err := capsys.readouterr().err)
     assert "4 rows there already" in err
-
-
-def test_a_store_that_mlflow_cannot_reach_is_told(run, monkeypatch, capsys):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
-
-    assert answer(["export", "run", "--to", "mlflow"]) == 74
-    assert "MLflow cannot write to 'nonsense://store'" in capsys.readouterr().err
 
 
 def gcprof(*words: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,21 @@
-"""Reads snapshots of PyTorch's CUDA caching allocator: blocks in use, and the history of allocations and frees."""
+"""Reads snapshots of PyTorch's CUDA caching allocator: blocks in use, and the history of allocations and frees.
+
+A snapshot is a pickle of numbers, text, lists and dicts: no class and no function in it is ever looked up.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from profiler.core.errors import UserError
 from profiler.core.user_code import is_theirs
 
+MOST_BYTES = 4 * 2**30
+BROKEN = (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, MemoryError)
 GRANULE = 512  # bytes: the allocator rounds every request up to this
 ALLOCATED = "active_allocated"  # the state of a block that a tensor uses
 GIVEN, TAKEN_BACK = "alloc", "free_requested"  # actions in the history: allocated, freed
@@ -31,6 +38,25 @@ class Event(NamedTuple):
     requested: int  # bytes
     line: str  # `file.py:12`, the innermost line of the user's code; "" if there is none
     time_us: int
+
+
+def load(path: Path) -> Any:
+    """Return the plain data in a pickle. Raises UserError if the file cannot be read or contains anything else."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{path} is larger than 4 GiB", hint="record fewer entries: max_entries=100000")
+        with path.open("rb") as file:
+            return _Unpickler(file).load()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except BROKEN as error:
+        raise UserError(f"{path} is not a pickle of plain data: {error}") from None
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse: every opcode that calls something gets it from here."""
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
 def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:

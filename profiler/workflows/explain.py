@@ -15,7 +15,7 @@ from profiler.analysis.explanation import explain as explain_trace
 from profiler.analysis.live_bytes import peak
 from profiler.analysis.progress import calibrations
 from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
-from profiler.core import plain_pickle
+from profiler.core import allocator_history
 from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -87,7 +87,7 @@ def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
 
 def recorded(path: Path) -> SnapshotExplanation:
     """Explain where the peak of a CUDA memory snapshot is, what held it and what stayed. Raises UserError."""
-    return explain_snapshot(plain_pickle.load(path))
+    return explain_snapshot(allocator_history.load(path))
 
 
 def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choices: bool = False) -> list[FollowedStep]:
