@@ -62,9 +62,9 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "rm": "profiler.cli.run_folders:rm",
     "merge": "profiler.cli.run_folders:merge",
     "validate": "profiler.cli.run_folders:validate",
-    "models": "profiler.cli.models_strategies:models",
-    "strategies": "profiler.cli.models_strategies:strategies",
-    "blocks": "profiler.cli.blocks:blocks",
+    "models": "profiler.cli.look_up:models",
+    "strategies": "profiler.cli.look_up:strategies",
+    "blocks": "profiler.cli.look_up:blocks",
     "reproduce": "profiler.cli.reproduce:reproduce",
     "doctor": "profiler.cli.doctor:doctor",
 }
