@@ -71,7 +71,10 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof runs list` shows the runs", exit_code=4)
     manifest = read_manifest(folder)
-    known: dict[Any, Any] = {trial.case: trial.case for trial in manifest.plan}  # parts that many records share
+    known: dict[tuple[str, object], Any] = {}
+    for trial in manifest.plan:
+        _share(trial, ("case",), known)
+        _share(trial.case, ("model", "optimizer", "device", "precision", "data", "verify"), known)
     records, num_bytes, is_torn_at_end = list[Record](), 0, False
     for where, line in numbered_lines(folder):
         if is_torn(line):
@@ -80,12 +83,19 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
         record = read_record(line, where)
         for name in without:
             force_setattr(record.readings, name, None)
-        for name in ("case", "built", "environment"):
-            part = getattr(record, name)
-            force_setattr(record, name, known.setdefault(part, part))
+        _share(record, ("case", "built", "environment"), known)
+        _share(record.readings, ("static_bytes",), known)
         records.append(record)
         num_bytes += len(line)
     return of_records(folder, manifest, records, num_bytes=num_bytes, is_torn=is_torn_at_end)
+
+
+def _share(struct: msgspec.Struct, names: Iterable[str], known: dict[tuple[str, object], Any]) -> None:
+    """Replace each of these fields by the first object that is equal to it: large runs take half the memory."""
+    for name in names:
+        part = getattr(struct, name)
+        key = tuple(part.items()) if isinstance(part, dict) else part
+        force_setattr(struct, name, known.setdefault((name, key), part))
 
 
 def of_records(
