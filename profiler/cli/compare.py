@@ -17,13 +17,12 @@ from profiler.cli.output import (
     one_of,
     paper,
     read_run,
-    refuse_idle,
     say,
     say_bytes,
     say_json,
 )
 from profiler.cli.script_folder import compared_scripts
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import change_range_text, change_text
 
 if TYPE_CHECKING:
@@ -65,12 +64,12 @@ def compare(
     from profiler.views.tables import comparison as view
 
     if one_of(format, FORMATS, flag="--format") != "table":
-        refuse_idle({"--width": columns}, on=f"--format {format}")
+        refuse_idle({"--width": columns}, f"with --format {format}")
     words = runs if baseline is None else [baseline, *(word for word in runs if word != baseline)]
     loaded = [(word, read_run(word)) for word in words]
     if scripts := compared_scripts(loaded):
         hint = "phases are paired by strategy, -L, rank and phase; leave it out"
-        refuse_idle({"--align": align != ALIGN, "--allow-different": allow_different}, on="scripts", hint=hint)
+        refuse_idle({"--align": align != ALIGN, "--allow-different": allow_different}, "on scripts", hint=hint)
         raise typer.Exit(_compare_scripts(scripts, fail_on=fail_on, format=format, columns=columns))
     rules = gates.parse(fail_on) if fail_on is not None else ()
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []

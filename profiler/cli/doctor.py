@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import refuse_idle, say_json
-from profiler.core.errors import UserError
+from profiler.cli.output import say_json
+from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def doctor(
     from profiler.engines.local import rehearsal
 
     if json:
-        refuse_idle({"--paste": paste}, on="--json")
+        refuse_idle({"--paste": paste}, "with --json")
     tiny = Case(model=Choice("mlp"), strategy=Choice("none"), optimizer=Choice("sgd"), batch_size=8, device="cpu")
     with engines.connect() as engine:
         devices: dict[str, Environment] = engine.survey()

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -88,13 +88,6 @@ def one_of(word: str, choices: Iterable[str], *, flag: str) -> str:
     if word not in names:
         raise UserError(f"{flag} cannot be '{word}'", hint=nearest_or_all(word, names, before=f"{flag} "))
     return word
-
-
-def refuse_idle(given: Mapping[str, object], *, on: str, hint: str = "leave one of them out") -> None:
-    """Raise UserError for the first flag that is given where it has no effect: with another one, or on such a run."""
-    for flag, value in given.items():
-        if value not in (None, False):
-            raise UserError(f"{flag} has no effect {'with' if on.startswith('-') else 'on'} {on}", hint=hint)
 
 
 def read_run(word: str, *, without: Collection[str] = ()) -> Run:

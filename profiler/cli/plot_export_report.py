@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options, script_folder
-from profiler.cli.output import aside, next_command, one_of, read_run, refuse_idle, say_bytes
-from profiler.core.errors import UserError
+from profiler.cli.output import aside, next_command, one_of, read_run, say_bytes
+from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import count_text
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def plot(
     if kind == PHASES and not variants:
         raise UserError("--kind phases is for the run of a script", hint="--kind memory shows what holds the peak")
     if variants:
-        refuse_idle({"--over": over}, on="a script's run", hint="every variant is drawn; leave it out")
+        refuse_idle({"--over": over}, "on a script's run", hint="every variant is drawn; leave it out")
 
     # only once there is something to draw
     draw = optional_deps.load(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
@@ -112,9 +112,9 @@ def export(
     kind = one_of(to, [*views.EXPORTS, *trackers.TRACKERS], flag="--to")
     is_file = kind in views.EXPORTS
     if not is_file:
-        refuse_idle({"--force": force}, on=f"--to {kind}", hint="leave it out")
+        refuse_idle({"--force": force}, f"with --to {kind}", hint="leave it out")
     elif output is None:
-        refuse_idle({"--force": force}, on="stdout", hint="name a file with -o")
+        refuse_idle({"--force": force}, "on stdout", hint="name a file with -o")
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("a parquet file is not for a terminal", hint="name a file with -o")
     if not is_file and output is None and run.startswith(REFERENCE):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, refuse_idle, say, say_bytes
-from profiler.core.errors import UserError
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
+from profiler.core.errors import UserError, refuse_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def reproduce(
     system = find(name)
     if before:
         given = {"--full": full, "--predict": predict, "--device": device, "--output": output}
-        refuse_idle(given, on="--from", hint="it runs nothing; leave one of them out")
+        refuse_idle(given, "with --from", hint="it runs nothing; leave one of them out")
         if json and len(before) > 1:
             raise UserError("--json prints one run", hint="give --from once")
         for word in before:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, next_command, paper, refuse_idle, say, say_json
-from profiler.core.errors import UserError
+from profiler.cli.output import aside, next_command, paper, say, say_json
+from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
 
@@ -35,7 +35,7 @@ def list_runs(
     if not os.path.isdir(folder) and folder != RESULTS:
         raise UserError(f"there is no folder '{folder}'", hint="name the folder that holds the run folders")
     if ref:
-        refuse_idle({"--folder": folder != RESULTS}, on="--ref")
+        refuse_idle({"--folder": folder != RESULTS}, "with --ref")
     listed = references() if ref else overviews(folder)
     if json:
         say_json(listed)

@@ -15,11 +15,11 @@ from profiler.cli.output import (
     one_of,
     paper,
     read_run,
-    refuse_idle,
     say,
     say_bytes,
     shard_text,
 )
+from profiler.core.errors import refuse_idle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,11 +47,11 @@ def show(
     is_markdown = one_of(format, ("table", "md"), flag="--format") == "md"
     asked = {"--samples": samples, "--over": over, "--width": columns}
     if json:
-        refuse_idle({**asked, "--format": is_markdown}, on="--json")
+        refuse_idle({**asked, "--format": is_markdown}, "with --json")
     if is_markdown:
-        refuse_idle(asked, on="--format md")
+        refuse_idle(asked, "with --format md")
     if samples:
-        refuse_idle({"--over": over}, on="--samples")
+        refuse_idle({"--over": over}, "with --samples")
     is_table = not (json or samples or over or is_markdown)
     loaded = read_run(run, without=UNSHOWN if is_table else ())
     variants = None if json else script_folder.variants_of(loaded)
@@ -60,7 +60,7 @@ def show(
 
         say_bytes(render(loaded))
     elif variants is not None:
-        refuse_idle({"--samples": samples, "--over": over}, on="the run of a script")
+        refuse_idle({"--samples": samples, "--over": over}, "on the run of a script")
         _show_script(loaded, variants, run, is_markdown=is_markdown, columns=columns)
     elif is_markdown:
         from profiler.views.export.markdown import run_block

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 MOST_MEANT = 3  # most words in a hint
@@ -40,6 +40,13 @@ class Invalid(Exception):
 
 class Exited(Exception):
     """The user's code called sys.exit, which must not end the measuring process."""
+
+
+def refuse_idle(flags: Mapping[str, object], why: str, *, hint: str = "leave one of them out") -> None:
+    """Raise UserError for the first of these flags that was given: it would have no effect, and `why` says where."""
+    for flag, is_given in flags.items():
+        if is_given:
+            raise UserError(f"{flag} has no effect {why}", hint=hint)
 
 
 def nearest(word: str, words: Iterable[str], *, before: str = "", after: str = "") -> str | None:
