@@ -122,8 +122,8 @@ def beside(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes were making in a folder and below. Call it under the folder's lock."""
-    for path in folder.rglob(".*.new"):
+    """Remove what killed processes were making in a folder. Call it under the folder's lock."""
+    for path in folder.glob(".*.new"):
         remove(path)
 
 

@@ -35,7 +35,8 @@ class Writer:
         except UserError:
             self.close()
             raise
-        safe_files.sweep(folder)
+        for place in (folder, folder / "derived"):
+            safe_files.sweep(place)
 
     def append(self, record: Record) -> None:
         """Write one record and wait until it is on disk. Raises UserError (exit code 74) if that fails."""
