@@ -314,7 +314,7 @@ class Shards:
 
     def note_job_ids(self, ids: Mapping[Path, str]) -> None:
         names = {folder.name: job_id for folder, job_id in (self.job_ids() | dict(ids)).items()}
-        store.replace(self.jobs_folder / "ids.json", json.dumps(names, indent=1).encode())
+        safe_files.write(self.jobs_folder / "ids.json", json.dumps(names, indent=1).encode())
 
 
 class Work:

@@ -260,18 +260,6 @@ def refuse_link(folder: Path) -> None:
         raise UserError(f"'{folder}' is a link: what is written there would be elsewhere", hint=hint, exit_code=74)
 
 
-def replace(path: Path, text: bytes) -> None:
-    """Replace a file of a run folder, atomically and durably. Raises UserError (exit code 74) if that fails."""
-    new = safe_files.beside(path)
-    try:
-        _write_durably(new, text)
-        new.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        safe_files.remove(new)
-        raise unwritable(path.parent, error) from error
-
-
 def unwritable(folder: Path, error: OSError) -> UserError:
     """Return the error for a run folder that cannot be written to."""
     message = f"cannot write to '{folder}': {error.strerror}"
