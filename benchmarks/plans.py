@@ -33,6 +33,7 @@ from profiler.request.spec import Request
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
 BUDGET, DEVICE, PRECISIONS, SLOWER = "70%", "h100", ("fp32", "amp-bf16"), 0.01
+NO_PLAN = "no plan fits"
 SMALL = (  # by what stands in their words: all plans of their blocks are run
     *("kind=scan", "transformer:layers=4", "llama", "hf:bert", "hf:gpt2", "hf:vit", "kind=gated", "kind=upsampling"),
 )
@@ -71,7 +72,7 @@ class Proved(msgspec.Struct, frozen=True, kw_only=True):
     def is_fine(self) -> bool:
         """Whether the plan keeps what is promised; where there is none, whether nothing that was run fits."""
         if self.refused:
-            return not self.best
+            return not self.best and self.refused.startswith(NO_PLAN)
         return self.is_within and (self.slower is None or self.slower <= SLOWER)
 
 
@@ -130,7 +131,7 @@ def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
     proved = Proved(row=row, budget_bytes=planned.budget_bytes, took_seconds=took, **found)
     if planned.fitted is None:
         least = bytes_text(planned.frontier.peak_bytes[0])
-        return msgspec.structs.replace(proved, refused=f"no plan fits: the smallest needs {least}")
+        return msgspec.structs.replace(proved, refused=f"{NO_PLAN}: the smallest needs {least}")
     chosen = planned.fitted.point.plan
     plan_file.write(plan_file_of(planned.chain, chosen), path)
     under = record(rehearsing, msgspec.structs.replace(row, strategy=f"plan:file={path}"), REHEARSE)
