@@ -22,7 +22,7 @@ from profiler.core.allocator_history import Block, blocks_in_use
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.core.user_code import is_ours
-from profiler.measuring.meters.flops import FORMULAS as ATTENTION
+from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear

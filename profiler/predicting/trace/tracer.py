@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
-from profiler.measuring.meters.flops import FORMULAS as ATTENTION
+from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
 from profiler.measuring.meters.operators import operator_name
 from profiler.predicting.late_compiler import flop_formulas
 from profiler.predicting.trace.fake_tensors import DEVICE
