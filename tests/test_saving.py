@@ -104,9 +104,13 @@ def contents(folder):
 
 
 def program(body):
-    return f"import pathlib, sys\nsys.path.insert(0, {str(INJECT)!r})\nimport torch, gcprof_saving\n" + (
-        f"gcprof_saving.begin()\n{textwrap.dedent(body)}"
-    )
+    return textwrap.dedent(f"""
+        import pathlib, runpy, sys
+        finder = runpy.run_path({str(INJECT / "sitecustomize.py")!r})["Finder"]
+        sys.path.insert(0, {str(INJECT)!r})
+        import torch, gcprof_saving
+        gcprof_saving.begin(finder)
+        """) + textwrap.dedent(body)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ class Computing:
             made, state = discrete, 0
         for tensor, value in zip(made, values, strict=False):
             if tensor.shape == value.shape and (state or known.is_discrete(tensor)):
-                known.put(tensor, value if state else self._compared(plan, args, tensor, value), state or ASSUMED)
+                known.put(tensor, value if state else self._assumed(plan, args, tensor, value), state or ASSUMED)
         if made and not state:
             self._assumptions.told(plan.name, made[0].shape)
 
@@ -222,14 +222,13 @@ class Computing:
             return False
         if not plan.is_pointwise and not plan.is_filled:
             return False
-        value = self._of_one(plan, args, kwargs)
-        if not state and self._assumptions.compared(plan.name, args) is not None and self._is_comparison(args, tensor):
-            value = self._assumptions.compared(plan.name, args)
-        if is_large:
-            known.mark(tensor, state or ASSUMED, value)
+        value = torch.full((), self._of_one(plan, args, kwargs), dtype=tensor.dtype, device="cpu")
+        if not is_large:
+            known.put(tensor, self._assumed(plan, args, tensor, value.expand(tensor.shape)), ASSUMED)
+        elif state or self._assumptions.how == "balanced":
+            known.mark(tensor, state or ASSUMED, value.item())
         else:
-            filled = torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
-            known.put(tensor, self._alternating(plan, args, tensor, filled), state or ASSUMED)
+            known.mark(tensor, ASSUMED, self._assumed(plan, args, tensor, value).item())
         if not state:
             self._assumptions.told(plan.name, tensor.shape)
         return True
@@ -242,32 +241,17 @@ class Computing:
             return value.reshape(-1)[:1].reshape(()).clone()
 
         if plan.is_filled:
-            shapes = (args[0], *args[1:]) if plan.has_tensors else ([], *args[1:])
-            if plan.has_tensors:
-                shapes = (torch.empty((), dtype=args[0].dtype, device="cpu"), *args[1:])
-                if plan.name.startswith("new_"):
-                    shapes = (shapes[0], [], *args[2:])
-            return plan.func(*shapes, **_on_host(kwargs)).item()
+            first = [torch.empty((), dtype=args[0].dtype, device="cpu")] if plan.has_tensors else []
+            sizes: list[Any] = [[]] if plan.name.startswith("new_") or not first else []
+            return plan.func(*first, *sizes, *args[len(first) + len(sizes) :], **_on_host(kwargs)).item()
         return plan.func(*_mapped(args, one), **_on_host(_mapped(kwargs, one))).item()
 
-    def _is_comparison(self, args: Any, tensor: Any) -> bool:
-        return tensor.dtype == torch.bool and any(
-            isinstance(value, torch.Tensor) and not known.is_discrete(value) for value in args
+    def _assumed(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
+        """Return a result's values as they are to be assumed: of a comparison of numbers as was asked for."""
+        is_comparison = tensor.dtype == torch.bool and any(
+            isinstance(one, torch.Tensor) and not known.is_discrete(one) for one in args
         )
-
-    def _compared(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
-        """Return the values of a comparison, as they are to be assumed."""
-        if not plan.is_pointwise or not self._is_comparison(args, tensor):
-            return value
-        given = self._assumptions.compared(plan.name, args)
-        if given is not None:
-            return torch.full((), given, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
-        return self._alternating(plan, args, tensor, value)
-
-    def _alternating(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
-        if not self._is_comparison(args, tensor) or not self._assumptions.alternates(plan.name, args):
-            return value
-        return (torch.arange(tensor.numel(), device="cpu") % 2 == 0).view(tensor.shape)
+        return self._assumptions.compared(plan.name, args, value) if plan.is_pointwise and is_comparison else value
 
     def _chosen(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         """Write indices that are chosen along a dimension of unknown values."""
@@ -290,8 +274,7 @@ class Computing:
         if any(map(known.is_discrete, kept)):  # as a scale that is changed together with a count
             kept += [tensor for tensor in written if known.mark_of(tensor) and not any(tensor is one for one in kept)]
         if not kept or any(tensor.numel() > MOST for tensor in inputs):
-            for tensor in written:
-                known.forget(tensor)
+            known.forget(*written)
             return
         try:
             values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in written}
@@ -313,7 +296,7 @@ class Computing:
         inputs = known.flat((args, kwargs)) if _begins_known(args) else []
         state = self._state(inputs) if inputs and all(map(known.is_small, inputs)) else 0
         if not state:
-            known.forget_all(written)
+            known.forget(*written)
             return
         tensors = [tensor for tensor in known.flat(written) if known.is_ours(tensor)]
         values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in tensors}

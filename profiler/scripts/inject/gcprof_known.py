@@ -17,10 +17,7 @@ LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kep
 FLOATS = 1 << 15  # elements of a floating-point tensor: few, as weights are such too; and more would take threads
 Tensor: Any = torch.Tensor
 TENSORS = {torch.Tensor, torch.nn.Parameter}
-
-
 _storage: Any = torch.UntypedStorage
-_expired = _storage._expired
 
 
 class Mark:
@@ -30,7 +27,6 @@ class Mark:
 
     def __init__(self, weak: int, state: int, uniform: Any) -> None:
         self.weak, self.state, self.uniform = weak, state, uniform  # uniform: the value of all elements, or None
-
         self.real: Any = None  # which elements are, where not all of them are
 
     def state_of(self, tensor: Any) -> int:
@@ -54,12 +50,15 @@ def is_ours(value: Any) -> bool:
 
 def mark_of(tensor: Any) -> Mark | None:
     """Return what is known of a GPU tensor's storage."""
-    place = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
-    mark = marks.get(place)
-    if mark is not None and _expired(mark.weak):
-        del marks[place]
+    mark = marks.get(_place(tensor))
+    if mark is not None and _storage._expired(mark.weak):
+        del marks[_place(tensor)]
         return None
     return mark
+
+
+def _place(tensor: Any) -> int:
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
 
 
 def is_discrete(tensor: Any) -> bool:
@@ -81,19 +80,11 @@ def mark(tensor: Any, state: int, uniform: Any = None) -> None:
     marks[storage.data_ptr()] = Mark(storage._weak_ref(), state, uniform)
 
 
-def forget(tensor: Any) -> None:
-    """Forget what is known of a tensor's storage."""
-    if marks and is_ours(tensor) and mark_of(tensor) is not None:
-        del marks[tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()]
-
-
-def forget_all(values: Any) -> None:
+def forget(*values: Any) -> None:
     """Forget what is known of the storages of tensors, and of lists of them."""
-    for value in values:
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if is_ours(tensor):
-                place = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
-                marks.pop(place, None)
+    for tensor in flat(values) if marks else ():
+        if is_ours(tensor):
+            marks.pop(_place(tensor), None)
 
 
 def host(tensor: Any) -> Any:
@@ -114,11 +105,6 @@ def value_of(tensor: Any, mark: Mark | None) -> Any:
     return torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
 
-def holds(tensor: Any) -> int:
-    """Return how many bytes the storage of an integer or boolean tensor has."""
-    return int(tensor.untyped_storage().nbytes())
-
-
 def put(tensor: Any, values: Any, state: int) -> None:
     """Write values into a GPU tensor, and remember that they are known.
 
@@ -126,22 +112,20 @@ def put(tensor: Any, values: Any, state: int) -> None:
     and floating-point numbers stay unknown.
     """
     known = mark_of(tensor)
-    if known is None and tensor.numel() * tensor.element_size() < _room(tensor):
-        if not is_discrete(tensor) or holds(tensor) > LIMIT * tensor.element_size():
+    if known is None and is_discrete(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.nbytes < storage.nbytes():
+            if storage.nbytes() > LIMIT * tensor.element_size():
+                return
+            ctypes.memset(storage.data_ptr(), 0, storage.nbytes())
+    elif known is None:  # without looking at its storage: see above
+        base = tensor._base if tensor._is_view() else tensor
+        if tensor.nbytes < base.nbytes or (base is tensor and tensor.storage_offset()):
             return
-        ctypes.memset(tensor.untyped_storage().data_ptr(), 0, holds(tensor))
     if known is not None and known.uniform is not None:
         known = None
     host(tensor).copy_(values)
     mark(tensor, state if known is None else max(state, known.state))
-
-
-def _room(tensor: Any) -> int:
-    """Return the bytes of a storage, of floats as far as can be told without looking at it."""
-    if is_discrete(tensor):
-        return holds(tensor)
-    base = tensor._base if tensor._is_view() else tensor
-    return int(base.nbytes) + (1 if base is tensor and tensor.storage_offset() else 0)
 
 
 def flat(value: Any) -> list[Any]:

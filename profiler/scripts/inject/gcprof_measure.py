@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
-import json
 import multiprocessing
 import os
 import platform
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
 else:
     from gcprof_watch import MAIN_BATCHES, MAIN_STEPS, Watch, _end_loaders, _write, lines
 
+save = torch.save  # which the watch makes a phase of
 TERM = signal.SIGTERM
 MARK, ASIDE = "gcprof: mark", "gcprof: aside"  # the end of a phase; the begin and the end of work of ours
 COMPARED_STEPS = 2  # the first has the weights that all runs begin with; the second shows what follows from them
 MOST_BYTES = 2**30  # kept of one step
-ALIGNED = 16  # bytes: as the widest number needs
 LEAST_SCALE = 2.0**-8  # of the largest gradient, as in profiler/measuring/meters/equality.py
 FAR = 2.0  # the relative difference of what cannot be compared
 Values = dict[str, torch.Tensor | None]
@@ -323,49 +322,28 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
 
 def digest(gradient: torch.Tensor) -> str:
     """Return the SHA-256 of a gradient's bytes, row after row."""
-    return hashlib.sha256(_bytes(gradient)).hexdigest()
+    whole = (ctypes.c_char * gradient.nbytes).from_address(gradient.data_ptr()) if gradient.nbytes else b""
+    return hashlib.sha256(whole).hexdigest()
 
 
 def _on_host(gradient: Any) -> torch.Tensor | None:
     """Return the values in rows on the host; of a sharded tensor, this rank's own."""
     if gradient is None:
         return None
-    plain = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    plain = plain.detach()
+    plain = (gradient.to_local() if hasattr(gradient, "to_local") else gradient).detach()
     dense: torch.Tensor = plain.to_dense() if plain.is_sparse else plain
     return dense.cpu().contiguous()
 
 
-def _bytes(tensor: torch.Tensor) -> Any:
-    size = tensor.numel() * tensor.element_size()
-    return (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return float(_wide(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _text(gradient: torch.Tensor) -> list[Any]:
-    return [str(gradient.dtype), list(gradient.shape)]
-
-
 def _keep(path: str, gradients: Values, digests: dict[str, str | None]) -> None:
-    """Write the bytes of all gradients into a file, and beside it a file that says where each is."""
-    index = {}
+    """Write the digest of each gradient, and as many gradients as there is room for."""
+    room, kept = MOST_BYTES, {}
+    for name, gradient in gradients.items():
+        fits = gradient is not None and gradient.nbytes <= room
+        kept[name] = digests[name], gradient if fits else None
+        room -= gradient.nbytes if gradient is not None and fits else 0
     with open(path, "wb") as file:
-        for name, gradient in gradients.items():
-            place = file.tell()
-            is_kept = gradient is not None and place + gradient.nbytes < MOST_BYTES
-            index[name] = [digests[name], place if is_kept else None, None if gradient is None else _text(gradient)]
-            if is_kept and gradient is not None:
-                file.write(_bytes(gradient))
-                file.write(bytes(-gradient.nbytes % ALIGNED))
-    with open(f"{path}.json", "w", encoding="utf-8") as file:
-        json.dump(index, file)
+        save(kept, file)
 
 
 def _differences(path: str, gradients: Values, digests: dict[str, str | None]) -> dict[str, float | None]:
@@ -374,29 +352,26 @@ def _differences(path: str, gradients: Values, digests: dict[str, str | None]) -
     It is the largest absolute difference over the largest absolute value, or over a fraction of the largest gradient of
     all, for those that are 0 but for rounding.
     """
-    if not os.path.exists(f"{path}.json"):
-        return {}
-    with open(f"{path}.json", encoding="utf-8") as file:
-        index = json.load(file)
-    changed = [name for name in gradients if index.get(name, [None])[0] != digests[name]]
+    kept = torch.load(path, mmap=True, weights_only=True) if os.path.exists(path) else None
+    changed = [name for name in gradients if kept is not None and kept.get(name, (None, None))[0] != digests[name]]
     sizes = [_largest(gradient) for gradient in gradients.values() if changed and gradient is not None]
-    least = LEAST_SCALE * max(sizes, default=0.0)
-    whole = torch.from_file(path, size=os.path.getsize(path), dtype=torch.uint8) if changed else torch.empty(0)
     found: dict[str, float | None] = {}
     for name in changed:
-        digest, place, text = index.get(name, (None, None, None))
-        gradient = gradients[name]
-        if digest is None or gradient is None or text != _text(gradient):
-            found[name] = FAR
-        elif place is None:
+        gradient, (known, other) = gradients[name], kept.get(name, (None, None)) if kept else (None, None)
+        if known is not None and other is None and gradient is not None:
             found[name] = None
+        elif gradient is None or other is None or (other.dtype, other.shape) != (gradient.dtype, gradient.shape):
+            found[name] = FAR
         else:
-            other = whole[place : place + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
-            found[name] = _difference(_wide(gradient), _wide(other), least)
+            scale = max(_largest(gradient), _largest(other), LEAST_SCALE * max(sizes))
+            relative = float((_wide(gradient) - _wide(other)).abs().max()) / scale if scale else 0.0
+            found[name] = relative if relative < FAR else FAR  # nan is no number
     return found
 
 
-def _difference(one: torch.Tensor, other: torch.Tensor, least: float) -> float:
-    scale = max(float(one.abs().max()), float(other.abs().max()), least)
-    relative = float((one - other).abs().max()) / scale if scale else 0.0
-    return relative if relative < FAR else FAR  # nan is no number
+def _largest(tensor: torch.Tensor) -> float:
+    return float(_wide(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -7,15 +7,12 @@ All else that it writes, by `open` for example, is written as ever. Needs torch 
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
-from importlib.util import find_spec
-from types import ModuleType
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -24,14 +21,14 @@ ROOT = os.path.realpath(os.environ["GCPROF_SAVING"])
 SMALL = 1 << 20  # bytes: a smaller file of a redirected folder is copied, since it may be written in place
 
 
-def begin() -> None:
-    """Redirect what is imported already, and the rest as it is imported."""
-    torch.save = torch.serialization.save = _writes(torch.save, 1)
-    torch.load = torch.serialization.load = _reads(torch.load, 0)
+def begin(finder: Any) -> None:
+    """Redirect what is imported already, and the rest as it is imported: `finder` is that of `sitecustomize`."""
+    torch.save = torch.serialization.save = _with(there, torch.save, 1, "f")
+    torch.load = torch.serialization.load = _with(here, torch.load, 0, "f")
     for name, redirect in HOOKS.items():
         if name in sys.modules:
             redirect(sys.modules[name])
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, finder({name: partial(_load, name) for name in HOOKS}))
 
 
 def there(path: Any) -> Any:
@@ -47,10 +44,7 @@ def there(path: Any) -> Any:
 
 def here(path: Any) -> Any:
     """Return what is to be read for `path`: what this run saved there, or the file itself."""
-    if not isinstance(path, str | os.PathLike):
-        return path
-    place = _place(path)
-    if not os.path.exists(place):
+    if not isinstance(path, str | os.PathLike) or not os.path.exists(place := _place(path)):
         return path
     return type(path)(place) if isinstance(path, os.PathLike) else place  # type: ignore[call-arg]
 
@@ -63,63 +57,61 @@ def _place(path: str | os.PathLike[str]) -> str:
 
 def folder_there(path: str) -> str:
     """Return the folder that stands for a folder: with its small files, and links to the large ones."""
+
+    def copy(source: str, target: str) -> str:
+        if os.path.getsize(source) > SMALL:
+            os.symlink(os.path.realpath(source), target)
+            return target
+        return str(shutil.copy2(source, target))
+
     place: str = there(path)
     with suppress(FileExistsError):  # another rank was first
         os.makedirs(place)
         if os.path.isdir(path) and place != os.fspath(path):
-            shutil.copytree(path, place, dirs_exist_ok=True, copy_function=_copy)
+            shutil.copytree(path, place, dirs_exist_ok=True, copy_function=copy)
     return place
 
 
-def _copy(source: str, target: str) -> str:
-    if os.path.getsize(source) > SMALL:
-        os.symlink(os.path.realpath(source), target)
-        return target
-    return str(shutil.copy2(source, target))
+# ---- functions that save, load and remove
 
 
-# ---- functions that save and load, by the place of the path among their arguments
-
-
-def _with(change: Callable[[Any], Any], function: Callable[..., Any], *places: int) -> Callable[..., Any]:
-    """Return the function with the arguments in these places, by position or name, changed."""
-    names = list(inspect.signature(function).parameters)
+def _with(change: Callable[[Any], Any], function: Callable[..., Any], place: int, name: str) -> Callable[..., Any]:
+    """Return the function with the argument in this place, or of this name, changed."""
 
     @wraps(function)
     def call(*words: Any, **keywords: Any) -> Any:
-        given = list(words)
-        for place in places:
-            if place < len(given):
-                given[place] = change(given[place])
-            elif place < len(names) and names[place] in keywords:
-                keywords[names[place]] = change(keywords[names[place]])
-        return function(*given, **keywords)
+        if place < len(words):
+            words = (*words[:place], change(words[place]), *words[place + 1 :])
+        elif name in keywords:
+            keywords[name] = change(keywords[name])
+        return function(*words, **keywords)
 
     return call
 
 
-def _writes(function: Callable[..., Any], *places: int) -> Callable[..., Any]:
-    return _with(there, function, *places)
+def _removing(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that removes what this run saved, and no file of the user's."""
 
+    @wraps(plain)
+    def remove(self: Any, path: Any) -> None:
+        if os.fspath(here(path)).startswith(ROOT + os.sep):
+            plain(self, here(path))
 
-def _reads(function: Callable[..., Any], *places: int) -> Callable[..., Any]:
-    return _with(here, function, *places)
+    return remove
 
 
 # ---- libraries
 
 
+def _load(name: str, execute: Callable[[], None], origin: str) -> None:
+    execute()
+    HOOKS[name](sys.modules[name])
+
+
 def _safetensors(module: Any) -> None:
-    serialize_file, safe_open = module.serialize_file, module.safe_open
-
-    def write(tensors: Any, filename: Any, *words: Any, **keywords: Any) -> Any:
-        return serialize_file(tensors, there(filename), *words, **keywords)
-
-    def read(filename: Any, *words: Any, **keywords: Any) -> Any:
-        return safe_open(here(filename), *words, **keywords)
-
-    if not hasattr(serialize_file, "__code__"):  # of the library itself: not ours already
-        module.serialize_file, module.safe_open = write, read
+    if not hasattr(module.serialize_file, "__code__"):  # of the library itself: not ours already
+        module.serialize_file = _with(there, module.serialize_file, 1, "filename")
+        module.safe_open = _with(here, module.safe_open, 0, "filename")
 
 
 def _distributed(module: Any) -> None:
@@ -131,24 +123,16 @@ def _distributed(module: Any) -> None:
         return stream(self, here(path) if mode.startswith("r") else there(path), mode)
 
     files.create_stream = create_stream
-    files.rename = _writes(files.rename, 1, 2)
-    files.mkdir = _writes(files.mkdir, 1)
-    files.exists = _reads(files.exists, 1)
-    plain_remove = files.rm_file
-
-    @wraps(plain_remove)
-    def rm_file(self: Any, path: Any) -> None:
-        if here(path) != path or os.fspath(path).startswith(ROOT + os.sep):
-            plain_remove(self, here(path))
-
-    files.rm_file = rm_file
+    files.rename = _with(there, _with(there, files.rename, 1, "path"), 2, "new_path")
+    files.mkdir = _with(there, files.mkdir, 1, "path")
+    files.exists = _with(here, files.exists, 1, "path")
+    files.rm_file = _removing(files.rm_file)
 
 
 def _pretrained(*names: str) -> Callable[[Any], None]:
     def redirect(module: Any) -> None:
-        for name in names:
-            if kind := getattr(module, name, None):
-                kind.save_pretrained = _with(folder_there, kind.save_pretrained, 1)
+        for kind in filter(None, (getattr(module, name, None) for name in names)):
+            kind.save_pretrained = _with(folder_there, kind.save_pretrained, 1, "save_directory")
 
     return redirect
 
@@ -166,16 +150,9 @@ def _trainer(module: Any) -> None:
 
 def _lightning(module: Any) -> None:
     kind = module.TorchCheckpointIO
-    kind.save_checkpoint = _writes(kind.save_checkpoint, 2)
-    kind.load_checkpoint = _reads(kind.load_checkpoint, 1)
-    plain = kind.remove_checkpoint
-
-    @wraps(plain)
-    def remove_checkpoint(self: Any, path: Any) -> None:
-        if here(path) != path:  # what this run saved
-            plain(self, here(path))
-
-    kind.remove_checkpoint = remove_checkpoint
+    kind.save_checkpoint = _with(there, kind.save_checkpoint, 2, "path")
+    kind.load_checkpoint = _with(here, kind.load_checkpoint, 1, "path")
+    kind.remove_checkpoint = _removing(kind.remove_checkpoint)
 
 
 HOOKS: dict[str, Callable[[Any], None]] = {
@@ -193,27 +170,3 @@ HOOKS: dict[str, Callable[[Any], None]] = {
     "lightning.fabric.plugins.io.torch_io": _lightning,
     "lightning_fabric.plugins.io.torch_io": _lightning,
 }
-
-
-class _Finder:
-    """Finds what is in HOOKS as the other finders do, and redirects it once it is loaded."""
-
-    is_asking = False  # the other finders
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if name not in HOOKS or self.is_asking:
-            return None
-        self.is_asking = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self.is_asking = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                HOOKS[name](module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

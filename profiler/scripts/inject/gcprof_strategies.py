@@ -9,17 +9,16 @@ looked through. It is changed at that first call, before its forward is looked u
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from importlib.machinery import PathFinder
-from inspect import unwrap
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -35,15 +34,21 @@ KEEP_OWN = ("none", "hf")  # strategies under which the script's own checkpoints
 USAGE = 2  # the exit code where gcprof cannot be imported
 TORCH = os.path.dirname(torch.__file__) + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+INNERMOST = "_checkpoint_impl" if hasattr(checkpoints, "_checkpoint_impl") else "checkpoint"  # before torch 2.13
+original: Any = getattr(checkpoints, INNERMOST)  # PyTorch's function that all forms of checkpoint call
 Module = torch.nn.Module
 
 
 def begin(watch: Any, write: Callable[[dict[str, Any]], None]) -> None:
     """Begin to look for models and for checkpoints of the script's own; `write` writes a line of the watch."""
     models = _Models(watch, write)
-    _own.append(_OwnCheckpoints(models))
-    checkpoint: Any = TARGET
-    checkpoint.__code__ = _redirected.__code__
+    own = _OwnCheckpoints(models)
+
+    @wraps(original)
+    def checkpoint(*arguments: Any, **keywords: Any) -> Any:
+        return own.call(arguments, keywords)
+
+    setattr(checkpoints, INNERMOST, checkpoint)
     if STRATEGY != "none" or CHAIN_STEP:
         if why := _missing("costing" if CHAIN_STEP else "applying"):
             write({"kind": "applied", "strategy": STRATEGY, "needs": why})
@@ -92,21 +97,17 @@ class _Models:
         self.plain: Any = Module.__call__
 
     def begin(self) -> None:
+        """Note parameters of optimizers; while some are due, calls of modules are looked at."""
         optimizer: Any = optimizers.Optimizer
         add, models = optimizer.add_param_group, self
 
         def add_param_group(self: Any, group: Any) -> None:
             add(self, group)
-            models.note(self.param_groups[-1]["params"])
+            new = [parameter for parameter in self.param_groups[-1]["params"] if parameter not in models.known]
+            models.due.update(dict.fromkeys(new, True))
+            models._look(bool(models.due))
 
         optimizer.add_param_group = add_param_group
-
-    def note(self, parameters: list[Any]) -> None:
-        """Note parameters of an optimizer; while some are due, calls of modules are looked at."""
-        for parameter in parameters:
-            if parameter not in self.known:
-                self.due[parameter] = True
-        self._look(bool(self.due))
 
     def _look(self, on: bool) -> None:
         models, plain = self, self.plain
@@ -165,16 +166,16 @@ class _Models:
 
     def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
         with self._busy():
-            apply = self.costing.prepare if self.costing else self._apply_strategy
-            made = apply(model, arguments, keywords, is_compiled=module is not model)
+            is_compiled = module is not model
+            if self.costing:
+                made = self.costing.prepare(model, arguments, keywords, is_compiled=is_compiled)
+            else:
+                applying: Any = import_module("profiler.scripts.applying")
+                made = applying.apply(model, arguments, keywords, STRATEGY, is_compiled=is_compiled)
         self._tell(model, **made)
         if made["why"] is None:
             self.changed.update(dict.fromkeys(model.modules(), True))
         return made["why"] is None
-
-    def _apply_strategy(self, model: Any, arguments: Any, keywords: Any, *, is_compiled: bool) -> Any:
-        applying: Any = import_module("profiler.scripts.applying")
-        return applying.apply(model, arguments, keywords, STRATEGY, is_compiled=is_compiled)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -237,27 +238,6 @@ def _within(model: Any, pattern: str) -> Iterator[Any]:
 # ---- the script's own checkpoints
 
 
-def _innermost() -> FunctionType:
-    """Return PyTorch's function that all forms of checkpoint call; before torch 2.13 it is `checkpoint` itself."""
-    function = unwrap(getattr(checkpoints, "_checkpoint_impl", None) or checkpoints.checkpoint)
-    assert isinstance(function, FunctionType)
-    return function
-
-
-TARGET = _innermost()
-TAKES_TUPLE = TARGET.__name__ == "_checkpoint_impl"  # (function, args, kwargs, *, options)
-SETTINGS = {*(TARGET.__kwdefaults__ or ()), "preserve_rng_state", "function"}
-original = FunctionType(TARGET.__code__, TARGET.__globals__, TARGET.__name__, TARGET.__defaults__, TARGET.__closure__)
-original.__kwdefaults__ = TARGET.__kwdefaults__
-_own: list[_OwnCheckpoints] = []
-
-
-def _redirected(*arguments, **keywords):  # type: ignore[no-untyped-def]  # its code runs with PyTorch's globals
-    from gcprof_strategies import _own  # type: ignore[import-not-found]  # noqa: PLC0415  its code knows only the names of torch.utils.checkpoint
-
-    return _own[0].call(arguments, keywords)
-
-
 class _OwnCheckpoints:
     """The script's own calls of torch.utils.checkpoint: named, and plain calls in models that a strategy changed."""
 
@@ -274,9 +254,10 @@ class _OwnCheckpoints:
         is_kept = STRATEGY.partition(":")[0] in KEEP_OWN and not CHAIN_STEP
         if is_kept or (root if module is None else module) not in self.models.changed:
             return original(*arguments, **keywords)
-        if TAKES_TUPLE:
+        if INNERMOST == "_checkpoint_impl":  # (function, args, kwargs, *, options)
             return function(*arguments[1], **arguments[2])
-        return function(*arguments[1:], **{name: given for name, given in keywords.items() if name not in SETTINGS})
+        options = {*inspect.signature(original).parameters, "preserve_rng_state"}
+        return function(*arguments[1:], **{name: given for name, given in keywords.items() if name not in options})
 
     def _note(self, function: Any, module: Any, root: Any) -> None:
         """Name what is checkpointed: numbers in the names of modules become `*`."""

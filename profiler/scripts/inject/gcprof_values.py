@@ -254,15 +254,15 @@ class Assumptions:
                 {"kind": "assumed", "operator": operator, "line": line, "shape": list(shape), "is_size": is_size}
             )
 
-    def compared(self, name: str, args: Any) -> bool | None:
-        """Return what a comparison of unknown numbers gives; None where it is as of zeros."""
-        if self.how in ("zeros", "balanced") or _tests_finiteness(name, args):
-            return None
-        return self.how == "all"
-
-    def alternates(self, name: str, args: Any) -> bool:
-        """Whether each second of a comparison's results is true."""
-        return self.how == "balanced" and not _tests_finiteness(name, args)
+    def compared(self, name: str, args: Any, value: Any) -> Any:
+        """Return what a comparison of unknown numbers gives; `value` is what it gives of zeros."""
+        is_same = len(args) > 1 and args[0] is args[1]
+        is_infinite = any(isinstance(one, float) and not math.isfinite(one) for one in args)
+        if self.how == "zeros" or name.partition(".")[0] in FINITE or is_same or is_infinite:  # unknown ones are finite
+            return value
+        if self.how == "balanced":
+            return (torch.arange(value.numel(), device="cpu") % 2 == 0).view(value.shape)
+        return torch.full((), self.how == "all", device="cpu").expand(value.shape)
 
     def chosen(self, source: Any, dim: int | None, shape: Any) -> Any:
         """Return indices into the source along a dimension, or into all of it; of this shape, on the CPU."""
@@ -278,13 +278,6 @@ class Assumptions:
         if not is_kept or dim is None:
             return along[0].expand(shape)
         return along.view([-1 if place == dim % len(shape) else 1 for place in range(len(shape))]).expand(shape)
-
-
-def _tests_finiteness(name: str, args: Any) -> bool:
-    """Whether a comparison asks whether numbers are finite: of numbers with themselves, or with infinity."""
-    is_same = len(args) > 1 and args[0] is args[1]
-    is_infinite = any(isinstance(value, float) and not math.isfinite(value) for value in args)
-    return name.partition(".")[0] in FINITE or is_same or is_infinite
 
 
 def _is_printing() -> bool:

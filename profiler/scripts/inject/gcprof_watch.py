@@ -396,7 +396,7 @@ class Watch:
         graph: Any = torch.cuda.CUDAGraph
         captured: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps in each graph
         open_: list[Any] = []  # the graph that is captured
-        count_step, begins, ends = self._count_step, graph.capture_begin, graph.capture_end
+        watch, count_step, begins, ends = self, self._count_step, graph.capture_begin, graph.capture_end
         replays = self._around(graph.replay, "graph replay", None)
 
         def count() -> None:
@@ -417,6 +417,8 @@ class Watch:
 
         @wraps(graph.replay)
         def replay(self: Any) -> Any:
+            if watch.work:
+                watch.work.replayed()
             result = replays(self)
             for _ in range(captured.get(self, 0)):
                 count_step()

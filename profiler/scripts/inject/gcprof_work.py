@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
+known: Any = import_module("gcprof_known")  # beside this file
 STEP = 2  # of the main optimizer, from 1
 LARGE = 1 << 20  # bytes of a copy to the host which no log or metric makes
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -24,6 +26,7 @@ ATTENTION = os.path.join(PACKAGE, "measuring", "meters", "attention_flops.py")  
 COMPILED = "a part of the step is compiled, and what that computes is not counted"
 TO_HOST = "the step copies {} to the host, whose transfers have no rate"
 REPLAYED = "the step replays a CUDA graph, and what that computes is not counted"
+KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # of number, as rates of GPUs have it
 
 
 class Work:
@@ -31,39 +34,39 @@ class Work:
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self._write = write
-        self.is_on = False
+        self._is_on = False
         self._calls: Counter[tuple[str, str, int, int]] = Counter()
         self._to_host = 0  # bytes
         self._num_replays = 0
-        replay = torch.cuda.CUDAGraph.replay
-
-        def counted(graph: Any) -> None:
-            self._num_replays += self.is_on
-            replay(graph)
-
-        setattr(torch.cuda.CUDAGraph, "replay", counted)  # noqa: B010
 
     def stepped(self, step: int) -> None:
         """Begin or end to count, right after a step of the main optimizer."""
-        if self.is_on:
+        if self._is_on:
             self._tell()
-        self.is_on = step == STEP - 1
+        self._is_on = step == STEP - 1
+
+    def replayed(self) -> None:
+        """Note that a CUDA graph is replayed."""
+        self._num_replays += self._is_on
 
     def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if not self.is_on or func.is_view:
+        if not self._is_on or func.is_view:
             return
-        given = [*_tensors((args, tuple(kwargs.values())))]
-        made = [*_tensors(out)]
+        given, made = known.flat((args, kwargs)), known.flat(out)
         devices = {tensor.device.type for tensor in (*given, *made)}
         if "cuda" not in devices:
             return
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
         if "cpu" in devices:
-            copied = sum(tensor.numel() * tensor.element_size() for tensor in made if tensor.device.type == "cpu")
+            copied = sum(tensor.nbytes for tensor in made if tensor.device.type == "cpu")
             self._to_host += copied if copied > LARGE else 0
             if func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten._to_copy):
                 return
-        self._calls[_name(func), _kind(given or made), _flops(func, args, kwargs, out), nbytes] += 1
+        kinds = {KINDS.get(tensor.dtype) for tensor in given or made}
+        kind = "fp16" if "fp16" in kinds else "bf16" if "bf16" in kinds else "fp32"
+        formula = _formulas().get(func.overloadpacket)
+        flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
+        self._calls[str(func.overloadpacket), kind, flops, nbytes] += 1
 
     def _tell(self) -> None:
         dynamo = sys.modules.get("torch._dynamo.utils")
@@ -76,17 +79,6 @@ class Work:
         self._calls.clear()
 
 
-def _kind(tensors: list[torch.Tensor]) -> str:
-    """Return the kind of number that a matrix product of these runs in, as rates of GPUs have it."""
-    kinds = {tensor.dtype for tensor in tensors}
-    return "fp16" if torch.float16 in kinds else "bf16" if torch.bfloat16 in kinds else "fp32"
-
-
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    formula = _formulas().get(func.overloadpacket)
-    return int(formula(*args, **kwargs, out_val=out)) if formula else 0
-
-
 @cache
 def _formulas() -> dict[Any, Callable[..., int]]:
     spec = spec_from_file_location("gcprof_attention_flops", ATTENTION)
@@ -95,16 +87,3 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     attention: Any = module_from_spec(spec)
     spec.loader.exec_module(attention)
     return {**flop_registry, **attention.FORMULAS}
-
-
-@cache
-def _name(func: Any) -> str:
-    return str(func.overloadpacket)
-
-
-def _tensors(items: Any) -> Iterator[torch.Tensor]:
-    if isinstance(items, torch.Tensor):
-        yield items
-    elif isinstance(items, (tuple, list)):
-        for item in items:
-            yield from _tensors(item)

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _Finder:
-    """Finds a module as the other finders do, and has it loaded by `load`, until it is loaded."""
+class Finder:
+    """Finds modules as the other finders do, and has each loaded by a function, which gets its loading and its file."""
 
-    is_asking = False  # the other finders
-
-    def __init__(self, name: str, load: "Callable[[Callable[[], None], str], None]") -> None:
-        self._name, self._load = name, load
+    def __init__(self, loads: "dict[str, Callable[[Callable[[], None], str], None]]") -> None:
+        self.loads = loads
+        self.is_asking = False  # the other finders
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != self._name or path is not None or self.is_asking:
+        if name not in self.loads or self.is_asking:
             return None
         from importlib.util import find_spec  # noqa: PLC0415
 
@@ -39,8 +38,7 @@ class _Finder:
             execute = spec.loader.exec_module
 
             def exec_module(module: "ModuleType") -> None:
-                sys.meta_path.remove(self)
-                self._load(lambda: execute(module), str(spec.origin))
+                self.loads.pop(name, lambda execute, origin: execute())(lambda: execute(module), str(spec.origin))
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -55,7 +53,7 @@ def _load_torch(execute: "Callable[[], None]", origin: str) -> None:
         why = import_module("gcprof_hollow").load(origin) if "GCPROF_LIBRARIES" in os.environ else None
         execute()
         if "GCPROF_SAVING" in os.environ:
-            import_module("gcprof_saving").begin()
+            import_module("gcprof_saving").begin(Finder)
         if "GCPROF_MEASURE" in os.environ:
             import_module("gcprof_measure").begin()
         else:
@@ -86,10 +84,10 @@ def _run_the_users_own() -> None:
 
 
 if "GCPROF_WATCH" in os.environ:
-    sys.meta_path.insert(0, _Finder("torch", _load_torch))
+    sys.meta_path.insert(0, Finder({"torch": _load_torch}))
 if "GCPROF_SEED" in os.environ:
     import random
 
     random.seed(int(os.environ["GCPROF_SEED"]))
-    sys.meta_path.insert(0, _Finder("numpy", _seed_numpy))
+    sys.meta_path.insert(0, Finder({"numpy": _seed_numpy}))
 _run_the_users_own()
