@@ -104,14 +104,6 @@ def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, fol
     assert not any(variant["processes"] for variant in done.document["variants"])
 
 
-@pytest.mark.nightly
-def test_a_command_that_is_not_there_and_one_that_fails_are_told_apart(folder):
-    missing = rehearsed(("python", "missing.py"), cwd=folder)
-
-    assert missing.exit_code == 2  # Python's own
-    assert "missing.py" in missing.said
-
-
 CATCHES = """
 import copy, pickle
 import torch

@@ -18,10 +18,8 @@ import profiler
 from profiler.analysis.sanity import impossible
 from profiler.cli import answer, script_folder
 from profiler.core import rehearsed_gpu
-from profiler.core.case import Case
 from profiler.core.errors import UserError
-from profiler.core.record import Record
-from profiler.core.script import Applied, Gradients, Growth, Holder, Phase, ProcessFacts, VariantFacts
+from profiler.core.script import Applied, Gradients, Growth, Holder, Phase
 from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import comparison, gates, records
@@ -257,24 +255,9 @@ def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
     assert "grows: train.py:12, 1.00 MiB in 2 steps" in said
 
 
-def test_every_field_of_a_process_and_of_a_variant_is_stored():
-    own = {"rank", "outcome", "detail", "num_steps", "peak_bytes", "reserved_bytes", "module", "phases"}
-
-    assert set(Process.__struct_fields__) == own | set(ProcessFacts.__struct_fields__)
-    assert set(Variant.__struct_fields__) == {"device", "command", "processes"} | set(VariantFacts.__struct_fields__)
-
-
 def test_what_is_stored_is_no_impossible_record(run):
     for record in records.records(ENDINGS["ranks"]):
         assert list(impossible(record, ("memory",))) == []
-
-
-def test_records_of_models_have_none_of_the_fields_of_scripts(run):
-    case = Case(model="mlp", strategy="none", optimizer="sgd", batch_size=4, device="cpu")
-    text = msgspec.json.encode(msgspec.to_builtins(Record(case=case, outcome="ok"))).decode()
-
-    for name in ("rank", "phases", "script", "variant", "command", "values", "process"):
-        assert f'"{name}":' not in text.replace('"phases":null', "")  # which the readings have
 
 
 def test_merged_runs_of_a_script_are_one_with_all_variants(run, capfd):
@@ -294,16 +277,6 @@ def test_csv_has_a_row_for_each_phase_with_its_bytes(run, capfd):
         ("batch=32", "forward", 50 * MIB),
     ]
     assert {row["evidence"] for row in rows} == {"rehearsed"}
-
-
-def test_parquet_has_what_the_csv_has(run):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    assert answer(["export", run(ENDINGS["ranks"]), "--to", "parquet", "-o", "table.parquet"]) == 0
-
-    rows = parquet.read_table("table.parquet").to_pylist()
-    assert [(row["rank"], row["reserved_bytes"]) for row in rows] == [
-        (rank, size * MIB) for rank in (0, 1) for size in (20, 40)
-    ]
 
 
 def test_phases_are_paired_by_strategy_value_rank_and_name(run, capfd):
@@ -425,24 +398,6 @@ def test_where_the_dashes_are_left_out_the_right_line_is_told(typed, right, capf
     assert f"hint: gcprof rehearse {right}\n" in capfd.readouterr().err
 
 
-def test_the_help_of_the_script_form_has_its_own_options_and_examples(capfd):
-    assert answer(["rehearse", "--help", "--", "x"]) == 0
-    said = capfd.readouterr().out
-    assert answer(["rehearse", "--help"]) == 0
-    plain = capfd.readouterr().out
-
-    assert "--fail-on" in said
-    assert "torchrun" in said
-    assert "--stage-limit" not in said
-    assert "gcprof rehearse --help -- x" in plain
-    assert "--fail-on" in plain
-
-
-def test_a_name_in_braces_without_its_values_is_refused(run, capfd):
-    assert answer(["rehearse", "--", "python", "train.py", "--size={batch}"]) == 2
-    assert "-L 'batch 16,32'" in capfd.readouterr().err
-
-
 def test_a_failure_before_anything_ran_is_one_document_with_variants(run, capfd):
     assert answer(["rehearse", "--json", "--fail-on", "x", "--", "python", "train.py"]) == 2
 
@@ -502,20 +457,6 @@ def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_sa
     assert [record["evidence"] for record in stored["records"]] == ["rehearsed"] * 2
     assert [record["case"]["command"][-1] for record in stored["records"]] == ["--name=a", "--name=b"]
     assert str(here) not in json.dumps(stored)
-
-
-@pytest.mark.slow
-def test_a_rehearsals_table_is_shown_again(real, monkeypatch, capfd):
-    here, (_, document) = real
-    monkeypatch.chdir(here)
-
-    assert answer(["show", "last"]) == 0
-    shown = capfd.readouterr().out
-
-    for variant in document["variants"]:
-        peak = max(phase["peak_bytes"] for phase in variant["processes"][0]["phases"])
-        assert f"the peak, {peak / MIB:.1f} MiB" in shown
-    assert shown.count("forward, first step") == 2
 
 
 @pytest.mark.nightly

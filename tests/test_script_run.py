@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from profiler.core import rehearsed_gpu
-from profiler.core.script import Gradients, Phase
+from profiler.core.script import Phase
 from profiler.scripts.launch import Asked
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Process, Variant
-from profiler.views.tables import measured_script
 from profiler.views.tables.measured_script import ratio_to, step_seconds
 from tests.scripts import by_hand
 from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
@@ -278,21 +277,3 @@ def test_a_rank_that_missed_another_is_not_the_first_that_died():
 
     assert msgspec.structs.replace(plain, processes=(missed, killed)).first_dead is killed
     assert msgspec.structs.replace(plain, processes=(missed,)).first_dead is missed
-
-
-def test_a_sentence_says_the_peak_the_time_against_none_and_how_the_gradients_differ(capsys):
-    none = measured("none", seconds=[[0.1] * 8] * 3, equality=Gradients(verdict="equal", num_gradients=4))
-    differs = Gradients(
-        verdict="differ", parameter="fc.weight", step=2, num_differing=1, num_gradients=4, largest_difference=0.01
-    )
-    other = measured("all", seconds=[[0.13] * 8, [0.14] * 8, [0.15] * 8], equality=differs)
-
-    measured_script.write([none, other], file=sys.stdout, width=100, color="never")
-
-    said = capsys.readouterr().out
-    assert "none on this CPU: the peak, 1.00 MiB, is in the backward of later steps, t.py:8" in said
-    assert "a step takes 100 ms here; gradients repeat to the bit" in said
-    assert "time of a step +40 % (+30..+50) against none" in said
-    assert "gradients differ: 1 of 4 by up to 1.0e-02, first fc.weight in step 2" in said
-    assert "reserved" not in said
-    assert "times are of this CPU" in said

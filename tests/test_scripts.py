@@ -227,22 +227,6 @@ def test_a_script_that_fails_does_so_in_its_own_words(folder, kept):
     assert "KeyError" in variant["processes"][0]["detail"]
 
 
-@pytest.mark.nightly
-def test_of_two_ranks_the_one_that_runs_out_of_memory_is_named(folder):
-    words = (*TABLE["ddp"].words, "--times-on-rank-1", "8192")  # each activation of rank 1 is 512 MiB
-
-    done = rehearsed(words, "--memory", "600MiB", cwd=folder, num_gpus=2)
-
-    (variant,) = done.document["variants"]
-    outcomes = {process["rank"]: process["outcome"] for process in variant["processes"]}
-    assert done.exit_code == 1
-    assert variant["outcome"] == "out_of_memory"
-    assert outcomes[1] == "out_of_memory"
-    assert outcomes[0] != "out_of_memory"
-    (short,) = (process for process in variant["processes"] if process["rank"] == 1)
-    assert short["detail"] == f"in the forward of step 1, {line_of('ddp.py', 'loss = nn.functional')}"
-
-
 SPAWNS = """
 import os, signal, sys
 from pathlib import Path
@@ -311,36 +295,6 @@ def test_a_death_by_the_hosts_memory_is_named_as_that():
     assert (killed.outcome, killed.died) == ("crashed", 1.0)
     assert "host's own memory" in killed.detail
     assert (ended.outcome, ended.detail, ended.died) == ("ok", None, None)
-
-
-DIES = """
-import os, signal
-import torch
-from torch import distributed
-distributed.init_process_group("gloo")
-rank = int(os.environ["RANK"])
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-model(torch.ones(8, 64, device="cuda")).sum().backward()
-optimizer.step()
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-distributed.barrier()
-"""
-
-
-@pytest.mark.nightly
-def test_the_rank_that_died_first_is_named(folder):
-    (folder / "dies.py").write_text(DIES)
-    words = ("torchrun", "--nproc-per-node", "2", "--master-port", "29641", "dies.py")
-
-    done = rehearsed(words, cwd=folder, num_gpus=2)
-
-    (variant,) = done.document["variants"]
-    when = {process["rank"]: process["died"] for process in variant["processes"]}
-    assert done.exit_code == 1
-    assert variant["outcome"] == "failed"
-    assert when[1] < when[0]
 
 
 BY_HAND = """
