@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,10 @@ def apply(
         made = _applied(module, names, (arguments, keywords), choice, partial(function, **options))
     except Unsupported as error:
         return {"why": str(error)}
-    _free_with(module)
+    routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
+    weakref.finalize(
+        module, lambda: [unroute(part) for part in routed]
+    ).atexit = False  # each route refers to all blocks
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
     return {"num_blocks": len(made.recomputes), "split": made.split, "why": nothing[0] if nothing else None}
 
@@ -57,7 +60,8 @@ def refuse_module(module: nn.Module, *, is_compiled: bool) -> None:
     """Raise Unsupported for a module within which nothing can be changed."""
     if is_compiled or "" in compiled_modules(module):
         raise Unsupported("it is compiled: what is kept for the backward is then the compiler's choice")
-    if isinstance(module, (nn.DataParallel, *_of_fsdp1())):
+    fsdp: Any = getattr(torch.distributed, "fsdp", None)
+    if isinstance(module, (nn.DataParallel, *((fsdp.FullyShardedDataParallel,) if fsdp else ()))):
         raise Unsupported(f"it is wrapped by {type(module).__name__}")
 
 
@@ -68,25 +72,6 @@ def refuse_blocks(module: nn.Module, names: tuple[str, ...], *, needs_some: bool
     compiled = compiled_modules(module)
     if any(is_left_alone(name, compiled) for name in names):
         raise Unsupported("its blocks are parts of compiled modules")
-
-
-def _free_with(module: nn.Module) -> None:
-    """Have the blocks freed when the module is: each refers to its route, which refers to the blocks.
-
-    Python's collector would find that later, and until then their memory would stay taken.
-    """
-    routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
-    weakref.finalize(module, _unroute, routed).atexit = False
-
-
-def _unroute(blocks: Iterable[nn.Module]) -> None:
-    for block in blocks:
-        unroute(block)
-
-
-def _of_fsdp1() -> tuple[type, ...]:
-    fsdp: Any = getattr(torch.distributed, "fsdp", None)
-    return (fsdp.FullyShardedDataParallel,) if fsdp else ()
 
 
 def _blocks(module: nn.Module, choice: Choice) -> tuple[str, ...]:
@@ -154,7 +139,9 @@ def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
 
             def fake(tensor: torch.Tensor) -> Any:
                 if id(tensor) not in made:
-                    made[id(tensor)] = _fake(mode, tensor)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    one = mode.from_tensor(tensor if is_parameter else tensor.detach())
+                    made[id(tensor)] = one if is_parameter else one.requires_grad_(tensor.requires_grad)
                 return made[id(tensor)]
 
             for held in places:
@@ -166,8 +153,3 @@ def _on_fakes(module: nn.Module, batch: Any) -> Iterator[Any]:
                 held.clear()
                 held.update(real)
             random.setstate(state)
-
-
-def _fake(mode: Any, tensor: torch.Tensor) -> Any:
-    made = mode.from_tensor(tensor if isinstance(tensor, nn.Parameter) else tensor.detach())
-    return made if isinstance(tensor, nn.Parameter) else made.requires_grad_(tensor.requires_grad)

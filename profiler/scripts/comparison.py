@@ -9,7 +9,7 @@ import msgspec
 from profiler.core.errors import UserError
 from profiler.core.units import change_text
 from profiler.scripts.gates import Limit
-from profiler.scripts.report import Process, Variant, phase_name
+from profiler.scripts.report import Variant, phase_name
 
 WHOLE = "whole"  # of all phases of a process
 Key = tuple[str, ...]  # device if a run has several, strategy, values, process, phase
@@ -73,7 +73,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(sides: Sequence[Side]) -> tuple[Comparison, ...]:
     """Return the comparisons of each other run with the first one."""
     baseline, *others = sides
-    return tuple(_compared(baseline, other) for other in others)
+    found = []
+    for other in others:
+        with_device = len(baseline.devices) > 1 or len(other.devices) > 1
+        before, after = (_points(side, with_device=with_device) for side in (baseline, other))
+        pairs = tuple(Pair(key=key, before=before.get(key), after=after.get(key)) for key in {**before, **after})
+        remarks = tuple(_remarks(baseline, other))
+        found.append(Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=remarks))
+    return tuple(found)
 
 
 def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[str]:
@@ -86,35 +93,21 @@ def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[
     return [text for limit in limits for compared in comparisons for text in _over(compared, limit)]
 
 
-def _compared(baseline: Side, other: Side) -> Comparison:
-    with_device = len(baseline.devices) > 1 or len(other.devices) > 1
-    before, after = (_points(side, with_device=with_device) for side in (baseline, other))
-    pairs = tuple(Pair(key=key, before=before.get(key), after=after.get(key)) for key in {**before, **after})
-    return Comparison(before=baseline.name, after=other.name, pairs=pairs, remarks=tuple(_remarks(baseline, other)))
-
-
 def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
-    return {
-        point.key: point
-        for variant in side.variants
-        for process in variant.processes
-        for point in _of_process(variant, process, with_device=with_device)
-    }
-
-
-def _of_process(variant: Variant, process: Process, *, with_device: bool) -> Iterator[Point]:
-    values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
-    device = variant.words["device"] if with_device else ""
-    key = (device, variant.words.get("strategy", "none"), ", ".join(values), process.label(variant.processes))
-    peak, reserved = process.peak_bytes, process.reserved_bytes
-    yield Point(
-        key=(*key, WHOLE), outcome=process.outcome, peak_bytes=peak, reserved_bytes=reserved, line=process.peak.line
-    )
-    for phase in process.phases:
-        yield Point(
-            key=(*key, phase_name(phase)), outcome=process.outcome, peak_bytes=phase.peak_bytes,
-            reserved_bytes=phase.reserved_bytes, line=phase.line,
-        )  # fmt: skip
+    found = {}
+    for variant in side.variants:
+        values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+        device = variant.words["device"] if with_device else ""
+        for process in variant.processes:
+            label = process.label(variant.processes)
+            key = (device, variant.words.get("strategy", "none"), ", ".join(values), label)
+            parts = {WHOLE: (process.peak_bytes, process.reserved_bytes, process.peak.line)}
+            parts |= {phase_name(one): (one.peak_bytes, one.reserved_bytes, one.line) for one in process.phases}
+            for name, (peak, reserved, line) in parts.items():
+                found[*key, name] = Point(
+                    key=(*key, name), outcome=process.outcome, peak_bytes=peak, reserved_bytes=reserved, line=line
+                )
+    return found
 
 
 def _remarks(baseline: Side, other: Side) -> Iterator[str]:

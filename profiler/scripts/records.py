@@ -107,11 +107,14 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         process=place,
     )
     outcome, detail = _outcome(variant, process)
+    peak: dict[str, Any] = (
+        {"peak_bytes": process.peak_bytes, "peak_phase": process.peak.name} if process.peak_bytes else {}
+    )
     return Record(
         case=case,
         outcome=outcome,  # type: ignore[arg-type]  # one of them
         detail=detail and hide(detail),
-        readings=_readings(process),
+        readings=Readings(reserved_bytes=process.reserved_bytes, **peak),
         environment=environment(variant, process, started),
         num_steps=process.num_steps,
         rank=UNSET if process.rank is None else process.rank,
@@ -132,13 +135,6 @@ def _outcome(variant: Variant, process: Process) -> tuple[str, str | None]:
     if process.outcome == "ok" and variant.equality and variant.equality.verdict == "differ":
         return "invalid", variant.equality.detail or "its gradients differ from those of none"
     return process.outcome, process.detail
-
-
-def _readings(process: Process) -> Readings:
-    if not process.peak_bytes:
-        return Readings(reserved_bytes=process.reserved_bytes)
-    phase = process.peak.name
-    return Readings(peak_bytes=process.peak_bytes, peak_phase=phase, reserved_bytes=process.reserved_bytes)
 
 
 def _variant(group: Sequence[Record]) -> Variant:

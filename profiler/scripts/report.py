@@ -75,7 +75,11 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         outcome = outcome_of(ended)
         skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
         rates = gpu_specs.find(gpu.gpu)
-        processes = tuple(_estimated(process, ended, rates) if strategy else process for process in ended.processes)
+        processes = list(ended.processes)
+        for at, process in enumerate(processes if strategy else ()):
+            rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{process.number}"))
+            seconds, why = estimate.of_lines(rows, rates)
+            processes[at] = msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
         words = {"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values}
         return cls(
             words=({"strategy": strategy} if strategy else {}) | words,
@@ -85,11 +89,11 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             detail=skipped or "; ".join(ended.stopped) or None,
             exit_code=ended.exit_code,
             unguarded=ended.unguarded,
-            is_cut=is_cut or ended.timed_out or ended.interrupted is not None,
+            is_cut=is_cut or ended.is_stopped,
             device=rehearsed_gpu.device_of(gpu),
             command=tuple(command),
             values=assumed,
-            processes=processes,
+            processes=tuple(processes),
         )
 
     @property
@@ -129,20 +133,12 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
 
 
-def _estimated(process: Process, ended: Ended, rates: gpu_specs.Rates) -> Process:
-    """Return the process with the estimated seconds of its step."""
-    name = next(name for name in ended.lines if name.rpartition(".")[2] == str(process.number))
-    seconds, why = estimate.of_lines(ended.lines[name], rates)
-    return msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
-
-
 def outcome_of(ended: Ended) -> str:
     """Return the outcome of a command that has ended."""
-    is_ended = ended.timed_out or ended.interrupted is not None  # from outside
     is_dead = ended.lost or any(process.died for process in ended.processes)  # also where the command's own code is 0
     if any(process.outcome == "out_of_memory" for process in ended.processes):
         return "out_of_memory"
-    return "timed_out" if is_ended else "failed" if ended.exit_code or is_dead else "ok"
+    return "timed_out" if ended.is_stopped else "failed" if ended.exit_code or is_dead else "ok"
 
 
 def why_skipped(ended: Ended, outcome: str) -> str | None:

@@ -147,8 +147,6 @@ class Computing:
         elif plan.name == LIFTED:
             if known.is_small(args[0]):
                 known.mark(args[0], REAL)
-        elif plan.is_foreach:
-            self._wrote_lists(plan, args, kwargs)
         elif plan.written:
             self._written(plan, args, kwargs)
         else:
@@ -263,16 +261,23 @@ class Computing:
     # ---- what it writes
 
     def _written(self, plan: Any, args: Any, kwargs: Any) -> None:
-        written = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
-        written = [tensor for tensor in written if known.is_ours(tensor)]
+        """Write into what an operator writes; into lists where all are known, as an optimizer's counts of steps."""
+        places = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
+        if plan.is_foreach and not _begins_known(args):
+            known.forget(*places)
+            return
+        written = [tensor for tensor in known.flat(places) if known.is_ours(tensor)]
         if not written:
             return
         outs = {id(tensor) for tensor in written} if plan.overwrites or plan.is_out else set()
         inputs = [tensor for tensor in known.flat((args, kwargs)) if id(tensor) not in outs]
-        state = self._state(inputs)
-        kept = [tensor for tensor in written if known.is_small(tensor) and (state or known.is_discrete(tensor))]
-        if any(map(known.is_discrete, kept)):  # as a scale that is changed together with a count
-            kept += [tensor for tensor in written if known.mark_of(tensor) and not any(tensor is one for one in kept)]
+        state = self._state(inputs) if not plan.is_foreach or all(map(known.is_small, inputs)) else 0
+        may = state or not plan.is_foreach
+        kept = {
+            id(tensor) for tensor in written if may and known.is_small(tensor) and (state or known.is_discrete(tensor))
+        }
+        if any(id(tensor) in kept and known.is_discrete(tensor) for tensor in written):
+            kept |= {id(tensor) for tensor in written if known.mark_of(tensor)}  # as a scale changed with a count
         if not kept or any(tensor.numel() > MOST for tensor in inputs):
             known.forget(*written)
             return
@@ -280,29 +285,16 @@ class Computing:
             values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in written}
             self._computed(plan, args, kwargs, values)
         except FAILURES:
-            values = {id(tensor): torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in kept}
+            zeros = [tensor for tensor in written if id(tensor) in kept]
+            values = {id(one): torch.zeros(one.shape, dtype=one.dtype, device="cpu") for one in zeros}
             state = 0
         for tensor in written:
-            if any(tensor is one for one in kept) and id(tensor) in values:
+            if id(tensor) in kept:
                 known.put(tensor, values[id(tensor)], state or ASSUMED)
             else:
                 known.forget(tensor)
         if not state:
             self._assumptions.told(plan.name, written[0].shape)
-
-    def _wrote_lists(self, plan: Any, args: Any, kwargs: Any) -> None:
-        """Write lists of tensors where all of them are known, as an optimizer's counts of steps are."""
-        written = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
-        inputs = known.flat((args, kwargs)) if _begins_known(args) else []
-        state = self._state(inputs) if inputs and all(map(known.is_small, inputs)) else 0
-        if not state:
-            known.forget(*written)
-            return
-        tensors = [tensor for tensor in known.flat(written) if known.is_ours(tensor)]
-        values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in tensors}
-        self._computed(plan, args, kwargs, values)
-        for tensor in tensors:
-            known.put(tensor, values[id(tensor)], state)
 
     def _copied(self, target: Any, source: Any) -> None:
         if known.is_ours(target):
