@@ -1,6 +1,7 @@
-"""`gcprof rehearse -- COMMAND` where the script's interpreter and its environment are not gcprof's own."""
+"""`gcprof rehearse -- COMMAND` where its interpreter is not gcprof's own, its libraries lack functions, or it hangs."""
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -174,3 +175,146 @@ def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(h
 def test_a_torch_on_which_no_step_can_be_tried_is_named_as_that(hollow):
     with pytest.raises(UserError, match="exit code 1"):
         proof("/bin/false", smoke.proven_libraries()[0])
+
+
+# ---- libraries with CUDA code of their own: what the hollow GPU lacks of theirs is named by its function
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+CALLS = """
+int {function}();
+int call(void) {{ return {function}(0, 0, 0, 0); }}
+"""
+LOADS = """
+import ctypes, sys
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+try:
+    library = ctypes.CDLL("./library.so")
+except OSError:
+    print("goes on without it")
+else:
+    code = library.call()
+    print("code", code)
+    if "fails" in sys.argv:
+        raise RuntimeError(f"CUDA error {code}")
+    if "crashes" in sys.argv:
+        ctypes.string_at(0)
+"""
+
+
+def loaded(folder, function, *words):
+    """A script that loads a library, and calls of it what calls this function."""
+    (folder / "library.c").write_text(CALLS.format(function=function))
+    build = [COMPILER, "-shared", "-fPIC", "-w", "library.c", "-o", "library.so"]
+    subprocess.run(build, cwd=folder, check=True)
+    (folder / "loads.py").write_text(LOADS)
+    done = rehearsed(("python", "loads.py", *words), cwd=folder)
+    (process,) = done.document["variants"][0]["processes"]
+    return done, process
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "how"),
+    [
+        pytest.param("cudaIpcGetMemHandle", 801, "fails", marks=pytest.mark.slow),  # of the runtime
+        pytest.param("cuMulticastCreate", 801, "fails", marks=pytest.mark.nightly),  # of the driver
+        pytest.param("cublasSrotg_v2", 15, "fails", marks=pytest.mark.nightly),
+        pytest.param("cuCtxCreate_v4", 801, "crashes", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(function, code, how, hollow, tmp_path):
+    done, process = loaded(tmp_path, function, how)
+
+    assert f"code {code}" in done.said
+    assert done.exit_code != 0
+    assert process["outcome"] == ("failed" if how == "fails" else "crashed")
+    assert process["detail"].endswith(f"a hollow GPU does not have {function}, which was called")
+
+
+@pytest.mark.slow
+def test_a_function_of_no_library_is_named_where_the_script_goes_on_without_it(hollow, tmp_path):
+    done, process = loaded(tmp_path, "cudaNoSuchFunction")
+
+    assert done.exit_code == 0
+    assert "goes on without it" in done.said
+    assert (
+        "library.so does not load: it needs cudaNoSuchFunction, which the hollow GPU's libraries do not have"
+        in process["notes"]
+    )
+
+
+@pytest.mark.nightly
+def test_an_error_of_the_scripts_own_is_told_without_what_was_refused_before(hollow, tmp_path):
+    """Functions that torch asks for and does without are no reason."""
+    text = LOADS.replace('RuntimeError(f"CUDA error {code}")', 'KeyError("lost")')
+    loaded(tmp_path, "cudaIpcGetMemHandle")
+    (tmp_path / "loads.py").write_text(text)
+
+    done = rehearsed(("python", "loads.py", "fails"), cwd=tmp_path)
+
+    (process,) = done.document["variants"][0]["processes"]
+    line = text[: text.index("KeyError")].count("\n") + 1
+    assert process["detail"] == f"KeyError: 'lost' (loads.py:{line})"
+
+
+# ---- programs that cannot end: the limit says where each process was
+
+NEVER_JOINS = """
+import os, time
+import torch
+from torch import distributed
+
+def wait():
+    while True:
+        time.sleep(1)  # forever
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+torch.ones(8, device="cuda")
+if rank == 1:
+    wait()  # instead of joining
+distributed.init_process_group("nccl")  # waits
+"""
+
+
+def line_of(source, code):
+    return next(number for number, line in enumerate(source.splitlines(), 1) if code in line)
+
+
+@pytest.mark.nightly
+def test_where_a_rank_never_joins_the_limit_ends_it_and_says_where_each_rank_was(hollow, tmp_path):
+    (tmp_path / "trap.py").write_text(NEVER_JOINS)
+    words = ("torchrun", "--nproc-per-node", "2", "--master-port", "29661", "trap.py")
+
+    done = rehearsed(words, "--limit", "45", cwd=tmp_path, num_gpus=2)
+
+    (variant,) = done.document["variants"]
+    first, second = variant["detail"].split("; ")
+    assert done.exit_code == 124
+    assert variant["outcome"] == "timed_out"
+    assert first.startswith(f"rank 0 was at trap.py:{line_of(NEVER_JOINS, '# waits')} in ")
+    forever, called = (line_of(NEVER_JOINS, code) for code in ("# forever", "# instead of joining"))
+    assert second == f"rank 1 was at trap.py:{forever}, called at trap.py:{called}"
+    assert 1 in [process["rank"] for process in variant["processes"]]  # what it took until then
+
+
+IN_C = """
+import torch
+torch.ones(8, device="cuda")
+import ctypes
+ctypes.PyDLL(None).pause()  # in C, with Python's lock
+"""
+
+
+@pytest.mark.nightly
+def test_a_process_that_hangs_in_c_code_is_told_too(hollow, tmp_path):
+    (tmp_path / "trap.py").write_text(IN_C)
+
+    done = rehearsed(("python", "trap.py"), "--limit", "30", cwd=tmp_path)
+
+    (variant,) = done.document["variants"]
+    who, _, where = variant["detail"].partition(" was at ")
+    assert done.exit_code == 124
+    assert who.startswith("process ")
+    assert where == f"trap.py:{line_of(IN_C, '# in C')}"

@@ -51,7 +51,8 @@ def cover(scratch: str, words: Sequence[str]) -> None:
     """
     here, scratch, mounted = os.getcwd(), os.path.realpath(scratch), _mounted()
     places = _places(mounted) if os.getuid() == 0 else _own_places(mounted, words)
-    places = [place for place in (*places, *_shared(mounted)) if not _is_within(place, scratch)]
+    places += [SHARED] if SHARED in mounted and not _has_mounts(SHARED, mounted) else []
+    places = [place for place in places if not _is_within(place, scratch)]
     _own_namespace()
     lower = {place: os.open(place, os.O_PATH) for place in places}
     kept = os.open(scratch, os.O_PATH)
@@ -85,6 +86,10 @@ def _is_within(path: str, folder: str) -> bool:
     return f"{path}/".startswith(f"{folder}/")
 
 
+def _has_mounts(folder: str, mounted: Collection[str]) -> bool:
+    return any(place.startswith(f"{folder}/") for place in mounted)
+
+
 def _own_namespace() -> None:
     user, group = os.getuid(), os.getgid()
     _check(_libc.unshare(NEW_NAMESPACE | (0 if user == 0 else NEW_USER)), "unshare")
@@ -105,15 +110,8 @@ def _places(mounted: Collection[str]) -> list[str]:
     while around:
         for entry in os.scandir(around.pop()):
             if entry.is_dir(follow_symlinks=False) and entry.path not in LEFT:
-                has_more = any(place.startswith(f"{entry.path}/") for place in mounted)
-                (around if has_more else found).append(entry.path)
+                (around if _has_mounts(entry.path, mounted) else found).append(entry.path)
     return sorted(found)
-
-
-def _shared(mounted: Collection[str]) -> list[str]:
-    """Return /dev/shm where it is a mount in which there is no other."""
-    has_more = any(place.startswith(f"{SHARED}/") for place in mounted)
-    return [SHARED] if SHARED in mounted and not has_more else []
 
 
 def _own_places(mounted: Collection[str], words: Sequence[str]) -> list[str]:
@@ -130,7 +128,7 @@ def _own_places(mounted: Collection[str], words: Sequence[str]) -> list[str]:
         for folder in folders:
             status = os.stat(folder)
             is_ours = stat.S_ISDIR(status.st_mode) and (status.st_uid == os.getuid() or status.st_mode & stat.S_ISVTX)
-            if is_ours and not any(place.startswith(f"{folder}/") for place in mounted):
+            if is_ours and not _has_mounts(folder, mounted):
                 if not any(_is_within(folder, left) for left in LEFT):
                     found.add(folder)
                 break

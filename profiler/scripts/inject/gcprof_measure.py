@@ -55,8 +55,7 @@ def begin() -> None:
     what = os.environ["GCPROF_MEASURE"]
     watch = Clock() if what == "time" else HostWatch() if what == "memory" and not _has_gpu() else MeasuredWatch()
     if isinstance(watch, MeasuredWatch):
-        gradients = Gradients(watch.roots, write=_write, apart=watch.apart)
-        optimizers.register_optimizer_step_pre_hook(gradients.before_step)
+        optimizers.register_optimizer_step_pre_hook(watch.look_at_gradients)
     watch.begin()
     if find_spec("gcprof_strategies"):
         import_module("gcprof_strategies").begin(watch, _write)
@@ -76,12 +75,12 @@ def _tell_device() -> None:
 
 
 class MeasuredWatch(Watch):
-    """A watch that also knows which modules are called in training, the outermost ones: they name the gradients."""
+    """A watch that also takes the gradients, named by the outermost modules that are called in training."""
 
     def __init__(self) -> None:
         super().__init__(steps=int(MAIN_STEPS) if MAIN_STEPS else None)
         self.roots: dict[int, Callable[[], Any]] = {}
-        self.apart: Callable[[Callable[[], None]], None] = lambda work: work()
+        self._known: list[list[Any]] = []  # each optimizer, weakly, how often it has stepped, and its number
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
         if not torch.compiler.is_compiling() and not self.depth and torch.is_grad_enabled():
@@ -99,6 +98,45 @@ class MeasuredWatch(Watch):
                 _tell_device()
         super().end_process()
 
+    def _apart(self, work: Callable[[], None]) -> None:
+        """Do work whose allocations are not the script's."""
+        work()
+
+    def look_at_gradients(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        known = next((entry for entry in self._known if entry[0]() is optimizer), None)
+        if known is None:
+            known = [weakref.ref(optimizer), 0, len(self._known)]
+            self._known.append(known)
+        if known[1] < COMPARED_STEPS and os.getpid() == self.process:
+            known[1] += 1
+            self._apart(lambda: self._take(optimizer, number=known[2], step=known[1]))
+
+    def _take(self, optimizer: Any, *, number: int, step: int) -> None:
+        names = self._names(optimizer)
+        gradients = {names[id(parameter)]: _on_host(parameter.grad) for parameter in _parameters(optimizer)}
+        digests = {name: None if gradient is None else digest(gradient) for name, gradient in gradients.items()}
+        file = f"{key_of_process()}.{number}.{step}.gradients"
+        _keep(os.path.join(os.environ["GCPROF_WATCH"], file), gradients, digests)
+        place = os.path.join(os.environ.get("GCPROF_REFERENCE", ""), file)
+        line = {"kind": "gradients", "key": key_of_process(), "optimizer": number, "step": step, "digests": digests}
+        _write({**line, "differences": _differences(place, gradients, digests)})
+
+    def _names(self, optimizer: Any) -> dict[int, str]:
+        """Return the name of each of the optimizer's parameters: in its module, or by its place in the optimizer."""
+        roots = [module for root in self.roots.values() if (module := root()) is not None]
+        roots.sort(key=lambda module: -sum(1 for _ in module.parameters()))
+        found: dict[int, str] = {}
+        ours = {id(parameter) for parameter in _parameters(optimizer)}
+        taken: set[str] = set()
+        for module in roots:
+            for name, parameter in module.named_parameters():
+                if id(parameter) in ours and id(parameter) not in found:
+                    found[id(parameter)] = f"{type(module).__name__}.{name}" if name in taken else name
+                    taken.add(found[id(parameter)])
+        for place, parameter in enumerate(_parameters(optimizer)):
+            found.setdefault(id(parameter), f"parameter {place} of the optimizer")
+        return found
+
 
 class HostWatch(MeasuredWatch):
     """The watch on a CPU: peaks are those of the allocator's own events, which torch.profiler hears.
@@ -110,7 +148,6 @@ class HostWatch(MeasuredWatch):
     def __init__(self) -> None:
         super().__init__()
         self.passes: list[Stats] = []
-        self.apart = self._apart
         self.profile: Any = profiler.profile(use_cpu=True, profile_memory=True, use_kineto=True)
 
     def begin(self) -> None:
@@ -263,56 +300,6 @@ def key_of_process() -> str:
         return rank
     words = " ".join((*sys.argv, multiprocessing.current_process().name))
     return hashlib.sha256(words.encode()).hexdigest()[:12]
-
-
-class Gradients:
-    """Takes the digests, for the first two steps of each optimizer."""
-
-    def __init__(
-        self,
-        roots: dict[int, Callable[[], Any]],  # modules that were called in training
-        *,
-        write: Callable[[dict[str, Any]], None],
-        apart: Callable[[Callable[[], None]], None],  # does work whose allocations are not the script's
-    ) -> None:
-        self._roots, self._write, self._apart = roots, write, apart
-        self._process = os.getpid()
-        self._known: list[list[Any]] = []  # each optimizer, weakly, and how often it has stepped
-
-    def before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        known = next((entry for entry in self._known if entry[0]() is optimizer), None)
-        if known is None:
-            known = [weakref.ref(optimizer), 0, len(self._known)]
-            self._known.append(known)
-        if known[1] < COMPARED_STEPS and os.getpid() == self._process:
-            known[1] += 1
-            self._apart(lambda: self._take(optimizer, number=known[2], step=known[1]))
-
-    def _take(self, optimizer: Any, *, number: int, step: int) -> None:
-        names = self._names(optimizer)
-        gradients = {names[id(parameter)]: _on_host(parameter.grad) for parameter in _parameters(optimizer)}
-        digests = {name: None if gradient is None else digest(gradient) for name, gradient in gradients.items()}
-        file = f"{key_of_process()}.{number}.{step}.gradients"
-        _keep(os.path.join(os.environ["GCPROF_WATCH"], file), gradients, digests)
-        place = os.path.join(os.environ.get("GCPROF_REFERENCE", ""), file)
-        line = {"kind": "gradients", "key": key_of_process(), "optimizer": number, "step": step, "digests": digests}
-        self._write({**line, "differences": _differences(place, gradients, digests)})
-
-    def _names(self, optimizer: Any) -> dict[int, str]:
-        """Return the name of each of the optimizer's parameters: in its module, or by its place in the optimizer."""
-        roots = [module for root in self._roots.values() if (module := root()) is not None]
-        roots.sort(key=lambda module: -sum(1 for _ in module.parameters()))
-        found: dict[int, str] = {}
-        ours = {id(parameter) for parameter in _parameters(optimizer)}
-        taken: set[str] = set()
-        for module in roots:
-            for name, parameter in module.named_parameters():
-                if id(parameter) in ours and id(parameter) not in found:
-                    found[id(parameter)] = f"{type(module).__name__}.{name}" if name in taken else name
-                    taken.add(found[id(parameter)])
-        for place, parameter in enumerate(_parameters(optimizer)):
-            found.setdefault(id(parameter), f"parameter {place} of the optimizer")
-        return found
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:
