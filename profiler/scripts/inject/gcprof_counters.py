@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,17 +38,19 @@ class Counters:
     def begin(self) -> None:
         """Hide what is reset from now on."""
         self._is_ended = False
-        for read, reset in NAMES:
-            if hasattr(torch._C, read) and read not in self._plain:
-                self._replace(read, self._reading)
-                self._replace(reset, self._resetting)
+        for pair in NAMES:
+            for name, ours in zip(pair, (self._reading, self._resetting), strict=True):
+                if hasattr(torch._C, name) and name not in self._plain:
+                    self._plain[name] = getattr(torch._C, name)
+                    self._ours[name] = partial(ours, self._plain[name])
+                    setattr(torch._C, name, self._ours[name])
         self.read()
 
     def read(self) -> dict[int, tuple[int, int, int]]:
         """Return of each device its peak since the last look, what is live, and the most that was reserved."""
         found = {}
         for device in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
-            stats = self._plain[NAMES[0][0]](device)
+            stats = self.stats(device)
             live, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
             found[device] = live["peak"], live["current"], reserved["peak"]
             self.hidden[device] = _with_peaks(stats, self.hidden.get(device, {}))
@@ -57,17 +60,8 @@ class Counters:
     def end(self) -> None:
         """Give torch its own functions back, at once or when the script resets its peaks."""
         self._is_ended = True
-        if not any(self._are_needed(device) for device in self.hidden):
+        if all(_with_peaks(self.stats(device), hidden) == self.stats(device) for device, hidden in self.hidden.items()):
             self._put_back()
-
-    def _are_needed(self, device: int) -> bool:
-        now = self._plain[NAMES[0][0]](device)
-        return bool(_with_peaks(self._plain[NAMES[0][0]](device), self.hidden[device]) != now)
-
-    def _replace(self, name: str, by: Callable[[Callable[[int], Any]], Callable[[int], Any]]) -> None:
-        self._plain[name] = getattr(torch._C, name)
-        self._ours[name] = by(self._plain[name])
-        setattr(torch._C, name, self._ours[name])
 
     def _put_back(self) -> None:
         self.hidden.clear()
@@ -76,18 +70,15 @@ class Counters:
                 setattr(torch._C, name, self._plain[name])
         self._plain, self._ours = {}, {}
 
-    def _reading(self, function: Callable[[int], Stats]) -> Callable[[int], Stats]:
-        return lambda device: _with_peaks(function(device), self.hidden.get(device, {}))
+    def _reading(self, plain: Callable[[int], Stats], device: int) -> Stats:
+        return _with_peaks(plain(device), self.hidden.get(device, {}))
 
-    def _resetting(self, function: Callable[[int], None]) -> Callable[[int], None]:
-        def reset(device: int) -> None:
-            self.on_reset(device)
-            self.hidden.pop(device, None)
-            function(device)
-            if self._is_ended and not self.hidden:
-                self._put_back()
-
-        return reset
+    def _resetting(self, plain: Callable[[int], None], device: int) -> None:
+        self.on_reset(device)
+        self.hidden.pop(device, None)
+        plain(device)
+        if self._is_ended and not self.hidden:
+            self._put_back()
 
 
 counters = Counters()  # of the process: a later watch goes on with what an earlier one hides

@@ -105,11 +105,12 @@ class _Models:
             add(self, group)
             new = [parameter for parameter in self.param_groups[-1]["params"] if parameter not in models.known]
             models.due.update(dict.fromkeys(new, True))
-            models._look(bool(models.due))
+            models.look()
 
         optimizer.add_param_group = add_param_group
 
-    def _look(self, on: bool) -> None:
+    def look(self) -> None:
+        """Begin or end to look at calls of modules, as something is due."""
         models, plain = self, self.plain
 
         def __call__(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -119,7 +120,7 @@ class _Models:
             is_changed = models.met(self, arguments, keywords)
             return (self if is_changed and again else plain.__get__(self))(*arguments, **keywords)
 
-        is_on, on = Module.__call__ is not plain, on or self.is_due
+        is_on, on = Module.__call__ is not plain, bool(self.is_due or self.due or self.chosen)
         if on and not is_on:
             Module.__call__ = __call__  # type: ignore[method-assign]
         elif is_on and not on:
@@ -131,7 +132,7 @@ class _Models:
     def look_for_costs(self, is_due: bool) -> None:
         """Begin or end to look for the call of a model whose step is to be traced."""
         self.is_due = is_due
-        self._look(bool(self.due or self.chosen))
+        self.look()
 
     def met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         """Look at a module that is being called; return whether it was changed."""
@@ -145,7 +146,7 @@ class _Models:
     def _met(self, module: Any, arguments: Any, keywords: Any) -> bool:
         if module in self.chosen:
             del self.chosen[module]
-            self._look(bool(self.due or self.chosen))
+            self.look()
             return self._apply(module, module, arguments, keywords)
         if _is_around(module) or all(parameter not in self.due for parameter in module.parameters()):
             return False
@@ -161,7 +162,7 @@ class _Models:
             self.chosen.update(dict.fromkeys(within, True))
         else:
             self._tell(model, why=f"--module {PATTERN} is neither it nor one of its modules", is_other=True)
-        self._look(bool(self.due or self.chosen))
+        self.look()
         return is_changed
 
     def _apply(self, module: Any, model: Any, arguments: Any, keywords: Any) -> bool:
