@@ -49,11 +49,14 @@ def apply(
     except Unsupported as error:
         return {"why": str(error)}
     routed = [part for part in module.modules() if part is not module and "_route" in vars(part)]
-    weakref.finalize(
-        module, lambda: [unroute(part) for part in routed]
-    ).atexit = False  # each route refers to all blocks
+    weakref.finalize(module, _unroute, routed).atexit = False  # each route refers to all blocks
     nothing = [note.text for note in made.notes if note.code == NOTHING and not made.recomputes]
     return {"num_blocks": len(made.recomputes), "split": made.split, "why": nothing[0] if nothing else None}
+
+
+def _unroute(parts: list[nn.Module]) -> None:
+    for part in parts:
+        unroute(part)
 
 
 def refuse_module(module: nn.Module, *, is_compiled: bool) -> None:

@@ -94,7 +94,7 @@ def tripped(comparisons: Sequence[Comparison], limits: Sequence[Limit]) -> list[
 
 
 def _points(side: Side, *, with_device: bool) -> dict[Key, Point]:
-    found = {}
+    found: dict[Key, Point] = {}
     for variant in side.variants:
         values = [f"{name} {text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
         device = variant.words["device"] if with_device else ""

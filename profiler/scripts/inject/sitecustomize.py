@@ -38,7 +38,11 @@ class Finder:
             execute = spec.loader.exec_module
 
             def exec_module(module: "ModuleType") -> None:
-                self.loads.pop(name, lambda execute, origin: execute())(lambda: execute(module), str(spec.origin))
+                load = self.loads.pop(name, None)
+                if load is None:
+                    execute(module)
+                else:
+                    load(lambda: execute(module), str(spec.origin))
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
