@@ -38,11 +38,12 @@ class Counters:
     def begin(self) -> None:
         """Hide what is reset from now on."""
         self._is_ended = False
-        for pair in NAMES:
-            for name, ours in zip(pair, (self._reading, self._resetting), strict=True):
+        ours: tuple[Any, Any] = (self._reading, self._resetting)
+        for names in NAMES:
+            for name, function in zip(names, ours, strict=True):
                 if hasattr(torch._C, name) and name not in self._plain:
                     self._plain[name] = getattr(torch._C, name)
-                    self._ours[name] = partial(ours, self._plain[name])
+                    self._ours[name] = partial(function, self._plain[name])
                     setattr(torch._C, name, self._ours[name])
         self.read()
 
