@@ -187,14 +187,6 @@ def test_all_of_one_kind_are_named_by_their_uuids():
     assert device_choice.several("GPU-b, cuda:0", DEVICES)[0] == ("GPU-b", "GPU-a")
 
 
-def test_cases_are_of_any_of_them():
-    seen = device_choice.several("all", DEVICES)[1]
-
-    assert list(seen) == ["cpu", "cuda"]
-    assert seen["cuda"].device_uuid is None
-    assert device_choice.choose_device("auto", list(seen)) == "cuda"
-
-
 @pytest.mark.parametrize(
     ("text", "found", "why"),
     [
@@ -211,10 +203,6 @@ def test_what_cannot_be_meant_is_refused(text, found, why):
         device_choice.several(text, found)
 
 
-def test_a_gpu_that_is_meant_twice_runs_two():
-    assert device_choice.several("0,0", DEVICES, twice=True)[0] == ("GPU-a", "GPU-a")
-
-
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
@@ -229,17 +217,6 @@ def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_
     assert answer(["run", "--model", "mlp", *words]) == code
 
     assert why in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_command_refuses_all_devices_where_there_are_none(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    survey = Local.survey
-    monkeypatch.setattr(Local, "survey", lambda self: {"cpu": survey(self)["cpu"]})
-
-    assert answer(["run", "--model", "mlp", "--devices", "all"]) == 3
-
-    assert "no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -6,22 +6,17 @@ Every test runs in processes of its own, whatever device this one has.
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
-from profiler.analysis.sanity import impossible
-from profiler.cli import answer
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.record import evidence
 from profiler.core.units import GIB, MIB
-from profiler.rehearsal.device import parse, prepare_if_asked
+from profiler.rehearsal.device import prepare_if_asked
 from profiler.runs import store
-from tests import examples, make
 from tests.hollow import LEAVE
 from tests.program import gcprof
 
@@ -173,15 +168,6 @@ def test_a_rehearsed_run_says_so_in_records_table_and_csv(run):
     assert any(str(value).startswith("Hollow") for value in line.values())
 
 
-def test_a_rehearsed_run_says_so_in_json(run, monkeypatch, capsys):
-    monkeypatch.chdir(run[2])
-
-    assert answer(["show", "run", "--json"]) == 0
-
-    records = json.loads(capsys.readouterr().out)["records"]
-    assert all(record["environment"]["device_name"].startswith("Hollow") for record in records)
-
-
 def test_nothing_that_was_rehearsed_has_times_or_gradients(run):
     found = by_outcome(run, "ok")
 
@@ -191,15 +177,6 @@ def test_nothing_that_was_rehearsed_has_times_or_gradients(run):
         assert (record.readings.step_seconds, record.readings.forward_seconds) == (None, None)
         assert record.readings.peak_bytes >= record.readings.saved_bytes > 0
         assert [note.code for note in record.notes if note.code == "GCP039"] == ["GCP039"]
-
-
-def test_a_rehearsed_record_with_times_is_no_result(run):
-    record = by_outcome(run, "ok")[0]
-    timed = msgspec.structs.replace(record.readings, step_seconds=(0.1,))
-
-    assert list(impossible(record, None)) == []
-    wrong = list(impossible(msgspec.structs.replace(record, readings=timed), None))
-    assert wrong == ["a device that computes nothing gave times or gradients"]
 
 
 def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_the_next_trial_is_clean(run):
@@ -256,21 +233,6 @@ def own(hollow, tmp_path_factory):
     return {record.case.model.rpartition(":")[2]: record for record in store.load(here / "run").records}
 
 
-@pytest.mark.slow
-def test_what_the_users_file_keeps_is_not_laid_on_the_strategy(own):
-    (told,) = [note.text for note in own["keeps"].notes if note.code == "GCP038"]
-
-    assert "the model's own code keeps them, without checkpointing too" in told
-
-
-@pytest.mark.slow
-def test_a_trial_that_fails_there_is_called_rehearsed(own):
-    record = own["fails"]
-
-    assert (record.outcome, record.detail) == ("failed", "ValueError: it does not work (own.py:14)")
-    assert evidence(record.case, record.environment) == "rehearsed"
-
-
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_rehearsed_run_goes_on_nowhere_else(hollow, here):
@@ -283,19 +245,6 @@ def test_a_rehearsed_run_goes_on_nowhere_else(hollow, here):
 
     assert (done.returncode, trials.read_text(encoding="utf-8")) == (3, "")
     assert "torch sees no CUDA device here" in done.stderr
-
-
-def test_a_measured_and_a_rehearsed_run_are_not_taken_for_one_kind(here, capsys):
-    measured = examples.run(here / "measured", [make.record(environment=examples.ENVIRONMENT)])
-    named = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
-    without = msgspec.structs.replace(make.record().readings, step_seconds=None)
-    rehearsed = examples.run(here / "rehearsed", [make.record(environment=named, readings=without, equality=None)])
-
-    answer(["compare", str(measured.folder), str(rehearsed.folder)])
-
-    told = capsys.readouterr()
-    line = next(line for line in (told.out + told.err).splitlines() if "rehearsed" in line and "measured" in line)
-    assert "how" in line or "evidence" in line
 
 
 @pytest.mark.parametrize(
@@ -333,12 +282,6 @@ def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
     assert "[chip]" in refused.value.hint
 
 
-def test_a_word_is_a_gpu_and_its_settings():
-    found = parse("t4,count=2,bytes=4294967296,context_bytes=1048576")
-
-    assert (found.gpu, found.count, found.bytes, found.context_bytes) == ("t4", 2, 4 * GIB, MIB)
-
-
 @pytest.fixture(scope="module")
 def on_two(hollow, tmp_path_factory):
     """The records of two models on two GPUs."""
@@ -358,18 +301,6 @@ def test_trials_go_to_each_of_several_devices_and_what_is_compared_to_one(on_two
     assert [record.outcome for record in on_two] == ["ok"] * 4
     assert [len(one) for one in devices.values()] == [1, 1]
     assert devices["32"] != devices["64"]
-
-
-@pytest.mark.slow
-def test_one_of_several_devices_is_seen_by_its_uuid(hollow, seen):
-    read = """
-import torch
-found = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
-"""
-
-    found = hollow.python(read, "t4,count=2", CUDA_VISIBLE_DEVICES=f"GPU-{seen['uuids'][1]}")
-
-    assert found == [seen["uuids"][1]]
 
 
 @pytest.mark.slow
@@ -450,16 +381,6 @@ def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(
     assert none.readings.saved_bytes > half.readings.saved_bytes > 0
     assert none.readings.peak_bytes > half.readings.peak_bytes
     assert none.readings.static_bytes == half.readings.static_bytes
-
-
-@pytest.mark.nightly
-@pytest.mark.gpu
-def test_where_triton_finds_no_compiler_that_is_the_reason_of_the_row(compiled):
-    none, half = compiled[1].values()
-
-    assert none.outcome == "ok"
-    assert half.outcome in ("failed", "skipped")
-    assert "Failed to find C compiler" in half.detail
 
 
 # --- the main job; the figures are those of bare loops on such a device, worked out apart from gcprof

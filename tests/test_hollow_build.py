@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -109,22 +108,6 @@ def test_two_builds_at_once_leave_one_whole_folder(built):
     }
 
 
-@pytest.mark.nightly
-def test_what_is_built_is_kept_so_that_the_next_process_needs_no_compiler(built, monkeypatch):
-    root, _, said = built
-    monkeypatch.setenv("XDG_CACHE_HOME", str(root))
-    monkeypatch.setenv("PATH", str(root))  # there is no tool in it
-
-    assert str(build.libraries()) == said[0][0].strip()
-
-
-@pytest.mark.nightly
-def test_nobody_else_can_enter_what_is_built(built):
-    (folder,) = folders(built[0])
-
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
 # --- compilers
 
 
@@ -136,23 +119,6 @@ def test_any_of_three_compilers_is_taken(name, hollow, tmp_path):
     assert said[:2] == ["3", f"the hollow device cannot be built: {name}: {name}: error: it compiles nothing"]
 
 
-def test_the_compiler_that_cc_asks_for_is_taken_with_its_words(hollow, tmp_path):
-    mine = program(tmp_path, "mine", 'echo "error: mine is told: $1" >&2; exit 1')
-
-    said = caught(tmp_path, CC=f"{mine} --target=x")
-
-    assert said[:2] == ["3", "the hollow device cannot be built: mine: error: mine is told: --target=x"]
-
-
-def test_a_compiler_that_says_nothing_is_told_by_its_exit_code_and_who_chose_it(hollow, tmp_path):
-    mine = program(tmp_path, "mine", "exit 1")
-
-    said = caught(tmp_path, CC=str(mine))
-
-    assert said[1] == "the hollow device cannot be built: mine: exit code 1 and no message"
-    assert said[2] == f"CC chose '{mine}'; without it cc, gcc or clang is taken"
-
-
 def test_libraries_that_cannot_be_loaded_are_not_kept(hollow, tmp_path):
     """Those with a sanitizer need its own library to be there before any other."""
     said = caught(tmp_path, CC="gcc -fsanitize=address")
@@ -160,19 +126,6 @@ def test_libraries_that_cannot_be_loaded_are_not_kept(hollow, tmp_path):
     assert (said[0], folders(tmp_path)) == ("3", [])
     assert "ASan" in said[1]
     assert said[2].startswith("CC chose 'gcc -fsanitize=address'")
-
-
-def test_a_cache_from_which_nothing_may_be_loaded_is_named(hollow, tmp_path):
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", str(tmp_path)]).returncode:
-        pytest.skip("only root mounts a file system (gpu)")
-    try:
-        said = caught(tmp_path)
-        kept = folders(tmp_path)
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-
-    assert (said[0], kept) == ("3", [])
-    assert said[2] == cache.ELSEWHERE
 
 
 @pytest.mark.slow
@@ -185,17 +138,6 @@ def test_a_compiler_that_never_ends_is_ended_with_all_that_it_started(hollow, tm
     assert (said[0], folders(tmp_path)) == ("3", [])
     assert "0.5 s" in said[1]
     assert gone({int((tmp_path / "started").read_text())})
-
-
-def test_a_build_says_that_it_begins(hollow, tmp_path):
-    _, error = started(tmp_path, CC=str(program(tmp_path, "mine", "exit 1"))).communicate(timeout=PATIENCE_SECONDS)
-
-    assert error.startswith("building the hollow CUDA libraries for CUDA ")
-
-
-@pytest.mark.parametrize(("asked", "named"), [("mycc -m64", "mycc"), ("'my cc", "'my cc")])
-def test_a_compiler_that_cc_asks_for_and_that_is_not_here_is_named(asked, named, hollow, tmp_path):
-    assert caught(tmp_path, CC=asked)[:2] == ["3", f"CC asks for '{named}', which is not here"]
 
 
 def test_without_a_compiler_it_says_in_one_line_what_to_install(hollow, tmp_path):
@@ -348,24 +290,6 @@ def test_a_broken_folder_is_not_taken_for_whole(damage, kept):
     assert not cache.is_whole(folder)
 
 
-def test_a_folder_without_libraries_is_not_whole_whatever_its_digests_say(tmp_path):
-    (tmp_path / cache.DIGESTS).write_text("{}")
-
-    assert not cache.is_whole(tmp_path)
-
-
-def test_a_verdict_without_figures_proves_nothing(hollow, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    smoke.verdict_file(tmp_path).parent.mkdir(parents=True)
-    smoke.verdict_file(tmp_path).write_text('{"torch": "2.15.0", "checks": []}')
-    verdict = smoke.Verdict(torch="2.15.0", checks=(smoke.Check("start", 512, 1024),))
-    monkeypatch.setattr(build, "libraries", lambda: tmp_path)
-    monkeypatch.setattr(smoke, "run", lambda folder: verdict)
-
-    with pytest.raises(UserError, match="1,024"):
-        smoke.proven_libraries()
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("damage", [truncate, replace_by_a_file])
 def test_a_broken_folder_is_built_anew_once(damage, kept):
@@ -380,28 +304,7 @@ def test_a_broken_folder_is_built_anew_once(damage, kept):
     assert caught(root, PATH=str(root)) == [str(folder)]  # where there is no compiler any more
 
 
-def test_a_cache_that_is_a_file_is_refused(hollow, tmp_path, monkeypatch):
-    (tmp_path / "gcprof").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    with pytest.raises(UserError, match=r"cannot be kept in .*: (Not a directory|File exists)") as refused:
-        build.libraries()
-
-    assert refused.value.exit_code == 74
-
-
 # --- a disk that is full
-
-
-@pytest.mark.parametrize(
-    "says", ["No space left on device", "Disk quota exceeded", "final link failed: File too large"]
-)
-def test_a_disk_that_is_full_for_the_compiler_is_one_that_is_full(says, hollow, tmp_path):
-    said = caught(tmp_path, PATH=tools(tmp_path, "gcc", says=f"fatal error: error writing to x.s: {says}"))
-
-    assert said[0] == "74"
-    assert said[1].startswith(f"the hollow device's libraries cannot be kept in {tmp_path}/gcprof/hollow: ")
-    assert folders(tmp_path) == []
 
 
 @pytest.mark.nightly
@@ -413,14 +316,6 @@ def test_a_full_disk_leaves_no_folder_that_looks_whole(hollow, tmp_path):
     assert said[0] == "74"
     assert "hollow device's libraries cannot be kept" in said[1]
     assert folders(tmp_path) == []
-
-
-def test_what_a_compiler_needs_for_a_while_is_in_the_folder_that_is_removed(hollow, tmp_path):
-    program(tmp_path, "gcc", 'echo "error: temporary files are in $TMPDIR" >&2; exit 1')
-
-    said = caught(tmp_path, CC=str(tmp_path / "gcc"), TMPDIR=str(tmp_path))
-
-    assert f"temporary files are in {tmp_path}/gcprof/hollow/{cache.BUILDING}" in said[1]
 
 
 # --- who can write there
@@ -445,32 +340,3 @@ def test_a_folder_where_others_can_write_is_refused(let_in, tmp_path):
 
     assert refused.value.exit_code == 3
     assert "XDG_CACHE_HOME" in str(refused.value.hint)
-
-
-@pytest.mark.nightly
-def test_what_is_kept_is_not_loaded_where_others_can_write(kept):
-    root, folder = kept
-    folder.chmod(0o777)
-
-    said = caught(root)
-
-    assert said[:2] == [
-        "3",
-        f"rehearsing would run libraries from {folder}, which can be written by all users",
-    ]
-
-
-def test_folders_are_made_for_their_user_alone(tmp_path):
-    folder = tmp_path / "gcprof" / "hollow"
-    before = os.umask(0)
-    try:
-        with cache.locked(folder):
-            pass
-    finally:
-        os.umask(before)
-
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.parent, folder, folder / cache.LOCK)] == [
-        0o700,
-        0o700,
-        0o600,
-    ]

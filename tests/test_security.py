@@ -9,16 +9,13 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core import catalogue
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines.child import Log
 from profiler.runs import run_diff
 from profiler.runs.writer import Writer
-from profiler.training import models
 from profiler.views.export import files
 from profiler.views.sanitize import plain
-from profiler.workflows import explain, resume
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -187,24 +184,6 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
     assert not (here / "new").exists()
 
 
-@pytest.mark.parametrize("theirs", FOLDERS_MODELS[:1], indirect=True)
-@pytest.mark.parametrize("words", [READINGS[0], READINGS[-1]], ids=" ".join)
-def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, here, shared, monkeypatch):
-    monkeypatch.setattr(explain, "refuse_cases", lambda *of, **named: None)
-    monkeypatch.setattr(resume, "refuse_unnamed", lambda *of: None)
-
-    answer(list(words))
-
-    assert (here / "sprung").exists()
-
-
-def test_the_table_is_no_way_around_what_looks_like_code():
-    for word in ("*", "*:base/evil.py:make", "*:torchvision:resnet18", "mlp:make"):
-        assert catalogue.is_code(word, models.TABLE) == (catalogue.CODE.fullmatch(word) is not None), word
-    for word in ("mlp", "torchvision:resnet18", "hf:gpt2", "nonsense"):
-        assert not catalogue.is_code(word, models.TABLE)
-
-
 @pytest.mark.slow
 def test_only_known_variables_are_looked_at():
     looking = {name for name, source in SOURCES.items() if named(source, "os.environ", "os.getenv", "os.environb")}
@@ -261,20 +240,3 @@ def test_neither_records_nor_logs_follow_a_link(tmp_path):
     written.close()
 
     assert (mine.read_text(), log.read_text()) == ("mine", "new")
-
-
-@pytest.mark.parametrize("name", ["logs", "derived"])
-def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(name, tmp_path):
-    run = examples.run(tmp_path / "run", [make.record()])
-    (tmp_path / "mine").mkdir()
-    (run.folder / name).rmdir()
-    (run.folder / name).symlink_to(tmp_path / "mine")
-
-    with pytest.raises(UserError, match=f"{name}' is a link") as caught:
-        Writer(run.folder)
-    if name == "derived":
-        with pytest.raises(UserError, match="is a link"):
-            files.write_tables(run)
-
-    assert caught.value.exit_code == 74
-    assert list((tmp_path / "mine").iterdir()) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
 import sys
 from pathlib import Path
 
@@ -14,13 +12,11 @@ import torch
 from torch import nn
 
 from profiler.analysis.rows import verdict
-from profiler.core import catalogue
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.engines.replies import answer, attempt
+from profiler.engines.replies import attempt
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
-from profiler.training import models
 from profiler.training.assemble import assemble
 from profiler.training.models import user
 from tests import make
@@ -208,13 +204,6 @@ def read(model, device):
     return predict(Trial(case=make.case(model=model, batch_size=None, device=device)))
 
 
-def test_options_are_the_factorys_own_parameters():
-    chosen = catalogue.resolve(choice("extra_arguments", dim=64), models.TABLE)
-
-    assert catalogue.read(chosen.name, models.TABLE).parameters == {"batch_size": "4"}
-    assert measured(chosen, "none", batch_size=2, passes=()).built.num_parameters > 5 * 4 * 64 * 64
-
-
 def test_the_tensors_of_a_dataclass_batch_are_counted():
     record = measured(choice("dataclass_batch"), "none", batch_size=4)
 
@@ -271,66 +260,6 @@ def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(factory, modes,
 
     assert [built.workload.module.layers[index].training for index in (1, 2)] == modes
     assert [words in note for note in notes] == [True] if words else notes == []
-
-
-def test_an_option_of_the_users_may_have_a_name_of_ours():
-    built = assemble(make.case(model=Choice(f"{MODES}:named:name=large,factory=bc")))
-
-    assert built.workload.module.layers[0].out_features == 80 + len("bc")
-
-
-MODULE = """
-def make(batch_size=2):
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    return module, torch.ones(batch_size, 4), lambda output: output.sum()
-"""
-TOP = "import argparse\nimport sys\n\nimport torch\nfrom torch import nn\n\n"
-SEEN = """
-def seen():
-    return nn.Linear(1, 1), (torch.ones(1), [said, list(sys.argv)]), nn.MSELoss()
-"""
-WITH_DEFAULTS = 'parser = argparse.ArgumentParser()\nparser.add_argument("--width", default=3)\n'
-EXITS = {
-    'sys.exit("bye: no data")': "the model's code called sys.exit: bye: no data (leaving.py:7)",
-    "sys.exit(5)": "the model's code called sys.exit(5) (leaving.py:7)",
-    "sys.exit()": "the model's code called sys.exit() (leaving.py:7)",
-    'parser = argparse.ArgumentParser()\nparser.add_argument("--data", required=True)\nparser.parse_args()': (
-        "the model's code called sys.exit(2): the following arguments are required: --data (leaving.py:9)"
-    ),
-}
-
-
-def test_a_file_and_its_function_see_a_command_line_of_the_files_path_alone(tmp_path, monkeypatch):
-    parse = "arguments = parser.parse_args()\nsaid = sys.argv\n"
-    (tmp_path / "leaving.py").write_text(TOP + WITH_DEFAULTS + parse + SEEN)
-    monkeypatch.setattr(sys, "argv", ["-c", "--of-ours"])
-
-    workload = user.build(f"{tmp_path}/leaving.py:seen")
-
-    path = str(tmp_path / "leaving.py")
-    assert workload.batch[1] == [[path], [path]]
-    assert sys.argv == ["-c", "--of-ours"]
-
-
-@pytest.mark.parametrize("line", EXITS)
-def test_a_file_that_calls_exit_fails_with_what_it_said(line, tmp_path):
-    (tmp_path / "leaving.py").write_text(f"{TOP}{line}\n{MODULE}")
-    case = make.case(model=Choice(f"{tmp_path}/leaving.py:make"), batch_size=2)
-
-    record = attempt(Trial(case=case), on_pass=lambda stage: None, by=measure)
-
-    assert (record.outcome, record.detail) == ("failed", EXITS[line])
-
-
-def test_a_command_that_asks_of_a_file_that_calls_exit_is_told_that_it_failed(tmp_path):
-    (tmp_path / "leaving.py").write_text(f'{TOP}sys.exit("bye: no data")\n{MODULE}')
-    reader, writer = os.pipe()
-
-    answer(writer, "outline", lambda: user.build(f"{tmp_path}/leaving.py:make"))
-    os.close(writer)
-
-    with os.fdopen(reader) as told:
-        assert json.load(told) == {"failed": "the model's code called sys.exit: bye: no data (leaving.py:7)"}
 
 
 def test_a_forward_that_calls_exit_fails_with_what_it_said():

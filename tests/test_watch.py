@@ -17,7 +17,7 @@ from torch.optim import optimizer as optimizers
 
 import profiler
 from profiler.core.case import Choice, Trial
-from profiler.core.errors import Unsupported, UserError
+from profiler.core.errors import Unsupported
 from tests import make
 from tests.scripts.runs import ROOT, environment
 
@@ -107,28 +107,6 @@ def test_nothing_of_a_watch_stays_when_it_ends():
     assert watch.process.num_steps == 3
 
 
-def test_nor_when_what_runs_raises():
-    model, _ = made()
-    with profiler.watch():
-        pass
-    before = places()
-
-    def fail():
-        model(torch.ones(4, 16)).sum().backward()
-        raise KeyError("lost")
-
-    with pytest.raises(KeyError, match="lost") as caught, profiler.watch() as watch:
-        fail()
-
-    assert places() == before
-    assert watch.process.outcome == "failed"
-    assert "KeyError" in watch.process.detail
-    assert [frame.name for frame in caught.traceback] == ["test_nor_when_what_runs_raises", "fail"]
-    with profiler.watch() as again:
-        train(*made())
-    assert again.process.num_steps == 3
-
-
 def test_what_was_put_over_it_stays_and_is_not_disturbed(tmp_path):
     plain, kept = torch.save, []
 
@@ -142,30 +120,6 @@ def test_what_was_put_over_it_stays_and_is_not_disturbed(tmp_path):
     assert theirs not in (plain, under)
     assert len(kept) == 1
     assert torch.load(tmp_path / "one.pt") == 1
-
-
-@pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_a_second_watch_at_the_same_time_is_refused(is_elsewhere):
-    raised = []
-
-    def enter():
-        try:
-            with profiler.watch():
-                pass
-        except UserError as error:
-            raised.append(error)
-
-    with profiler.watch() as watch:
-        if is_elsewhere:
-            other = threading.Thread(target=enter)
-            other.start()
-            other.join()
-        else:
-            enter()
-        train(*made())
-
-    assert "watched already" in raised[0].message
-    assert watch.process.num_steps == 3
 
 
 def test_what_other_threads_do_is_not_counted():
@@ -212,16 +166,6 @@ def test_a_step_of_lbfgs_is_one_with_all_its_backward_passes():
 
     assert len(calls) > 2
     assert (watch.process.num_steps, watch.process.steps_are) == (2, "steps")
-
-
-def test_a_table_so_far_is_there_within_the_block():
-    model, optimizer = made()
-
-    with profiler.watch() as watch:
-        assert "nothing" in watch.table
-        train(model, optimizer, steps=1)
-        assert watch.process.outcome == "ok"
-        assert "1 step" in watch.table
 
 
 BY_HAND = """
