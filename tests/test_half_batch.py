@@ -7,7 +7,8 @@ import pytest
 
 from profiler.analysis.explanation import remedies
 from profiler.core.trace_data import Trace, live
-from profiler.workflows.explain import StepRequest, explain, prediction
+from profiler.request.spec import Request
+from profiler.workflows.explain import StepRequest, explain
 from tests.hollow import Hollow
 from tests.traced import by_hand
 
@@ -45,7 +46,7 @@ def test_half_the_batch_of_a_rehearsed_step_is_rehearsed(hollow: Hollow, here):
     model = "transformer:layers=2,width=64,sequence=32,vocabulary=128"
 
     def explained(batch_size: int):
-        words = prediction(strategies="all", device="h100", batch_size=str(batch_size), precision="amp-bf16")
+        words = Request(strategies="all", device="h100", batch_size=str(batch_size), precision="amp-bf16")
         return explain(StepRequest(target=model, words=words)).explanation
 
     whole, half = explained(16), explained(8)

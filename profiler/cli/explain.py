@@ -6,13 +6,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from profiler.cli import options, script_folder
-from profiler.cli.added_options import CHOICES, Switches
+from profiler.cli.added_options import CHOICES
+from profiler.cli.options import Words
 from profiler.cli.output import COLOR, COMMAND, Terminal, aside, next_command, paper, say, say_bytes, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
+from profiler.request.device_choice import SEVERAL
+from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +35,7 @@ def explain(
         ),
     ] = None,
     strategy: Annotated[str | None, typer.Option(hidden=True)] = None,  # the former name of --strategies
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precision = None,
-    accumulate: options.Accumulate = None,
-    blocks: options.Blocks = None,
-    routing: options.Routing = None,
-    switches: Switches | None = None,
+    words: Annotated[Request, Words((*options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
     snapshot: Annotated[
         Path | None, typer.Option(help="Instead of a step: a file of torch.cuda.memory._dump_snapshot.")
@@ -55,7 +53,7 @@ def explain(
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.command_text import setting_words
-    from profiler.workflows.explain import StepRequest, prediction
+    from profiler.workflows.explain import StepRequest
     from profiler.workflows.explain import explain as work
 
     if snapshot is not None:
@@ -69,10 +67,7 @@ def explain(
         _explain_script(target, script[1], strategies=strategies or strategy, json=json)
         return
     chosen = strategies or strategy or "none"
-    words = prediction(
-        strategies=chosen, optimizer=optimizer, batch_size=batch_size, precision=precision, accumulate=accumulate,
-        blocks=blocks, routing=routing, device=device, **switches or {},
-    )  # fmt: skip
+    words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
     explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation
     if json:

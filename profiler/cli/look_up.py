@@ -137,8 +137,7 @@ def _case(model: str, pattern: str | None, batch_size: int | None) -> Case:
 def _step(model: str, pattern: str | None, batch_size: int | None) -> Case:
     """Return the case that `gcprof explain` traces for this model."""
     from profiler.request import device_choice, spec
-    from profiler.workflows.explain import prediction
 
     size = None if batch_size is None else str(batch_size)
-    words = prediction(strategies="none", device=None, model=model, blocks=pattern, batch_size=size)
+    words = spec.Request(model=model, strategies="none", device="cuda", blocks=pattern, batch_size=size)
     return spec.check(words, device_choice.any_device).trials[0].case

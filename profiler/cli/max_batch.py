@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from profiler.cli import options
+from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
+from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from profiler.views.tables.max_batch import LargestBatch
@@ -18,18 +21,15 @@ if TYPE_CHECKING:
 
 
 def max_batch(
-    model: options.Model,
+    words: Annotated[
+        Request, Words(("optimizer", "precision", "accumulate", "blocks", "routing"), options.Model, has_switches=False)
+    ],
     memory: Annotated[str, typer.Option(help="Memory it must fit in: 11GiB, 11G, or 60% of the device's.")],
     context: Annotated[
         str | None, typer.Option(help="Memory that CUDA itself takes. [default: as measured, or 600MiB]")
     ] = None,
     strategies: Annotated[str, typer.Option(help="Strategies besides `none` and the plan.")] = "all",
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure each at its largest batch.")] = True,
-    optimizer: options.Optimizer = None,
-    precision: options.Precision = None,
-    accumulate: options.Accumulate = None,
-    blocks: options.Blocks = None,
-    routing: options.Routing = None,
     device: options.PlannedDevice = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Find where PyTorch itself runs out, on a --device that is not there.")
@@ -45,7 +45,7 @@ def max_batch(
     Example: gcprof max-batch transformer --memory 4GiB
     """
     from profiler.request.device_choice import planned, to_rehearse
-    from profiler.request.spec import Request, strategies_of
+    from profiler.request.spec import strategies_of
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
     from profiler.workflows.max_batch import max_batch as work
 
@@ -54,10 +54,7 @@ def max_batch(
     device = to_rehearse(device or "h100") if rehearse else planned(device)
     if rounds is not None and (not measure or (device or "").startswith(("fake:", "rehearse:"))):
         raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
-    words = Request(
-        model=model, strategies="none", optimizer=optimizer, precision=precision, accumulate=accumulate, blocks=blocks,
-        routing=routing, device=device,
-    )  # fmt: skip
+    words = msgspec.structs.replace(words, strategies="none", device=device)
     request = MaxBatchRequest(
         words=words, strategies=tuple(strategies_of(Request(strategies=strategies), [])), limit=limit,
         context_bytes=context_bytes, measure=measure, rounds=rounds or ROUNDS, typed=COMMAND.get(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -81,36 +81,22 @@ Target = Annotated[str, _target]
 OptionalTarget = Annotated[str | None, _target]
 RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=propose_runs)]
 
-# a case
 
-Segments = Annotated[str | None, typer.Option(help="Numbers of segments: 1,2,4 or 1..32 or 1..32:x2.")]
-Strategies = Annotated[
-    str | None,
-    typer.Option(help="Other strategies; `gcprof strategies` lists them.", autocompletion=propose_strategies),
-]
-Optimizer = Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw. [default: sgd]")]
-BatchSize = Annotated[str | None, typer.Option(help="Samples per micro-batch. [default: the model's]")]
-Precision = Annotated[str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16.")]
-Accumulate = Annotated[str | None, typer.Option(help="Micro-batches per step. [default: 1]")]
-Blocks = Annotated[str | None, typer.Option(help="Blocks to checkpoint: 'model.layers.*', or enc1,enc2,mid.")]
-RepairBatchnorm = Annotated[
-    bool | None, typer.Option("--repair-batchnorm", help="Keep the recompute from updating BatchNorm's statistics.")
-]
-Routing = Annotated[
-    str | None, typer.Option(help="Where a mixture of experts sends its tokens: balanced or worst. [default: balanced]")
-]
+class Words(NamedTuple):
+    """Which words of a Request a command takes as flags; `added_options` makes these, and fills the Request in."""
 
-# a sweep: several make an axis
+    names: tuple[str, ...]
+    model: Any = None  # its first argument, if that is the request's model
+    has_switches: bool = True  # whether it also takes every switch of a case
 
-Precisions = Annotated[
-    str | None, typer.Option(help="fp32, bf16, fp16, amp-bf16, amp-fp16; several make an axis. [default: fp32]")
-]
-Accumulates = Annotated[str | None, typer.Option(help="Micro-batches per step: 4 or 1,2,4. [default: 1]")]
-Parallel = Annotated[str | None, typer.Option(help="How the ranks train together: ddp or fsdp2. [default: ddp]")]
-FoundBlocks = Annotated[
-    str | None,
-    typer.Option(help="Blocks to checkpoint: 'model.layers.*', or enc1,enc2,mid; `gcprof blocks` shows those found."),
-]
+
+STEP = ("optimizer", "batch_size", "precision", "accumulate", "blocks")
+SWEEP = ("segments", "strategies", *STEP, "parallel", "ranks")
+RUN = (
+    *SWEEP, "device", "gpus", "predict", "data", "verify", "rounds", "samples", "precision_target",
+    "max_samples", "max_seconds", "warmup", "seed",
+)  # fmt: skip
+PROPOSALS = {"strategies": propose_strategies}
 
 # where
 

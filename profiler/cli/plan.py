@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from profiler.cli import options, plan_text
+from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, one_of, paper, say, say_bytes
 from profiler.core.errors import UserError
+from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from profiler.planning.solver import Point
@@ -23,7 +26,9 @@ PICTURES = (".png", ".svg", ".pdf")
 
 def plan(
     ctx: typer.Context,
-    model: options.ModelOrNone = None,
+    words: Annotated[
+        Request, Words((*options.STEP, "repair_batchnorm", "routing"), options.ModelOrNone, has_switches=False)
+    ] = Request(),
     budget: Annotated[
         str | None, typer.Option(help="8GiB; 60% of the peak without checkpointing; max: that peak.")
     ] = None,
@@ -40,13 +45,6 @@ def plan(
     source: Annotated[
         Path | None, typer.Option("--from", help="A plan.json to print the code of, without measuring.")
     ] = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precision = None,
-    accumulate: options.Accumulate = None,
-    blocks: options.Blocks = None,
-    repair_batchnorm: options.RepairBatchnorm = None,
-    routing: options.Routing = None,
     device: options.PlannedDevice = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Paired rounds of the comparison. [default: 1]")] = None,
     output: Annotated[
@@ -64,26 +62,22 @@ def plan(
     if emit is not None:
         one_of(emit, CODE, flag="--emit")
     if source is not None:
-        _print_code_of(source, emit, ctx, repair_batchnorm=repair_batchnorm is True)
+        _print_code_of(source, emit, ctx, repair_batchnorm=bool(words.repair_batchnorm))
         return
-    from profiler.request.spec import Request
     from profiler.workflows.instrument import planned
     from profiler.workflows.planner import PlanRequest
     from profiler.workflows.planner import plan as work
 
     terminal = Terminal(is_quiet=quiet)
-    words = Request(
-        model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, repair_batchnorm=repair_batchnorm, routing=routing,
-        device=planned(device, say=terminal.say, is_estimated=routing is not None),
-    )  # fmt: skip
+    device = planned(device, say=terminal.say, is_estimated=words.routing is not None)
+    words = msgspec.structs.replace(words, strategies="none", device=device)
     request = PlanRequest(
         words=words, budget=budget, stages=stages, levels=levels, measure=measure, rounds=rounds,
         is_compared=emit is None or measure, has_recipe=emit is not None or _is_plan(output),
         has_frontier=frontier or json, typed=COMMAND.get(),
     )  # fmt: skip
     asked = _Asked(
-        frontier=frontier, emit=emit, repairs=repair_batchnorm is True, output=output, force=force, json=json
+        frontier=frontier, emit=emit, repairs=bool(words.repair_batchnorm), output=output, force=force, json=json
     )
     _refuse(request, asked)
     end_with(lambda: _print(work(request, terminal), request, asked), json=json)

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from profiler.cli import options
-from profiler.cli.added_options import Switches
+from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
 from profiler.core.errors import UserError
 from profiler.core.units import parse_bytes, parse_memory
+from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from profiler.analysis.memory_fit import Holder
 
 
 def predict(
-    model: options.Models = None,
-    segments: options.Segments = None,
-    strategies: options.Strategies = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precisions = None,
-    accumulate: options.Accumulates = None,
-    parallel: options.Parallel = None,
-    ranks: Annotated[
-        str | None, typer.Option(help="Processes that train together; predicts the one that holds most. [default: 1]")
-    ] = None,
-    blocks: options.FoundBlocks = None,
-    routing: options.Routing = None,
-    switches: Switches | None = None,
+    words: Annotated[Request, Words((*options.SWEEP, "routing", "calibrate"), model=options.Models)] = Request(),
     device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, rtx-4090, ...; cuda, an H100; or cpu")] = "cuda",
-    calibrate: Annotated[
-        bool | None,
-        typer.Option("--calibrate", help="Measure `none` here first, and use the workspaces of its operators."),
-    ] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Also rehearse every case, and show the prediction's error.")
     ] = False,
@@ -56,7 +41,6 @@ def predict(
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
     from profiler.request.device_choice import to_rehearse
-    from profiler.request.spec import Request
     from profiler.workflows.instrument import for_gpus
     from profiler.workflows.run import RunRequest, run
 
@@ -67,15 +51,11 @@ def predict(
     if fit and (json or device != "cuda"):
         flag = "--json" if json else "--device"
         raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
-    if rehearse and (fit or calibrate or device in ("cuda", "cpu")):
+    if rehearse and (fit or words.calibrate or device in ("cuda", "cpu")):
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
-    is_estimated = fit or bool(calibrate) or routing is not None
-    words = Request(
-        model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks, routing=routing,
-        calibrate=calibrate, predict=rehearse or None, **switches or {},
-        device=to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated),
-    )  # fmt: skip
+    is_estimated = fit or bool(words.calibrate) or words.routing is not None
+    device = to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated)
+    words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, terminal), json=json, holders=holders), json=json)
 
@@ -98,19 +78,7 @@ def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
 
 
 def rehearse(
-    model: options.Models = None,
-    segments: options.Segments = None,
-    strategies: options.Strategies = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precisions = None,
-    accumulate: options.Accumulates = None,
-    parallel: options.Parallel = None,
-    ranks: Annotated[
-        str | None, typer.Option(help="Processes that train together; rehearses the first. [default: 1]")
-    ] = None,
-    blocks: options.FoundBlocks = None,
-    switches: Switches | None = None,
+    words: Annotated[Request, Words(options.SWEEP, model=options.Models)] = Request(),
     device: Annotated[str, typer.Option(help="GPUs: t4, a100-80, h100, rtx-4090, ...")] = "h100",
     memory: Annotated[
         str | None, typer.Option(help="Memory of the GPU: 11GiB, or 60% of its own. [default: all of it]")
@@ -138,7 +106,6 @@ def rehearse(
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
     from profiler.request.device_choice import to_rehearse
-    from profiler.request.spec import Request
     from profiler.workflows.measured_sizes import calibrated
     from profiler.workflows.run import RunRequest, run
 
@@ -148,11 +115,7 @@ def rehearse(
         if size is not None:
             parse_bytes(size, flag=flag)
     sizes = {"memory": memory, "context": context, "cudnn_workspace": cudnn_workspace}
-    words = Request(
-        model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks, blocks=blocks,
-        **switches or {},
-        device=calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes),
-    )  # fmt: skip
+    device = calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes)
+    words = msgspec.structs.replace(words, device=device)
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
     end_with(lambda: print_run(run(request, Terminal(is_quiet=quiet)), json=json), json=json)

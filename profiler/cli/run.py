@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.added_options import Switches
+from profiler.cli.options import Words
 from profiler.cli.output import (
     COMMAND,
     Terminal,
@@ -26,6 +26,7 @@ from profiler.cli.output import (
 )
 from profiler.core.errors import UserError
 from profiler.core.units import count_text
+from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,61 +40,7 @@ TOLD = ("batch_size", "optimizer", "device", "parallel", "ranks")  # in every li
 
 
 def run(
-    model: options.Models = None,
-    segments: options.Segments = None,
-    strategies: options.Strategies = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precisions = None,
-    accumulate: options.Accumulates = None,
-    parallel: options.Parallel = None,
-    ranks: Annotated[
-        str | None, typer.Option(help="Processes that train together, each with a batch and a device. [default: 1]")
-    ] = None,
-    blocks: options.FoundBlocks = None,
-    repair_batchnorm: options.RepairBatchnorm = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "auto, cpu, cuda, cuda:N; for a GPU not here: fake:h100 predicts, rehearse:h100 rehearses. "
-                "[default: auto]"
-            )
-        ),
-    ] = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="Kinds of GPU to run on: a100,h100. For engines that have them: ray.")
-    ] = None,
-    predict: Annotated[
-        bool | None, typer.Option("--predict", help="Also predict every case, and show the error.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Folder with the MNIST IDX files; without it the batch is synthetic.")
-    ] = None,
-    verify: Annotated[
-        str | None, typer.Option(help="Compare gradients: auto, off, or strict (to the bit). [default: auto]")
-    ] = None,
-    switches: Switches | None = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds over all cases, each in fresh processes. [default: 3]")
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Timed steps per round, a fixed number. [default: as many as --precision-target needs]"),
-    ] = None,
-    precision_target: Annotated[
-        str | None, typer.Option(help="Target for the 95 % interval of the time ratio. [default: 3%]")
-    ] = None,
-    max_samples: Annotated[
-        int | None, typer.Option(help="Maximum number of timed steps per round. [default: 100]")
-    ] = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Maximum seconds of timed steps per round, after a few of them. [default: 2]")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="Warm-up steps before the timed ones, after a first one. [default: 1]")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of weights and batch. [default: 0]")] = None,
+    words: Annotated[Request, Words(options.RUN, model=options.Models)] = Request(),
     config: Annotated[Path | None, typer.Option(help="A sweep file (TOML); options given here win over it.")] = None,
     output: options.RunFolder = None,
     resume: Annotated[
@@ -131,23 +78,15 @@ def run(
 
     Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
-    from profiler.request.spec import Request
     from profiler.workflows.run import Placement, RunRequest
 
-    words = Request(
-        model=model, segments=segments, strategies=strategies, optimizer=optimizer, batch_size=batch_size,
-        device=device, gpus=gpus, data=data, verify=verify, rounds=rounds, samples=samples,
-        warmup=warmup, seed=seed, precision=precision, accumulate=accumulate, parallel=parallel, ranks=ranks,
-        blocks=blocks, repair_batchnorm=repair_batchnorm, predict=predict, precision_target=precision_target,
-        max_samples=max_samples, max_seconds=max_seconds, **switches or {},
-    )  # fmt: skip
     request = RunRequest(
         words=words, config=config, output=output, resume=resume, anew=new_run,
         exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
         placement=Placement(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard),
     )  # fmt: skip
     _refuse_without_effect(request, dry_run=dry_run, json=json)
-    request.placement.check(device=device)
+    request.placement.check(device=words.device)
     end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from profiler.cli import options
+from profiler.cli.options import Words
 from profiler.cli.output import Terminal, aside, next_command, paper, say, say_bytes
+from profiler.request.spec import Request
 
 
 def stages(
-    model: options.Model,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precision = None,
-    accumulate: options.Accumulate = None,
-    blocks: options.Blocks = None,
+    words: Annotated[Request, Words(options.STEP, model=options.Model, has_switches=False)] = Request(),
     device: options.PlannedDevice = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the costs: costs.json.")] = None,
     force: options.Force = False,
@@ -31,7 +29,6 @@ def stages(
     Example: gcprof stages transformer -o costs.json
     """
     from profiler.core.case import encode_indented
-    from profiler.request.spec import Request
     from profiler.views.export.files import refuse_output, write_whole
     from profiler.views.tables import plans
     from profiler.views.tables.evidence import SAID
@@ -41,10 +38,7 @@ def stages(
     if output is not None:
         refuse_output(output, force=force)
     screen = Terminal(is_quiet=quiet)
-    words = Request(
-        model=model, strategies="none", optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, device=planned(device, say=screen.say),
-    )  # fmt: skip
+    words = msgspec.structs.replace(words, strategies="none", device=planned(device, say=screen.say))
     with ModelOnDevice(words, screen) as asked, screen.doing("measuring each stage"):
         chain = asked.chain()
     if output is not None:

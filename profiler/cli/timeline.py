@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from profiler.cli import options, script_folder
-from profiler.cli.added_options import Switches
 from profiler.cli.explain import traced_heading
+from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
+from profiler.request.device_choice import SEVERAL
+from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,14 +27,7 @@ def timeline(
         str,
         typer.Option(help="One panel each; `gcprof strategies` lists them.", autocompletion=options.propose_strategies),
     ] = "none",
-    segments: options.Segments = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    precision: options.Precision = None,
-    accumulate: options.Accumulate = None,
-    blocks: options.Blocks = None,
-    routing: options.Routing = None,
-    switches: Switches | None = None,
+    words: Annotated[Request, Words(("segments", *options.STEP, "routing"))] = Request(),
     device: options.TracedDevice = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write: png, svg or pdf.")] = Path(
         "timeline.png"
@@ -47,16 +43,13 @@ def timeline(
     """
     from profiler.views.export.files import refuse_output
     from profiler.workflows.command_text import setting_words
-    from profiler.workflows.explain import StepRequest, followed_steps, prediction
+    from profiler.workflows.explain import StepRequest, followed_steps
 
     refuse_output(output, force=force)
     if script := script_folder.named_script(target):
         _draw_script(target, script[1], strategies=strategies, output=output, force=force)
         return
-    words = prediction(
-        strategies=strategies, segments=segments, optimizer=optimizer, batch_size=batch_size, precision=precision,
-        accumulate=accumulate, blocks=blocks, routing=routing, device=device, **switches or {},
-    )  # fmt: skip
+    words = msgspec.structs.replace(words, strategies=strategies, device=device or SEVERAL)
     steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
 
     from profiler.core import optional_deps

@@ -73,7 +73,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: str = ""  # the key in sweep files and the flag's name; "": the field's name
-    help: str = ""  # help of a switch's flag, in every command that takes `switches`; "": it has no flag
+    help: str = ""  # help of a switch's flag
     choices: tuple[str, ...] = ()  # allowed words; (): any
     least: int = 0
     most: int | None = None  # largest allowed number
@@ -101,7 +101,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
             has_column=True,
         ),
     ] = False  # zero gradients in place between steps instead of freeing them
-    repair_batchnorm: Annotated[bool, Setting()] = False
+    repair_batchnorm: Annotated[bool, Setting(help="Keep the recompute from updating BatchNorm's statistics.")] = False
     data: str = "synthetic"  # or "files", read from the directory that the command names
     verify: Annotated[str, Setting(choices=("auto", "off", "strict"))] = "auto"  # auto, off, strict
     seed: Annotated[int, Setting(most=2**63 - 1)] = 0

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,45 +31,57 @@ PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for, as words; None if not given. The keys of a sweep file are these names.
+    """What a user asks for, as words; None if not given. The names are those of flags and the keys of a sweep file.
 
-    The switches of a Case are fields too: `keep_grads`, `repair_batchnorm`, ...
+    Each has its help text. The switches of a Case are fields too: `keep_grads`, `repair_batchnorm`, ...
     """
 
     model: str | None = None
-    strategies: str | None = None
-    segments: str | None = None
-    optimizer: str | None = None
-    batch_size: str | None = None
-    precision: str | None = None
-    accumulate: str | None = None
-    parallel: str | None = None
-    ranks: str | None = None
-    blocks: str | None = None
-    routing: str | None = None
-    device: str | None = None
-    gpus: str | None = None
-    predict: bool | None = None
-    calibrate: bool | None = None
-    data: str | None = None
-    verify: str | None = None
-    rounds: int | None = None
-    samples: int | None = None
-    precision_target: str | None = None
-    max_samples: int | None = None
-    max_seconds: float | None = None
-    warmup: int | None = None
-    seed: int | None = None
+    segments: Annotated[str | None, "Numbers of segments: 1,2,4 or 1..32 or 1..32:x2."] = None
+    strategies: Annotated[str | None, "Other strategies; `gcprof strategies` lists them."] = None
+    optimizer: Annotated[str | None, "sgd, momentum, adam or adamw. [default: sgd]"] = None
+    batch_size: Annotated[str | None, "Samples per micro-batch. [default: the model's]"] = None
+    precision: Annotated[str | None, "fp32, bf16, fp16, amp-bf16, amp-fp16; several in a sweep. [default: fp32]"] = None
+    accumulate: Annotated[str | None, "Micro-batches per step: 4, or in a sweep 1,2,4. [default: 1]"] = None
+    parallel: Annotated[str | None, "How the ranks train together: ddp or fsdp2. [default: ddp]"] = None
+    ranks: Annotated[str | None, "Processes that train together, each with a batch and a device. [default: 1]"] = None
+    blocks: Annotated[
+        str | None, "Blocks to checkpoint: 'model.layers.*', or enc1,enc2,mid; `gcprof blocks` shows those found."
+    ] = None
+    routing: Annotated[
+        str | None, "Where a mixture of experts sends its tokens: balanced or worst. [default: balanced]"
+    ] = None
+    device: Annotated[
+        str | None,
+        "auto, cpu, cuda, cuda:N; for a GPU not here: fake:h100 predicts, rehearse:h100 rehearses. [default: auto]",
+    ] = None
+    gpus: Annotated[str | None, "Kinds of GPU to run on: a100,h100. For engines that have them: ray."] = None
+    predict: Annotated[bool | None, "Also predict every case, and show the error."] = None
+    calibrate: Annotated[bool | None, "Measure `none` here first, and use the workspaces of its operators."] = None
+    data: Annotated[str | None, "Folder with the MNIST IDX files; without it the batch is synthetic."] = None
+    verify: Annotated[str | None, "Compare gradients: auto, off, or strict (to the bit). [default: auto]"] = None
+    rounds: Annotated[int | None, "Rounds over all cases, each in fresh processes. [default: 3]"] = None
+    samples: Annotated[
+        int | None, "Timed steps per round, a fixed number. [default: as many as --precision-target needs]"
+    ] = None
+    precision_target: Annotated[str | None, "Target for the 95 % interval of the time ratio. [default: 3%]"] = None
+    max_samples: Annotated[int | None, "Maximum number of timed steps per round. [default: 100]"] = None
+    max_seconds: Annotated[
+        float | None, "Maximum seconds of timed steps per round, after a few of them. [default: 2]"
+    ] = None
+    warmup: Annotated[int | None, "Warm-up steps before the timed ones, after a first one. [default: 1]"] = None
+    seed: Annotated[int | None, "The seed of weights and batch. [default: 0]"] = None
 
     if TYPE_CHECKING:  # type checkers do not know the switches: any word may be one
 
         def __init__(self, **words: Any) -> None: ...
+        def __getattr__(self, switch: str) -> bool | None: ...
 
 
 if not TYPE_CHECKING:  # add the switches as fields, whose names are known only at run time
     Request = msgspec.defstruct(
         "Request",
-        [(switch.key or name, bool | None, None) for name, switch in SWITCHES.items()],
+        [(switch.key or name, Annotated[bool | None, switch.help], None) for name, switch in SWITCHES.items()],
         bases=(Request,),
         namespace={"__doc__": Request.__doc__},
         module=__name__,

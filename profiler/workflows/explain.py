@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,7 +34,7 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which steps to follow: of the model `target`, or of the cases of the run with that name."""
 
     target: str
-    words: Request  # as `prediction` makes one
+    words: Request  # with a device as it was typed
     typed: tuple[str, ...] = ()  # the words of the command line
 
 
@@ -53,11 +52,6 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
     step: FollowedStep
     explanation: Explanation
-
-
-def prediction(*, strategies: str, device: str | None, **others: Any) -> Request:
-    """Return the words of a command as a request, with the device as it was typed; `cuda` if it was not."""
-    return Request(strategies=strategies, device=device or device_choice.SEVERAL, **others)
 
 
 def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
