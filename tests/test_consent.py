@@ -13,9 +13,10 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
-from profiler.request import consent, device_choice, spec, sweep
+from profiler.request import device_choice, spec, sweep
 from profiler.request.spec import Request
 from profiler.training import distributed, models, optimizers, strategies
+from profiler.workflows import consent
 from tests import make
 
 TABLES = {
@@ -123,7 +124,7 @@ def test_every_field_of_a_case_goes_through_the_gate(field):
 
     case = msgspec.structs.replace(make.case(), **{field: hostile})
 
-    assert field in consent.unnamed([case], folder=None, named={})
+    assert field in consent.unnamed_words([case], folder=None, named={})
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,9 @@ def test_every_field_of_a_case_goes_through_the_gate(field):
 def test_a_hostile_word_in_a_field_is_told_until_it_is_typed(field: str, word: str):
     case = msgspec.structs.replace(make.case(), **{field: Choice(word) if field in TABLES else word})
 
-    assert consent.unnamed([case, make.case()], folder=None, named={}) == {field: [word]}
-    assert consent.unnamed([case], folder=None, named={field: {word}}) == {}
-    assert consent.unnamed([make.case()], folder=None, named={}) == {}
+    assert consent.unnamed_words([case, make.case()], folder=None, named={}) == {field: [word]}
+    assert consent.unnamed_words([case], folder=None, named={field: {word}}) == {}
+    assert consent.unnamed_words([make.case()], folder=None, named={}) == {}
 
 
 @pytest.mark.parametrize("key", GATED)

@@ -15,7 +15,7 @@ from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB, bytes_text
 from profiler.request.device_choice import choose_device, environment, to_rehearse
 from profiler.runs import store
-from profiler.workflows.command_text import refuse_cases
+from profiler.workflows.consent import refuse_cases
 from tests import examples, make
 from tests.program import gcprof
 

@@ -22,11 +22,13 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.slurm import Slurm, Work
+from profiler.request.spec import Request
 from profiler.runs import run_diff, store
 from profiler.runs.merge import merge
 from profiler.runs.writer import Writer
-from profiler.workflows import owed_trials, resume
-from profiler.workflows.command_text import resume_words
+from profiler.workflows import owed_trials
+from profiler.workflows.consent import resume_words
+from profiler.workflows.run import RunRequest, _refuse_changes
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read
@@ -537,9 +539,13 @@ def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path)
     before = begun(tmp_path / "run", "a GPU")
 
     for name in (None, "a GPU"):
-        resume._refuse_changes(before, None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name=name)})
+        _refuse_changes(
+            before, RunRequest(words=Request()), None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name=name)}
+        )
     with pytest.raises(UserError, match="device_name a GPU -> another"):
-        resume._refuse_changes(before, None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name="another")})
+        _refuse_changes(
+            before, RunRequest(words=Request()), None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name="another")}
+        )
 
 
 @pytest.mark.parametrize("words", [["--engine", "slurm:jobs=2"], ["--engine=slurm:jobs=2"]])

@@ -16,7 +16,7 @@ from profiler.cli.output import COLOR, COMMAND, Terminal, aside, next_command, p
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
 from profiler.request.device_choice import SEVERAL
-from profiler.request.spec import Request
+from profiler.request.spec import Request, flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,6 @@ def explain(
     """
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
-    from profiler.workflows.command_text import setting_words
     from profiler.workflows.explain import StepRequest
     from profiler.workflows.explain import explain as work
 
@@ -67,6 +66,7 @@ def explain(
         _explain_script(target, script[1], strategies=strategies or strategy, json=json)
         return
     chosen = strategies or strategy or "none"
+    typed = [*flags(words), *(["--device", device] if device else [])]
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
     explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation
@@ -77,7 +77,6 @@ def explain(
     say(explanation(why, title=title, paper=paper()))
     for remark in (*_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
-    typed = setting_words(words, device=device)
     next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
 
 

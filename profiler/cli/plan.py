@@ -12,7 +12,7 @@ from profiler.cli import options, plan_text
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, one_of, paper, say, say_bytes
 from profiler.core.errors import UserError
-from profiler.request.spec import Request
+from profiler.request.spec import Request, flags
 
 if TYPE_CHECKING:
     from profiler.planning.solver import Point
@@ -144,13 +144,12 @@ def _refuse(request: PlanRequest, asked: _Asked) -> None:
 
 
 def _refuse_without_effect(request: PlanRequest, asked: _Asked) -> None:
-    from profiler.workflows.command_text import setting_words
 
     words = request.words
-    flags = [word for word in setting_words(words, device=words.device) if word.startswith("--")]
-    flags = [word for word in flags if not (asked.emit and asked.repairs and word == "--repair-batchnorm")]
-    if words.model is None and flags:
-        raise UserError(f"{flags[0]} has no effect on costs from a file", hint="name the model, or leave it out")
+    idle = [word for word in flags(words, without=("strategies",)) if word.startswith("--")]
+    idle = [word for word in idle if not (asked.emit and asked.repairs and word == "--repair-batchnorm")]
+    if words.model is None and idle:
+        raise UserError(f"{idle[0]} has no effect on costs from a file", hint="name the model, or leave it out")
     results = {"--json": asked.json, "--frontier": asked.frontier, "-o": asked.output is not None}
     idle = [name for name, is_there in results.items() if is_there and asked.emit]
     if idle:

@@ -78,15 +78,15 @@ def run(
 
     Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
-    from profiler.workflows.run import Placement, RunRequest
+    from profiler.workflows.run import RunRequest
 
     request = RunRequest(
         words=words, config=config, output=output, resume=resume, anew=new_run,
         exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
-        placement=Placement(engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard),
+        engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard,
     )  # fmt: skip
     _refuse_without_effect(request, dry_run=dry_run, json=json)
-    request.placement.check(device=words.device)
+    request.check()
     end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
 
 
@@ -95,16 +95,15 @@ def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) ->
     idle = [flag for flag, is_given in flags.items() if is_given and dry_run]
     if idle:
         raise UserError(f"{idle[0]} has no effect with --dry-run", hint="it measures nothing; leave one of them out")
-    shard = request.placement.shard
-    if request.resume and ((request.output and not request.anew) or dry_run or shard):
-        flag = "--dry-run" if dry_run else "--shard" if shard else "--output"
+    if request.resume and ((request.output and not request.anew) or dry_run or request.shard):
+        flag = "--dry-run" if dry_run else "--shard" if request.shard else "--output"
         raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
     if request.anew and not request.resume:
         raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
 
 
 def _run(request: RunRequest, screen: Terminal, *, json: bool) -> int:
-    from profiler.workflows.resume import resume
+    from profiler.workflows.run import resume
     from profiler.workflows.run import run as start
 
     work = resume if request.resume else start
@@ -214,7 +213,7 @@ def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
 def _say_next(ran: Ran, run: Run) -> None:
     from profiler.analysis import progress, rows
     from profiler.views.plots.panels import has_plane
-    from profiler.workflows.command_text import resume_words
+    from profiler.workflows.consent import resume_words
 
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
     again = resume_words(run, COMMAND.get(), ran.data_directory)

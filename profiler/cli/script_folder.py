@@ -31,9 +31,9 @@ def refuse(output: Path | None) -> None:
 def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path | None:
     """Write the run folder of a command, and return it; None if no process of it used a GPU. Raises UserError."""
     from profiler.core.case import encode
+    from profiler.request.spec import command_line
     from profiler.runs import RESULTS, store
     from profiler.scripts import records
-    from profiler.workflows.command_text import command_line
 
     if not any(variant.processes for variant in variants):
         return None

@@ -13,7 +13,7 @@ from profiler.cli.explain import traced_heading
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, next_command
 from profiler.request.device_choice import SEVERAL
-from profiler.request.spec import Request
+from profiler.request.spec import Request, flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,13 +42,13 @@ def timeline(
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.views.export.files import refuse_output
-    from profiler.workflows.command_text import setting_words
     from profiler.workflows.explain import StepRequest, followed_steps
 
     refuse_output(output, force=force)
     if script := script_folder.named_script(target):
         _draw_script(target, script[1], strategies=strategies, output=output, force=force)
         return
+    typed = [*flags(words, without=("segments",)), *(["--device", device] if device else [])]
     words = msgspec.structs.replace(words, strategies=strategies, device=device or SEVERAL)
     steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
 
@@ -59,7 +59,6 @@ def timeline(
     panels = {str(step.case.strategy): step.followed.trace for step in steps}
     path = plot(panels, title=traced_heading(steps[0]), path=output, force=force)
     aside(f"wrote {path}")
-    typed = setting_words(words, device=device)
     next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
 
 

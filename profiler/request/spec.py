@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +29,8 @@ TABLES = {  # for the fields of a case that are Choices
     "optimizer": optimizers.TABLE,
     "parallel": distributed.TABLE,
 }
+TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis with two words
+OF_KIND = ("rounds", "samples", *sampling.UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
@@ -108,9 +112,51 @@ def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:
 
 def override(base: Request, words: Request) -> Request:
     """Return the sweep file's request, overridden by the words of the command line."""
-    given = {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
-    lost = sampling.UNTIL if "samples" in given else ("samples",) if given.keys() & set(sampling.UNTIL) else ()
-    return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **given})
+    over = given(words)
+    lost = sampling.UNTIL if "samples" in over else ("samples",) if over.keys() & set(sampling.UNTIL) else ()
+    return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **over})
+
+
+def changed(words: Request, typed: Request) -> Request:
+    """Return the words of a run, overridden by those that were typed to measure it anew.
+
+    An axis that has two words is replaced by either; words that another kind of device does not take are dropped.
+    """
+    lost = [name for pair in TOGETHER if any(getattr(typed, name) is not None for name in pair) for name in pair]
+    if (typed.device or typed.gpus) and _kind(typed) != _kind(words):
+        lost += OF_KIND
+    return override(msgspec.structs.replace(words, **dict.fromkeys(lost)), typed)
+
+
+def _kind(words: Request) -> str:
+    """Return FAKE or REHEARSE as the words' device begins with it; "" for a device that is measured on."""
+    return next((kind for kind in (FAKE, REHEARSE) if (words.device or "").startswith(kind)), "")
+
+
+def given(words: Request) -> dict[str, Any]:
+    """Return the words that were given, by name."""
+    return {name: value for name, value in msgspec.structs.asdict(words).items() if value is not None}
+
+
+def flag(name: str) -> str:
+    """A word's name as users type it: batch_size -> --batch-size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def flags(words: Request, *, without: Collection[str] = ()) -> list[str]:
+    """Return the words as they are typed, for the next command."""
+    asked = {name: value for name, value in given(words).items() if name not in without and value is not False}
+    return [part for name, value in asked.items() for part in (flag(name), *([] if value is True else [str(value)]))]
+
+
+def command_line(typed: Sequence[str]) -> str:
+    """Return the command, without secrets and with only the last name of the files and folders that options name."""
+    words = ["gcprof"]
+    for before, word in pairwise(["gcprof", *typed]):
+        alone = before in ("--data", "--config", "--output", "-o")
+        option = "" if alone else (re.match(r"--(data|config|output)=|-o=?|", word) or [""])[0]
+        words.append(option + Path(word[len(option) :]).name if alone or option else word)
+    return shlex.join(secret_filter.hide(word) for word in words)
 
 
 def check(request: Request, choose_device: Callable[[str], str]) -> CheckedRequest:
@@ -167,9 +213,9 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
 
 
 def _refuse_secrets(request: Request) -> None:
-    for name, value in msgspec.structs.asdict(request).items():
+    for name, value in given(request).items():
         if isinstance(value, str) and secret_filter.is_in(value):
-            message = f"--{name.replace('_', '-')} holds what looks like a secret, and every record would hold it too"
+            message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
             raise UserError(message, hint="let your file read it from the environment")
 
 
@@ -210,7 +256,7 @@ def _fields(request: Request) -> dict[str, Any]:
 def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any:
     """The value of a case's field, as its Setting allows. Raises UserError."""
     key = setting.key or name
-    option, value = f"--{key.replace('_', '-')}", getattr(request, key)
+    option, value = flag(key), getattr(request, key)
     if name in SWITCHES:
         return value or default
     if setting.most is not None:

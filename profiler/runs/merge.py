@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from profiler.analysis import progress
 from profiler.core import schedule
@@ -84,12 +84,14 @@ def merge(folders: Sequence[Path]) -> Merged:
     shard = _left_of_sweep(runs)
     if shard:
         remarks.append("these are not all shards of one sweep, so the merged run is partial")
+    words = runs[0].manifest.words
     return Merged(
         manifest=msgspec.structs.replace(
             runs[0].manifest,
             command=f"gcprof runs merge {' '.join(sorted(run.folder.name for run in runs))}",
             plan=tuple(plan.values()),
             sources={name: digest for run in runs for name, digest in run.manifest.sources.items()},
+            words=words if all(run.manifest.words == words for run in runs) else UNSET,
             shard=shard,
         ),
         records=tuple(kept[key].record for key in keys),

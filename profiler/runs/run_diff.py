@@ -1,17 +1,13 @@
-"""Differences from when a run began: in its settings, the user's files, versions and device."""
+"""Differences from when a run began: in the user's files, versions and device."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
-from msgspec import UNSET
 
 from profiler.core import catalogue, function_source
-from profiler.core.case import Case, Choice, Trial, as_word
+from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment
 from profiler.runs.store import Manifest
@@ -19,39 +15,9 @@ from profiler.runs.store import Manifest
 DIGITS = 16  # of a SHA-256: enough to notice a changed file
 
 
-def changes(
-    before: Manifest,
-    *,
-    environment: Environment,
-    sources: Mapping[str, str],
-    plan: tuple[Trial, ...] | None = None,
-    names: Collection[str] = (),
-) -> tuple[str, ...]:
-    """Return every difference as `name before -> now`; of plans only if one is given, in the fields `names`."""
-    return (
-        *_of_plans(before.plan, plan if plan is not None else before.plan, names),
-        *_of_files(before.sources, sources),
-        *_of_environments(before.environment, environment),
-    )
-
-
-def _of_plans(before: Iterable[Trial], now: Iterable[Trial], names: Collection[str]) -> Iterator[str]:
-    first, second = [list(plan) for plan in (before, now)]
-    if {_key(trial) for trial in first} == {_key(trial) for trial in second}:
-        return
-    differences = list(_of_fields(first, second, names))
-    yield from differences or ["other combinations of the same values"]
-
-
-def _of_fields(first: list[Trial], second: list[Trial], names: Collection[str]) -> Iterator[str]:
-    for field in filter(names.__contains__, Case.__struct_fields__):
-        old, new = [dict.fromkeys(_word(getattr(trial.case, field)) for trial in plan) for plan in (first, second)]
-        gone, come = [word for word in old if word not in new], [word for word in new if word not in old]
-        if gone or come:
-            yield f"{field.replace('_', ' ')} {', '.join(gone) or 'nothing'} -> {', '.join(come) or 'nothing besides'}"
-    rounds = [max((trial.round for trial in plan), default=0) for plan in (first, second)]
-    if "rounds" in names and rounds[0] != rounds[1]:
-        yield f"rounds {rounds[0]} -> {rounds[1]}"
+def changes(before: Manifest, *, environment: Environment, sources: Mapping[str, str]) -> tuple[str, ...]:
+    """Return every difference of files, versions and device, as `name before -> now`."""
+    return (*_of_files(before.sources, sources), *_of_environments(before.environment, environment))
 
 
 def _of_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
@@ -67,17 +33,6 @@ def _of_environments(before: Environment, now: Environment) -> Iterator[str]:
         old, new = getattr(before, name), getattr(now, name)
         if old is not None and old != new:
             yield f"{name} {old} -> {new}"
-
-
-def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
-    return trial.case, trial.round, trial.passes
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, msgspec.Struct):
-        members = msgspec.structs.asdict(value).items()
-        return " ".join(f"{name}={member}" for name, member in members if member is not UNSET)
-    return "-" if value is None or value is UNSET else as_word(value)
 
 
 def code_digests(cases: Iterable[Case]) -> dict[str, str]:

@@ -38,6 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: tuple[Trial, ...]
     environment: Environment
     sources: dict[str, str] = {}  # digests of the user's own files that the plan names
+    words: dict[str, Any] | UnsetType = UNSET  # the options that made the plan, without --data; UNSET: none did
     shard: Shard | UnsetType = UNSET  # which shard of a sweep the plan is, if it is not the whole
 
 
@@ -189,6 +190,7 @@ def create(
     command: str,
     environment: Environment,
     sources: Mapping[str, str],
+    words: dict[str, Any] | UnsetType = UNSET,
     shard: Shard | UnsetType = UNSET,
 ) -> Run:
     """Create a new run folder with its manifest, and return the run, which has no records.
@@ -197,8 +199,9 @@ def create(
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(
-        created=now, command=command, plan=plan, environment=environment, sources=dict(sources), shard=shard
-    )
+        created=now, command=command, plan=plan, environment=environment, sources=dict(sources),
+        words=words, shard=shard,
+    )  # fmt: skip
     save(folder, manifest=encode(manifest), trials=b"")
     return Run(folder=folder, manifest=manifest, records=())
 

@@ -22,7 +22,7 @@ from profiler.engines import TRACING, Engine, EngineChoice
 from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening
+from profiler.workflows.run import RunRequest, checked_on, connect, empty_text, opening, survey
 
 PATIENCE_SECONDS = 15.0  # for all predictions: those that are not done by then are reported as unknown
 NO_MATCH, WITHIN = "no blocks match", "block '"  # beginnings of what is wrong with --blocks
@@ -42,8 +42,8 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Che
     """Estimate what a run costs; `show` gets its trials first. None if its shard is empty. Raises UserError."""
     words = request.checked()
     with connect(request, spec.check(words, device_choice.any_device).trials) as engine:
-        devices = request.placement.survey(engine)
-        checked = checked_on(devices, words, request.placement.parsed_shard())
+        devices = survey(engine, request)
+        checked = checked_on(devices, words, request.parsed_shard())
         if not checked.trials:
             screen.say(empty_text(checked))
             return None
@@ -51,7 +51,7 @@ def dry_run(request: RunRequest, screen: Screen = SILENT, *, show: Callable[[Che
             screen.say(line)
         _refuse_unmatched(checked, screen)
         show(checked)
-        return estimate(checked, devices, engine, request.placement.engine)
+        return estimate(checked, devices, engine, request.engine)
 
 
 def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:

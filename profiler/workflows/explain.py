@@ -26,7 +26,7 @@ from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.command_text import refuse_cases
+from profiler.workflows.consent import refuse_cases
 from profiler.workflows.instrument import for_gpus
 
 

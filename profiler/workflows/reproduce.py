@@ -18,12 +18,11 @@ from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import evidence
 from profiler.core.user_code import shipped
 from profiler.request import device_choice, spec, sweep
-from profiler.request.spec import TABLES, Request
+from profiler.request.spec import TABLES, Request, command_line
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, Screen, owed_trials
-from profiler.workflows.command_text import command_line
 from profiler.workflows.run import opening
 
 SIZES = ("full", "cpu")

@@ -23,13 +23,12 @@ from profiler.engines import STAGE_SECONDS, TRACING, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.model_choice import optimizer_text
-from profiler.request.spec import Request
+from profiler.request.spec import Request, command_line, flags
 from profiler.runs import run_diff, store
 from profiler.runs.store import Run
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
 from profiler.workflows import SILENT, STARTING, Screen, owed_trials
-from profiler.workflows.command_text import command_line, setting_words
 
 
 class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +81,7 @@ class ModelOnDevice:
     @property
     def words(self) -> tuple[str, ...]:
         """The model and its flags as they were typed, for the next command."""
-        return (str(self._words.model), *setting_words(self._words, device=self._words.device))
+        return str(self._words.model), *flags(self._words, without=("model", "strategies"))
 
     def calibration(self) -> Calibration | None:
         """Return the hidden bytes of operators on the device, as `calibrate` measures them; measured once."""

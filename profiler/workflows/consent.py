@@ -1,13 +1,14 @@
 """Consent: a word from a file counts only if it is in gcprof's own tables, or if the user typed the same word.
 
-Run folders and sweep files may come from anyone. To decide this, nothing is imported or opened, nothing outside of the
-run folder is looked at, and no name in these files is resolved.
+Run folders and sweep files, and the code that they name, may come from anyone. To decide this, nothing is imported or
+opened, nothing outside of the run folder is looked at, and no name in these files is resolved.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 from msgspec import UNSET
 
 from profiler.core import catalogue, plan_file, safe_files
-from profiler.core.case import SETTINGS, Case, Choice, split_choices
+from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
 from profiler.core.stats import Sampling
 from profiler.request.device_choice import any_device
-from profiler.request.spec import PRECISIONS, TABLES, Request
+from profiler.request.spec import PRECISIONS, TABLES, Request, flags
+from profiler.runs.find import run_folder
+from profiler.runs.store import Run
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32
@@ -112,7 +115,9 @@ FLAGS = {
 }
 
 
-def unnamed(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+def unnamed_words(
+    cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]
+) -> dict[str, list[str]]:
     """Return the words of these cases that must be typed and were not, each once, by the field of the case.
 
     `folder` is the run folder that they are from, `named` the words that were typed, by field. Raises UserError for
@@ -145,3 +150,88 @@ def _is_plain_text(key: str, text: str) -> bool:
     if key == "blocks":
         return _is_pattern(text, None)
     return all(FIELDS[FLAGS[key]](choice, None) for choice in split_choices(text))
+
+
+def resume_words(run: Run, typed: Sequence[str] = (), data: str | None = None) -> list[str]:
+    """Return the command that resumes a run, with what the user must type again."""
+    again = _again(run, needs_naming(run))
+    return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *_engine(typed)]
+
+
+def _case_words(case: Case) -> list[str]:
+    """Return the flags of a case's settings that are not defaults, for a command that traces its model by name."""
+    usual = {
+        "optimizer": "sgd",
+        "precision": "fp32",
+        "accumulate": 1,
+        "blocks": None,
+        "routing": UNSET,
+        "device": "cuda",
+    }
+    device = case.device if case.is_rehearsed else case.foreseen.device.removeprefix(FAKE)
+    of_case = {**{name: getattr(case, name) for name in usual}, "batch_size": case.batch_size, "device": device}
+    switches = {switch.key or name: getattr(case, name) is True or None for name, switch in SWITCHES.items()}
+    words = {name: str(value) for name, value in of_case.items() if value != usual.get(name)}
+    return flags(Request(**words, **switches))
+
+
+def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
+    """Raise UserError if a word of a run's plan leads to code or files, and the user did not type it.
+
+    `named` are the words that were typed, by the field of a case. Nothing is imported or opened for this. Digests in
+    the folder are no consent: who wrote its plan could write them too.
+    """
+    unnamed = unnamed_words(_cases(run), folder=run.folder, named=named)
+    if unnamed:
+        again = _again(run, unnamed)
+        own = f"if this is your own code: {shlex.join(['gcprof', *typed, *again])}"
+        raise _refusal(unnamed, hint=own if again else "this run cannot be resumed")
+
+
+def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice], typed: Sequence[str]) -> None:
+    """Raise UserError if words of these cases of the run `target` lead to code or files; only strategies can be named.
+
+    The command that the hint names takes the model and its settings from the user, instead of from the run.
+    """
+    cases = list(cases)
+    unnamed = unnamed_words(cases, folder=run_folder(target), named={"strategy": set(named)})
+    if unnamed:
+        case = cases[0]
+        words = [str(case.model) if word == target else word for word in [*typed, *_case_words(case)]]
+        raise _refusal(unnamed, hint=f"name the model and its settings: {shlex.join(['gcprof', *words])}")
+
+
+def needs_naming(run: Run) -> dict[str, list[str]]:
+    """Return the words of a run's plan that a user must type again, by the field of a case."""
+    return unnamed_words(_cases(run), folder=run.folder, named={})
+
+
+def _cases(run: Run) -> list[Case]:
+    return list(dict.fromkeys(trial.case for trial in run.manifest.plan))
+
+
+def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the flags that name these words (--model: all models of the run); [] if a word has no flag."""
+    if unnamed.keys() - set(FLAGS.values()):
+        return []
+    words = dict(unnamed)
+    if "model" in words:
+        words["model"] = list(dict.fromkeys(str(case.model) for case in _cases(run)))
+    flags = {field: f"--{key}" for key, field in FLAGS.items()}
+    return [part for field, named in words.items() for part in (flags[field], ",".join(named))]
+
+
+def _engine(typed: Sequence[str]) -> list[str]:
+    """Return the --engine option of the command, if it has one."""
+    engines = [word for before, word in zip(["", *typed], typed, strict=False) if before == "--engine"]
+    joined = [word.partition("=")[2] for word in typed if word.startswith("--engine=")]
+    return ["--engine", (engines + joined)[-1]] if engines + joined else []
+
+
+def _refusal(unnamed: Mapping[str, Sequence[str]], *, hint: str) -> UserError:
+    field, (word, *_) = next(iter(unnamed.items()))
+    message = (
+        f"the {field} of this run is '{word}', which is not gcprof's own: gcprof does not run code just because a "
+        "run folder names it"
+    )
+    return UserError(message, hint=hint)
