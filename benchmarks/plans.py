@@ -122,7 +122,7 @@ def prove(row: Row, bare: BareLoop, rehearsing: Local, path: Path) -> Proved:
     )  # fmt: skip
     began = time.monotonic()
     try:
-        planned = plan(PlanRequest(words=words, budget=BUDGET, measure=False, is_compared=False, has_recipe=True))
+        planned = plan(PlanRequest(words=words, budget=BUDGET, measure=False, emit="python"))
     except UserError as error:
         return Proved(row=row, refused=error.message)
     took = time.monotonic() - began

@@ -99,9 +99,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
 def estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of Python estimate in this process, as tests of the estimate want; tests/test_live.py rehearses."""
     if "torch" in sys.modules:
-        from profiler.workflows.in_process import rehearsing
+        from profiler.workflows.in_process import answering
 
-        monkeypatch.setattr(rehearsing, "for_gpus", lambda word, say: to_predict(word))
+        monkeypatch.setattr(answering, "for_gpus", lambda word, say: to_predict(word))
 
 
 @pytest.fixture(autouse=True)

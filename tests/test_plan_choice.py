@@ -13,8 +13,8 @@ from profiler.planning.candidates import Way, all_stages, first, none, uniform
 from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Plan
 from profiler.planning.simulator import simulate, slower_by
-from profiler.workflows import plan_choice
-from profiler.workflows.plan_choice import ComparedPlan, choose, doubted, is_slower, sentences
+from profiler.workflows import plan_comparison
+from profiler.workflows.plan_comparison import ComparedPlan, choose, doubted, is_slower, sentences
 from tests import make
 
 MIB = 2**20
@@ -101,9 +101,9 @@ def test_what_costs_tell_from_another_way_alone_is_not_said_to_be_slower_than_th
     )
     pairs = {("all", "first(4)")}
     monkeypatch.setattr(
-        plan_choice, "_is_slower_by_costs", lambda chain, one, other: (one.way.label, other.way.label) in pairs
+        plan_comparison, "_is_slower_by_costs", lambda chain, one, other: (one.way.label, other.way.label) in pairs
     )
-    monkeypatch.setattr(plan_choice, "simplicity", lambda plan: plan.way.label != "uniform(5)")
+    monkeypatch.setattr(plan_comparison, "simplicity", lambda plan: plan.way.label != "uniform(5)")
 
     chosen = choose(plans, CHAIN, BUDGET)
 

@@ -82,39 +82,35 @@ def by_costs(plan: Plan) -> int:
     return simulate(CHAIN, plan).peak_bytes
 
 
-def fitted(engine: Scripted, folder: Path, budget: int = BUDGET, *, measure: bool = True, device: str = "cpu"):
+def fitted(engine: Scripted, budget: int = BUDGET, *, measure: bool = True, device: str = "cpu"):
     told: list[str] = []
-    found = plan_fitting.fit_plan(
-        engine, make.case(device=device), CHAIN, FRONTIER, budget_bytes=budget, path=folder / "plan.json",
-        calibration=None, measure=measure, say=told.append,
-    )  # fmt: skip
+    case = make.case(device=device)
+    steps = plan_fitting.Steps(engine, case, CHAIN, passes=("memory",) if measure else ())
+    found = plan_fitting.fit_plan(steps.run, FRONTIER, budget, is_rehearsed=case.is_rehearsed, say=told.append)
     return found, told
 
 
 @pytest.mark.slow
-def test_a_plan_that_fits_as_foreseen_is_the_one(tmp_path):
+def test_a_plan_that_fits_as_foreseen_is_the_one():
     engine = Scripted(by_costs, by_costs)
 
-    found, told = fitted(engine, tmp_path)
+    found, told = fitted(engine)
 
     point = best(FRONTIER, BUDGET)
-    assert found == plan_fitting.FittedPlan(point=point, needed_bytes=by_costs(point.plan))
+    assert (found.point, found.needed_bytes) == (point, by_costs(point.plan))
     assert told == []
     assert [predicted for predicted, _ in engine.asked] == [False]
-    assert plan_file.read(tmp_path / "plan.json").plan == engine.asked[0][1]
 
 
-def compared(engine: Comparing, folder: Path) -> plan_fitting.FittedPlan:
-    return plan_fitting.fit_plan(
-        engine, make.case(), CHAIN, FRONTIER, budget_bytes=BUDGET, path=folder / "plan.json", calibration=None,
-        measure=True, passes=plan_comparison.EXACT_PASSES,
-    )  # fmt: skip
+def compared(engine: Comparing) -> plan_fitting.TriedPlan | None:
+    steps = plan_fitting.Steps(engine, make.case(), CHAIN, passes=plan_comparison.EXACT_PASSES)
+    return plan_fitting.fit_plan(steps.run, FRONTIER, BUDGET)
 
 
-def test_a_step_whose_gradients_are_compared_gives_its_record_and_that_of_none_which_is_run_once(tmp_path):
+def test_a_step_whose_gradients_are_compared_gives_its_record_and_that_of_none_which_is_run_once():
     engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
 
-    found = compared(engine, tmp_path)
+    found = compared(engine)
 
     baseline, record = found.records
     assert baseline.case == make.case().baseline
@@ -122,22 +118,22 @@ def test_a_step_whose_gradients_are_compared_gives_its_record_and_that_of_none_w
     assert [text for _, text in engine.asked] == ["none", render(best(FRONTIER, BUDGET).plan), render(found.point.plan)]
 
 
-def test_where_none_was_lost_its_record_is_not_kept_so_that_it_is_run_again(tmp_path):
+def test_where_none_was_lost_its_record_is_not_kept_so_that_it_is_run_again():
     engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
     engine.baseline = "crashed"
 
-    assert compared(engine, tmp_path).records == ()
+    assert compared(engine).records == ()
     assert [text for _, text in engine.asked].count("none") == 2
 
 
 @pytest.mark.parametrize("measure", [True, False])
-def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(tmp_path, measure):
+def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(measure):
     more = 40 * MIB
 
     def heavy(plan: Plan) -> int:
         return by_costs(plan) + more
 
-    found, told = fitted(Scripted(heavy, heavy), tmp_path, measure=measure)
+    found, told = fitted(Scripted(heavy, heavy), measure=measure)
 
     assert found.reserve_bytes == more
     assert found.point == best(FRONTIER, BUDGET - more)
@@ -145,81 +141,77 @@ def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(tm
     assert told == (["the plan was measured at 888 MiB, by its costs 848 MiB: planning again"] if measure else [])
 
 
-def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried(tmp_path):
+def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried():
     def less(plan: Plan) -> int:
         return by_costs(plan) - 60 * MIB
 
-    found, _ = fitted(Scripted(less, less), tmp_path)
+    found, _ = fitted(Scripted(less, less))
 
     before = best(FRONTIER, BUDGET)
     assert found.point.step_seconds < before.step_seconds
     assert found.needed_bytes == less(found.point.plan) <= BUDGET < found.point.peak_bytes
-    assert plan_file.read(tmp_path / "plan.json").plan == render(found.point.plan)
 
 
-def test_where_the_fastest_needs_too_much_after_all_the_next_that_fits_is_taken(tmp_path):
+def test_where_the_fastest_needs_too_much_after_all_the_next_that_fits_is_taken():
     before, between = (best(FRONTIER, BUDGET + spare * MIB) for spare in (0, 50))
 
     def less(plan: Plan) -> int:
         return by_costs(plan) - (120 if plan == before.plan else 50) * MIB
 
-    found, _ = fitted(Scripted(less, less), tmp_path)
+    found, _ = fitted(Scripted(less, less))
 
     assert before.step_seconds > between.step_seconds > best(FRONTIER, BUDGET + 120 * MIB).step_seconds
     assert found.point == between
     assert found.needed_bytes == less(between.plan) <= BUDGET
-    assert plan_file.read(tmp_path / "plan.json").plan == render(between.plan)
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_faster_plan_that_needs_more_after_all_is_left(tmp_path):
+def test_a_faster_plan_that_needs_more_after_all_is_left():
     before = best(FRONTIER, BUDGET)
 
     def one_is_less(plan: Plan) -> int:
         return by_costs(plan) - (60 * MIB if plan == before.plan else 0)
 
-    found, told = fitted(Scripted(one_is_less, one_is_less), tmp_path)
+    found, told = fitted(Scripted(one_is_less, one_is_less))
 
     assert found.point == before
-    assert plan_file.read(tmp_path / "plan.json").plan == render(before.plan)
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     assert told == []
 
 
-def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at(tmp_path):
+def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
     rules = {render(found[1]) for kind in candidates.KINDS if (found := candidates.best_of(CHAIN, kind, BUDGET))}
 
     def only_rules(plan: Plan) -> int:
         return by_costs(plan) + (0 if render(plan) in rules else BUDGET)
 
     engine = Scripted(only_rules, only_rules)
-    words = {"budget_bytes": BUDGET, "path": tmp_path / "plan.json", "calibration": None, "measure": True}
 
-    assert fitted(engine, tmp_path)[0] is None
-    found = plan_fitting.fit_rule(engine, make.case(), CHAIN, **words)
+    def by_rules(engine: Scripted) -> plan_fitting.TriedPlan | None:
+        return plan_fitting.fit_rule(plan_fitting.Steps(engine, make.case(), CHAIN).run, CHAIN, BUDGET)
+
+    assert fitted(engine)[0] is None
+    found = by_rules(engine)
 
     assert render(found.point.plan) in rules
     assert found.by_rule
-    assert plan_file.read(tmp_path / "plan.json").plan == render(found.point.plan)
     nowhere = Scripted(by_costs, lambda plan: 2**40)
-    assert plan_fitting.fit_rule(nowhere, make.case(), CHAIN, **words) is None
+    assert by_rules(nowhere) is None
 
 
 @pytest.mark.parametrize("outcome", ["ok", "invalid"])  # other gradients are for the comparison to tell
-def test_a_measured_step_outweighs_what_was_foreseen(tmp_path, outcome):
+def test_a_measured_step_outweighs_what_was_foreseen(outcome):
     engine = Scripted(lambda plan: 2**40, by_costs)
     engine.outcome = outcome
 
-    found, _ = fitted(engine, tmp_path)
+    found, _ = fitted(engine)
 
     assert found.point == best(FRONTIER, BUDGET)
 
 
 @pytest.mark.parametrize("room", [600 * MIB, 750 * MIB, 840 * MIB])
-def test_a_plan_that_the_device_has_no_room_for_is_made_again(tmp_path, room):
+def test_a_plan_that_the_device_has_no_room_for_is_made_again(room):
     engine = Scripted(by_costs, lambda plan: by_costs(plan) if by_costs(plan) <= room else None)
 
-    found, told = fitted(engine, tmp_path)
+    found, told = fitted(engine)
 
     assert FRONTIER.peak_bytes[0] < found.point.peak_bytes <= room
     assert found.reserve_bytes == 0
@@ -227,39 +219,39 @@ def test_a_plan_that_the_device_has_no_room_for_is_made_again(tmp_path, room):
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out", "failed"])
-def test_a_step_that_ends_otherwise_is_traced(tmp_path, outcome):
+def test_a_step_that_ends_otherwise_is_traced(outcome):
     more = 40 * MIB
     engine = Scripted(lambda plan: by_costs(plan) + more, lambda plan: None, failing=outcome)
 
-    found, told = fitted(engine, tmp_path)
+    found, told = fitted(engine)
 
     assert found.point == best(FRONTIER, BUDGET - more)
     assert found.needed_bytes == found.point.peak_bytes + more
     assert told == []
 
 
-def test_without_measuring_only_traced_steps_are_asked_for(tmp_path):
+def test_without_measuring_only_traced_steps_are_asked_for():
     engine = Scripted(by_costs, lambda plan: 2**40)
 
-    found, _ = fitted(engine, tmp_path, measure=False)
+    found, _ = fitted(engine, measure=False)
 
     assert found is not None
     assert {predicted for predicted, _ in engine.asked} == {True}
 
 
-def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say(tmp_path):
-    found, _ = fitted(Scripted(lambda plan: None, by_costs), tmp_path, measure=False)
+def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say():
+    found, _ = fitted(Scripted(lambda plan: None, by_costs), measure=False)
 
     assert found.needed_bytes is None
     assert found.point == best(FRONTIER, BUDGET)
 
 
 @pytest.mark.parametrize("measure", [True, False])
-def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(tmp_path, measure):
+def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(measure):
     more = 40 * MIB
     engine = Scripted(by_costs, lambda plan: by_costs(plan) + more)
 
-    found, _ = fitted(engine, tmp_path, measure=measure, device="rehearse:t4")
+    found, _ = fitted(engine, measure=measure, device="rehearse:t4")
 
     assert found.needed_bytes == found.point.peak_bytes + more <= BUDGET
     assert {predicted for predicted, _ in engine.asked} == {False}
@@ -267,68 +259,68 @@ def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(tmp
     assert record.readings.peak_bytes == found.needed_bytes
 
 
-def test_where_one_rehearsed_step_needs_more_the_next_smaller_plan_keeps_nothing_in_reserve(tmp_path):
+def test_where_one_rehearsed_step_needs_more_the_next_smaller_plan_keeps_nothing_in_reserve():
     first = best(FRONTIER, BUDGET)
     after = best(FRONTIER, first.peak_bytes - 1)
     engine = Scripted(by_costs, lambda plan: by_costs(plan) + (200 * MIB if plan == first.plan else 0))
 
-    found, _ = fitted(engine, tmp_path, device="rehearse:t4")
+    found, _ = fitted(engine, device="rehearse:t4")
 
     assert found.point == after
     assert found.reserve_bytes == 0
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "failed", "skipped"])
-def test_a_plan_whose_rehearsed_step_fails_does_not_fit(tmp_path, outcome):
+def test_a_plan_whose_rehearsed_step_fails_does_not_fit(outcome):
     first = render(best(FRONTIER, BUDGET).plan)
     engine = Scripted(by_costs, lambda plan: None if render(plan) == first else by_costs(plan), failing=outcome)
 
-    found, told = fitted(engine, tmp_path, device="rehearse:t4")
+    found, told = fitted(engine, device="rehearse:t4")
 
     assert found.needed_bytes == found.point.peak_bytes < best(FRONTIER, BUDGET).peak_bytes
     assert "did not run" in told[0]
     nowhere = Scripted(by_costs, lambda plan: None, failing=outcome)
-    assert fitted(nowhere, tmp_path, device="rehearse:t4")[0] is None
+    assert fitted(nowhere, device="rehearse:t4")[0] is None
 
 
-def test_where_no_plan_fits_by_its_costs_the_smallest_is_tried(tmp_path):
+def test_where_no_plan_fits_by_its_costs_the_smallest_is_tried():
     smallest = FRONTIER.point(0)
     engine = Scripted(by_costs, lambda plan: by_costs(plan) - 40 * MIB)
 
-    found, _ = fitted(engine, tmp_path, smallest.peak_bytes - 30 * MIB)
-    none, _ = fitted(engine, tmp_path, smallest.peak_bytes - 50 * MIB)
+    found, _ = fitted(engine, smallest.peak_bytes - 30 * MIB)
+    none, _ = fitted(engine, smallest.peak_bytes - 50 * MIB)
 
     assert found.needed_bytes == found.point.peak_bytes - 40 * MIB <= smallest.peak_bytes - 30 * MIB
     assert none is None
     assert engine.asked[0] == engine.asked[-1] == (False, render(smallest.plan))
 
 
-def test_nothing_is_settled_where_even_the_smallest_plan_needs_more(tmp_path):
+def test_nothing_is_settled_where_even_the_smallest_plan_needs_more():
     engine = Scripted(by_costs, lambda plan: 2**40)
 
-    found, _ = fitted(engine, tmp_path)
+    found, _ = fitted(engine)
 
     assert found is None
     assert engine.asked[-1] == (False, render(FRONTIER.point(0).plan))
 
 
-def test_the_smallest_plan_is_tried_before_one_gives_up(tmp_path):
+def test_the_smallest_plan_is_tried_before_one_gives_up():
     smallest = FRONTIER.point(0)
     engine = Scripted(by_costs, lambda plan: by_costs(plan) if plan == smallest.plan else 2**40)
 
-    found, _ = fitted(engine, tmp_path)
+    found, _ = fitted(engine)
 
     assert found.point == smallest
 
 
-def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan(tmp_path):
+def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan():
     smallest = FRONTIER.point(0)
 
     def creeping(plan: Plan) -> int:
         return by_costs(plan) if plan == smallest.plan else BUDGET + 1
 
     engine = Scripted(by_costs, creeping)
-    found, _ = fitted(engine, tmp_path)
+    found, _ = fitted(engine)
 
     assert found.point == smallest
     assert len({text for _, text in engine.asked}) <= plan_fitting.TRIES

@@ -20,7 +20,7 @@ from profiler.core.record import Record
 from profiler.core.stats import Sampling, centre, num_warmup_pairs, pair_ratios, ratio_of_pairs, step_order, stop_reason
 from profiler.views.report import frontier_points
 from profiler.views.tables.columns import columns
-from profiler.workflows.plan_choice import is_slower
+from profiler.workflows.plan_comparison import is_slower
 from tests import make
 from tests.make import MIB
 

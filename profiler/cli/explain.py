@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from profiler.cli import options, script_folder
-from profiler.cli.added_options import CHOICES
+from profiler.cli import options
 from profiler.cli.options import Words
-from profiler.cli.output import COLOR, COMMAND, Terminal, aside, next_command, paper, say, say_bytes, say_json
+from profiler.cli.output import (
+    COLOR,
+    COMMAND,
+    Terminal,
+    aside,
+    next_command,
+    paper,
+    refuse_flags,
+    say,
+    say_bytes,
+    say_json,
+)
+from profiler.cli.script_folder import ON_SCRIPT, named_script, under
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, error_text
 from profiler.request.device_choice import SEVERAL
@@ -62,7 +73,7 @@ def explain(
         raise UserError("what is to be explained?", hint="gcprof explain MODEL, a run, or --snapshot FILE")
     if strategies is not None and strategy is not None:
         raise UserError("--strategy is --strategies, which is given too", hint="leave one of them out")
-    if script := script_folder.named_script(target):
+    if script := named_script(target):
         _explain_script(target, script[1], strategies=strategies or strategy, json=json)
         return
     chosen = strategies or strategy or "none"
@@ -85,8 +96,8 @@ def _explain_script(target: str, variants: Sequence[Variant], *, strategies: str
     from profiler.views.tables import script_explanation as view
 
     flags = ("--json", "--strategies", "--strategy")
-    script_folder.refuse_flags(flags, hint="gcprof explain RUN --strategies NAME; it is read, not run again")
-    chosen = script_folder.under(variants, strategies)
+    refuse_flags(flags, ON_SCRIPT, hint="gcprof explain RUN --strategies NAME; it is read, not run again")
+    chosen = under(variants, strategies)
     if json:
         say_json(view.document(chosen))
         return
@@ -99,10 +110,10 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     from profiler.views.tables import snapshot as views
     from profiler.workflows.explain import recorded
 
-    own = {"explain", "--snapshot", "--json", "--color", *CHOICES, *(f"--color={choice}" for choice in CHOICES)}
-    typed = (word for word in COMMAND.get() if Path(word.removeprefix("--snapshot=")) != path)
-    if others := [word for word in (*([target] if target else []), *typed) if word not in own]:
-        raise UserError(f"'{others[0]}' has no effect on a snapshot", hint="gcprof explain --snapshot FILE")
+    hint = "gcprof explain --snapshot FILE"
+    if target:
+        raise UserError(f"'{target}' has no effect on a snapshot", hint=hint)
+    refuse_flags(("--snapshot", "--json"), "on a snapshot", hint=hint)
     recording = recorded(path)
     if json:
         say_bytes(views.document(recording))

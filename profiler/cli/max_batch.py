@@ -10,7 +10,7 @@ import typer
 from profiler.cli import options
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
-from profiler.core.errors import UserError
+from profiler.core.errors import refuse_idle
 from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
 from profiler.request.spec import Request
 
@@ -52,8 +52,8 @@ def max_batch(
     limit = parse_memory(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
     device = to_rehearse(device or "h100") if rehearse else planned(device)
-    if rounds is not None and (not measure or (device or "").startswith(("fake:", "rehearse:"))):
-        raise UserError("--rounds has no effect where no step is timed", hint="leave it out")
+    if not measure or (device or "").startswith(("fake:", "rehearse:")):
+        refuse_idle({"--rounds": rounds is not None}, "where no step is timed", hint="leave it out")
     words = msgspec.structs.replace(words, strategies="none", device=device)
     request = MaxBatchRequest(
         words=words, strategies=tuple(strategies_of(Request(strategies=strategies), [])), limit=limit,

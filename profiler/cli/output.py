@@ -101,6 +101,16 @@ def read_run(word: str, *, without: Collection[str] = ()) -> Run:
     return run
 
 
+ANYWHERE = ("--color", "--quiet")  # flags that never lack an effect
+
+
+def refuse_flags(allowed: Collection[str], why: str, *, hint: str) -> None:
+    """Raise UserError for an option of the typed command that is none of these, and so has no effect."""
+    for flag in [word.partition("=")[0] for word in COMMAND.get() if word.startswith("-")]:
+        if flag not in (*allowed, *ANYWHERE):
+            raise UserError(f"{flag} has no effect {why}", hint=hint)
+
+
 NOTHING_KEPT = "interrupted; there was nothing yet to keep"
 SIGN_SECONDS = 10.0  # between two lines of progress, if stderr is not a terminal
 OF_RANKS = ("--ranks", "--parallel")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from profiler.views.tables.plans import Shown
-    from profiler.workflows.plan_fitting import FittedPlan
+    from profiler.workflows.plan_fitting import TriedPlan
     from profiler.workflows.planner import Planned
 
 
@@ -86,7 +86,7 @@ def say_infeasible(planned: Planned, budget: int) -> None:
         next_command("gcprof", "run", "--model", *_words_of_run(planned), "--strategies", "own")
 
 
-def facts(planned: Planned, fitted: FittedPlan) -> list[str]:
+def facts(planned: Planned, fitted: TriedPlan) -> list[str]:
     """Return lines on the plan besides its line in the table: its floor, the frontier, and what is in reserve."""
     from profiler.planning.candidates import kept_before, largest_stage
 
@@ -123,7 +123,7 @@ def unused_options(planned: Planned) -> list[str]:
 def remarks(planned: Planned) -> list[str]:
     """Return lines on failures, recomputed buffers (GCP004, once), doubtful times, the choice, and the records."""
     from profiler.views.tables.evidence import outcome
-    from profiler.workflows.plan_choice import doubted, listed, sentences
+    from profiler.workflows.plan_comparison import doubted, listed, sentences
 
     comparison = planned.comparison
     if comparison is None:

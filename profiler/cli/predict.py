@@ -11,7 +11,7 @@ from profiler.cli import options
 from profiler.cli.options import Words
 from profiler.cli.output import COMMAND, Terminal, end_with
 from profiler.cli.run import print_run
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import parse_bytes, parse_memory
 from profiler.request.spec import Request
 
@@ -46,11 +46,11 @@ def predict(
 
     terminal = Terminal(is_quiet=quiet)
     holders = _holders(device, memory, fit=fit)
-    if memory is not None and json:
-        raise UserError("--json has no effect with --memory", hint="leave one of them out")
-    if fit and (json or device != "cuda"):
-        flag = "--json" if json else "--device"
-        raise UserError(f"{flag} has no effect with --fit", hint="it looks at all GPUs; leave one of them out")
+    if memory is not None:
+        refuse_idle({"--json": json}, "with --memory")
+    if fit:
+        idle = {"--json": json, "--device": device != "cuda"}
+        refuse_idle(idle, "with --fit", hint="it looks at all GPUs; leave one of them out")
     if rehearse and (fit or words.calibrate or device in ("cuda", "cpu")):
         raise UserError("--rehearse is for one GPU, and calibrates nothing", hint="name it: --device h100")
     is_estimated = fit or bool(words.calibrate) or words.routing is not None

@@ -24,7 +24,7 @@ from profiler.cli.output import (
     say_bytes,
     shard_text,
 )
-from profiler.core.errors import UserError
+from profiler.core.errors import refuse_idle
 from profiler.core.units import count_text
 from profiler.request.spec import Request
 
@@ -85,21 +85,11 @@ def run(
         exclusive=one_of(exclusive, ("warn", "error"), flag="--exclusive") == "error", typed=COMMAND.get(),
         engine=engine, devices=devices, allow_parallel=allow_parallel, shard=shard,
     )  # fmt: skip
-    _refuse_without_effect(request, dry_run=dry_run, json=json)
     request.check()
+    if dry_run:
+        idle = {"--exclusive": request.exclusive, "--json": json, "--resume": resume}
+        refuse_idle(idle, "with --dry-run", hint="it measures nothing; leave one of them out")
     end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
-
-
-def _refuse_without_effect(request: RunRequest, *, dry_run: bool, json: bool) -> None:
-    flags = {"--exclusive": request.exclusive, "--json": json}
-    idle = [flag for flag, is_given in flags.items() if is_given and dry_run]
-    if idle:
-        raise UserError(f"{idle[0]} has no effect with --dry-run", hint="it measures nothing; leave one of them out")
-    if request.resume and ((request.output and not request.anew) or dry_run or request.shard):
-        flag = "--dry-run" if dry_run else "--shard" if request.shard else "--output"
-        raise UserError(f"{flag} has no effect with --resume", hint="a run goes on in its own folder, by its own plan")
-    if request.anew and not request.resume:
-        raise UserError("--new-run has no effect without --resume", hint="without it, every run is a new one")
 
 
 def _run(request: RunRequest, screen: Terminal, *, json: bool) -> int:

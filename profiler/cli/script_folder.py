@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from profiler.scripts.report import Variant
 
 TRIPPED = 5
-SHARED = ("--color", "--color=auto", "--color=always", "--color=never", "auto", "always", "never", "--quiet")
+ON_SCRIPT = "on a script's run"
 
 
 def refuse(output: Path | None) -> None:
@@ -149,11 +149,3 @@ def under(variants: Sequence[Variant], strategies: str | None) -> tuple[Variant,
         if name not in there:
             raise UserError(f"'{name}' is not in this run", hint=f"it has {', '.join(there)}")
     return tuple(variant for variant in variants if variant.words.get("strategy", "none") in named)
-
-
-def refuse_flags(allowed: Collection[str], *, hint: str) -> None:
-    """Raise UserError for an option of the typed command that has no effect on a script."""
-    flags = [word.partition("=")[0] for word in COMMAND.get() if word.startswith("-")]
-    for flag in flags:
-        if flag not in (*allowed, *SHARED):
-            raise UserError(f"{flag} has no effect on a script's run", hint=hint)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from profiler.cli import options, script_folder
+from profiler.cli import options
 from profiler.cli.explain import traced_heading
 from profiler.cli.options import Words
-from profiler.cli.output import COMMAND, Terminal, aside, next_command
+from profiler.cli.output import COMMAND, Terminal, aside, next_command, refuse_flags
+from profiler.cli.script_folder import ON_SCRIPT, named_script, under
 from profiler.request.device_choice import SEVERAL
 from profiler.request.spec import Request, flags
 
@@ -45,7 +46,7 @@ def timeline(
     from profiler.workflows.explain import StepRequest, followed_steps
 
     refuse_output(output, force=force)
-    if script := script_folder.named_script(target):
+    if script := named_script(target):
         _draw_script(target, script[1], strategies=strategies, output=output, force=force)
         return
     typed = [*flags(words, without=("segments",)), *(["--device", device] if device else [])]
@@ -67,9 +68,9 @@ def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, o
     from profiler.core import optional_deps
 
     flags = ("-o", "--output", "--force", "--strategies")
-    script_folder.refuse_flags(flags, hint="gcprof timeline RUN -o FILE; it is read, not run again")
+    refuse_flags(flags, ON_SCRIPT, hint="gcprof timeline RUN -o FILE; it is read, not run again")
     is_asked = any(word.startswith("--strategies") for word in COMMAND.get())
-    chosen = script_folder.under(variants, strategies if is_asked else None)
+    chosen = under(variants, strategies if is_asked else None)
     points = optional_deps.load("profiler.views.plots.script", needs="matplotlib").points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)

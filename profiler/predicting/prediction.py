@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.explanation import better_blocks
 from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
-from profiler.core.trace_data import STATIC, BlockChoice, BlockChoices, Followed, Trace, by_category, live, resting
+from profiler.core.trace_data import STATIC, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
 from profiler.predicting import device_trace, prediction_notes
@@ -149,11 +148,6 @@ def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `predict` does."""
     built, trace, _ = trace_case(case.baseline, with_saves=True, build=build)
     return _choices(built, trace)
-
-
-def better_choice(case: Case, *, build: Build | None = None) -> BlockChoice | None:
-    """Return the other block choice that would lower the peak most, if one would. Raises as `predict` does."""
-    return better_blocks(choices(case, build=build), lowers_floor=True)
 
 
 def _choices(built: Assembled, trace: Trace) -> BlockChoices:

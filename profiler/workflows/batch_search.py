@@ -19,7 +19,7 @@ from profiler.engines import Engine
 from profiler.planning.chain import with_sure_options
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import frontier
-from profiler.workflows import plan_fitting
+from profiler.workflows.plan_fitting import Steps, fit_plan
 from profiler.workflows.stages import calibrate, stages
 
 PLAN = Choice("plan")
@@ -161,38 +161,36 @@ def predict_planned(engine: Engine, case: Case, limit: int, path: Path, context_
     def smallest(batch_size: int) -> int | None:
         sized = msgspec.structs.replace(case.foreseen, batch_size=batch_size)
         chain = stages(engine, sized, None, passes=("memory",))
-        plan = plan_file_of(chain, frontier(chain).point(0).plan)
-        plan_file.write(plan, path)
 
         def need(readings: Readings) -> int | None:
             needs[batch_size] = _need(readings, sized.device, context_bytes)
             return bytes_needed(readings, sized.device, context_bytes)
 
-        traced = plan_fitting.traced_need(engine, sized, path, None, need)
-        plans[batch_size] = plan, traced
+        point = frontier(chain).point(0)
+        traced = Steps(engine, sized, chain, passes=(), need=need).run(point).needed_bytes
+        plans[batch_size] = plan_file_of(chain, point.plan), traced
         return traced
 
     batch_size = largest_that_fits(smallest, limit=limit, start=case.batch_size or 1)
     if not batch_size:
-        path.unlink(missing_ok=True)
         return Largest(strategy=PLAN, batch_size=0, one_sample=needs.get(1))
-    plan, smallest_bytes = plans[batch_size]
-    fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, path, context_bytes)
-    if fastest is None:
-        plan_file.write(plan, path)
-    predicted = smallest_bytes if fastest is None else fastest
-    return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=predicted)
+    fastest = _plan(engine, msgspec.structs.replace(case, batch_size=batch_size), limit, context_bytes)
+    plan, needed_bytes = fastest or plans[batch_size]
+    plan_file.write(plan, path)
+    return Largest(strategy=Choice.of("plan", {"file": path}), batch_size=batch_size, predicted_bytes=needed_bytes)
 
 
-def _plan(engine: Engine, case: Case, limit: int, path: Path, context_bytes: int) -> int | None:
-    """Write the fastest plan that fits to `path`; return what its traced step needs, None if none fits."""
+def _plan(engine: Engine, case: Case, limit: int, context_bytes: int) -> tuple[PlanFile, int | None] | None:
+    """Return the fastest plan that fits, and what its traced step needs; None if none fits."""
     calibration = calibrate(engine, case)
     has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
     passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest
     chain = stages(engine, case, calibration, passes=passes)
+
+    def need(readings: Readings) -> int | None:
+        return bytes_needed(readings, case.device, context_bytes)
+
+    steps = Steps(engine, case, chain, passes=(), calibration=calibration, need=need)
     points = frontier(with_sure_options(chain))
-    fitted = plan_fitting.fit_plan(
-        engine, case, chain, points, budget_bytes=limit, path=path, calibration=calibration, measure=False,
-        need=lambda readings: bytes_needed(readings, case.device, context_bytes),
-    )  # fmt: skip
-    return fitted.needed_bytes if fitted else None
+    fitted = fit_plan(steps.run, points, limit, is_rehearsed=case.is_rehearsed)
+    return (plan_file_of(chain, fitted.point.plan), fitted.needed_bytes) if fitted else None

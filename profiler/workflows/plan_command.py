@@ -17,19 +17,16 @@ from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
-from profiler.planning.solver import Frontier, Point, best, frontier
+from profiler.planning.solver import Point
 from profiler.scripts import launch
 from profiler.scripts.launch import Asked, Ended
 from profiler.scripts.report import NOT_MET, Process, Variant, phase_text
+from profiler.workflows.plan_fitting import TriedPlan, fit_plan, frontiers
 
 PLANNED = ("forward", "backward")  # phases whose memory a plan changes
 GATE = 5  # the exit code if no plan fits
 NO_GPU = 3
-TRIES = 5  # rehearsals of plans of one depth
-BOLDER = 2  # rehearsals of faster plans, where the costs are too high
-DEPTHS = (1, 2, 4, 8)  # levels of checkpoints, tried in turn unless the user says how deep
-POINTS, LONG = 1000, 200  # of the frontier of a long chain, and its stages
-ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
+ANY = 2**40  # bytes: a stand-in for a peak that is not known
 PLAN = "plan"
 Say = Callable[[str], None]
 
@@ -72,13 +69,12 @@ def plan(asked: Asked, budget: str, *, levels: int | None = None, say: Say = lam
         return msgspec.structs.replace(found, why=why)
     say("tracing a step of the model that it trains")
     module, chain = _chain(asked_whole, end)
-    with tempfile.TemporaryDirectory(prefix="gcprof-plan-") as folder:
-        search = _Search(asked, chain, budget_bytes, Path(folder) / "plan.json", say)
-        tried = search.run(levels, reserve=_beyond(whole, chain))
-    found = msgspec.structs.replace(found, module=module, num_tried=search.num_tried)
-    if tried is None:
+    search = _Search(asked, chain, budget_bytes, say)
+    fitted = search.run(levels, beyond=_beyond(whole, chain))
+    found = msgspec.structs.replace(found, module=module, num_tried=len(search.tried))
+    if fitted is None:
         return msgspec.structs.replace(found, why=search.why())
-    return msgspec.structs.replace(found, plan=plan_file_of(chain, tried.point.plan), planned=tried.variant)
+    return msgspec.structs.replace(found, plan=plan_file_of(chain, fitted.point.plan), planned=search.variant(fitted))
 
 
 def peak_bytes(variant: Variant) -> int:
@@ -195,95 +191,46 @@ def _largest_step(end: Ended) -> int:
     return int(max(later, key=lambda row: max((device[0] for device in row["devices"].values()), default=0))["step"])
 
 
-class _Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, and the command rehearsed under it."""
-
-    point: Point
-    variant: Variant
-    needed_bytes: int | None  # None where the GPU has too little memory
-    budget_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        return self.needed_bytes is not None and self.needed_bytes <= self.budget_bytes
-
-
 class _Search:
     """Rehearses the command under plans of a chain until one fits."""
 
-    def __init__(self, asked: Asked, chain: Chain, budget_bytes: int, path: Path, say: Say) -> None:
-        self._asked, self._chain, self._budget, self._path, self._say = asked, chain, budget_bytes, path, say
-        self._least: _Tried | None = None  # of plans that did not fit, what took least
-        self.num_tried = 0
+    def __init__(self, asked: Asked, chain: Chain, budget_bytes: int, say: Say) -> None:
+        self._asked, self._chain, self._budget, self._say = asked, chain, budget_bytes, say
+        self.tried: list[tuple[TriedPlan, Variant]] = []
 
-    def run(self, levels: int | None, *, reserve: int) -> _Tried | None:
-        """Return the fastest plan that fits, of as few levels as do; `reserve` is what the costs do not include."""
-        smallest: int | None = None
-        for depth in (levels,) if levels else DEPTHS:
-            points = frontier(self._chain, levels=depth, points=POINTS if len(self._chain.stages) > LONG else None)
-            if smallest is not None and points.peak_bytes[0] >= smallest:
-                return None  # no deeper plan is smaller
-            smallest = points.peak_bytes[0]
-            if tried := self._fitted(points, self._budget - reserve):
-                return self._bolder(points, tried) or tried
-        return None
+    def run(self, levels: int | None, *, beyond: int) -> TriedPlan | None:
+        """Return the fastest plan that fits, of as few levels as do; `beyond` is what the costs do not include."""
+        fitted = (fit_plan(self._try, points, self._budget, beyond=beyond) for points in frontiers(self._chain, levels))
+        return next(filter(None, fitted), None)
+
+    def variant(self, plan: TriedPlan) -> Variant:
+        """Return the command under a plan that was tried."""
+        return next(variant for tried, variant in self.tried if tried.point == plan.point)
 
     def why(self) -> str:
         """Return why no plan fits, once all have been tried."""
-        assert self._least, "the smallest plan is tried in any case"
+        least, variant = min(self.tried, key=lambda pair: pair[0].needed_bytes or ANY)
         name, _ = candidates.largest_stage(self._chain)
-        needed = self._least.needed_bytes
-        if needed is None:
-            return (
-                f"the GPU has no room for the smallest plan, of {bytes_text(self._least.point.peak_bytes)} by its costs"
-            )
-        peaks = [peak_in(self._least.variant, of_plan=of_plan) for of_plan in (True, False)]
+        if least.needed_bytes is None:
+            smallest = bytes_text(least.point.peak_bytes)
+            return f"the GPU has no room for the smallest plan, of {smallest} by its costs"
+        peaks = [peak_in(variant, of_plan=of_plan) for of_plan in (True, False)]
         _, phase = max(filter(None, peaks), key=lambda pair: pair[1].peak_bytes or 0)
         return (
-            f"the smallest plan that was rehearsed takes {bytes_text(needed)}, in {phase_text(phase)}; "
+            f"the smallest plan that was rehearsed takes {bytes_text(least.needed_bytes)}, in {phase_text(phase)}; "
             f"'{name}' sets the smallest peak of all plans"
         )
 
-    def _fitted(self, points: Frontier, limit: int) -> _Tried | None:
-        for tries_left in reversed(range(TRIES)):
-            point = (best(points, limit) if tries_left else None) or points.point(0)
-            tried = self._try(point)
-            if tried.fits:
-                return tried
-            if point.peak_bytes == points.peak_bytes[0]:
-                return None
-            short = None if tried.needed_bytes is None else tried.needed_bytes - self._budget
-            limit = (
-                (point.peak_bytes + points.peak_bytes[0]) // 2 if short is None else point.peak_bytes - max(1, short)
-            )
-        return None
-
-    def _bolder(self, points: Frontier, fitted: _Tried) -> _Tried | None:
-        """Return a faster plan that fits too, if the command takes less than the plan's costs say."""
-        better: _Tried | None = None
-        spare = self._budget - (fitted.needed_bytes or self._budget)
-        limit = fitted.point.peak_bytes + spare
-        for _ in range(BOLDER if spare > 0 else 0):
-            point = best(points, limit)
-            if point is None or point.step_seconds >= (better or fitted).point.step_seconds:
-                break
-            tried = self._try(point)
-            if tried.needed_bytes is None:
-                break
-            better = tried if tried.fits else better
-            limit = point.peak_bytes + self._budget - tried.needed_bytes - (not tried.fits)
-        return better
-
-    def _try(self, point: Point) -> _Tried:
-        plan_file.write(plan_file_of(self._chain, point.plan), self._path)
-        end, variant = _rehearsed(self._asked, str(Choice.of(PLAN, {"file": self._path})))
-        self.num_tried += 1
+    def _try(self, point: Point) -> TriedPlan:
+        with tempfile.TemporaryDirectory(prefix="gcprof-plan-") as folder:
+            path = Path(folder) / plan_file.USUAL
+            plan_file.write(plan_file_of(self._chain, point.plan), path)
+            end, variant = _rehearsed(self._asked, str(Choice.of(PLAN, {"file": path})))
         if variant.outcome not in ("ok", "out_of_memory"):
             raise _failed(end, variant)
-        needed = peak_bytes(variant) if variant.outcome == "ok" else None
-        tried = _Tried(point=point, variant=variant, needed_bytes=needed, budget_bytes=self._budget)
-        told = "runs out of memory" if needed is None else f"takes {bytes_text(needed)}"
+        has_room = variant.outcome == "ok"
+        tried = TriedPlan(point=point, needed_bytes=peak_bytes(variant) if has_room else None, has_room=has_room)
+        self.tried.append((tried, variant))
+        told = f"takes {bytes_text(peak_bytes(variant))}" if has_room else "runs out of memory"
         self._say(f"under a plan of {bytes_text(point.peak_bytes)} by its costs the command {told}")
-        if not tried.fits and (self._least is None or (needed or ANY) < (self._least.needed_bytes or ANY)):
-            self._least = tried
         return tried

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from profiler.core.case import Case
-from profiler.core.errors import UserError
-from profiler.core.record import Evidence, Record
+from profiler.core.errors import UserError, refuse_idle
+from profiler.core.record import Evidence
 from profiler.core.units import parse_budget
 from profiler.planning import candidates
 from profiler.planning import chain as chains
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, plan_file_of
-from profiler.planning.solver import Frontier, best, frontier
+from profiler.planning.solver import Frontier, best
 from profiler.request import device_choice
-from profiler.request.spec import Request
-from profiler.workflows import SILENT, Screen, plan_fitting
-from profiler.workflows.plan_choice import ComparedPlan
-from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans
-from profiler.workflows.plan_fitting import FittedPlan
+from profiler.request.spec import Request, flags
+from profiler.views.export.files import refuse_output
+from profiler.workflows import SILENT, Screen
+from profiler.workflows.plan_comparison import EXACT_PASSES, ComparedPlan, PlanComparison, compare_plans
+from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fit_plan, fit_rule, frontiers
 from profiler.workflows.stages import ModelOnDevice, OwnForm
 
 ANY = 2**40  # bytes: a stand-in for a peak that is not known yet
-DEPTHS = (1, 2, 4, 8)  # levels of checkpoints, tried in turn unless the user says how deep
-POINTS = 1000  # of a long chain's frontier
-LONG = 200  # stages
 GATE = 5  # the exit code if what was asked for cannot be had
+PICTURES = (".png", ".svg", ".pdf")
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to plan for, and what of it to measure."""
+    """What to plan for, what of it to measure, and what to show and write."""
 
     words: Request  # of the model, where there is one
     stages: Path | None = None  # costs from a file
@@ -44,17 +39,53 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     levels: int | None = None
     measure: bool = True  # steps under the plan, and under its rivals
     rounds: int | None = None
-    is_compared: bool = True  # with its rivals
-    has_recipe: bool = False  # whether the plan is written, so that every stage must have modules
-    has_frontier: bool = False  # whether the frontier is shown: then stages are timed even if no plan of them fits
+    frontier: bool = False
+    emit: str | None = None  # the kind of code to print
+    output: Path | None = None
+    force: bool = False
+    json: bool = False
     typed: tuple[str, ...] = ()  # the words of the command line
 
+    @property
+    def writes_plan(self) -> bool:
+        """Whether the output file is for the plan; else it is for the frontier."""
+        return self.output is not None and self.output.suffix.lower() == ".json"
+
     def check(self) -> None:
-        """Raises UserError for what cannot be planned, before anything is measured."""
-        if self.words.model is None and self.stages is None:
+        """Raise UserError for what is impossible or would have no effect, before anything is measured."""
+        words, is_modelled = self.words, self.words.model is not None
+        if not is_modelled and self.stages is None:
             raise UserError("plan needs a model, or costs", hint="gcprof plan transformer --budget 60%")
         if self.budget is not None:
             parse_budget(self.budget, whole_bytes=ANY)
+        elif self.emit:
+            raise UserError("--emit needs a budget", hint="--budget 60% --emit python")
+        elif not self.frontier:
+            raise UserError("plan needs a budget", hint="--budget 8GiB, --budget 60%, or --frontier for all of them")
+        if self.output is not None:
+            refuse_output(self.output, force=self.force)
+            if self.output.suffix.lower() not in (".json", ".csv", *PICTURES):
+                hint = "plan.json, or frontier.csv, .png, .svg, .pdf"
+                raise UserError(f"cannot write '{self.output.name}'", hint=hint)
+            if self.writes_plan and self.budget is None:
+                raise UserError("a plan needs a budget", hint="--budget 60% -o plan.json")
+        settings = flags(words, without=("model", "strategies", *(["repair_batchnorm"] if self.emit else [])))
+        if not is_modelled:
+            refuse_idle(
+                dict.fromkeys(settings[:1], True), "on costs from a file", hint="name the model, or leave it out"
+            )
+        if self.emit:
+            results = {"--json": self.json, "--frontier": self.frontier, "-o": self.output is not None}
+            refuse_idle(results, "with --emit", hint="it prints the code alone; leave one of them out")
+        measuring = {
+            "--no-measure": not self.measure,
+            "--rounds": self.rounds is not None,
+            "--repair-batchnorm": words.repair_batchnorm and not self.emit,
+        }
+        if not (is_modelled and self.budget):
+            refuse_idle(measuring, "where nothing is measured", hint="a model and --budget are measured")
+        if not self.measure or (words.device or "").startswith(("fake:", "rehearse:")):
+            refuse_idle({"--rounds": self.rounds is not None}, "where no time is measured", hint="leave it out")
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +99,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     none: Way
     frontier: Frontier  # of the deepest search
     budget_bytes: int | None = None
-    fitted: FittedPlan | None = None  # None without a budget, or if no plan fits it
+    fitted: TriedPlan | None = None  # None without a budget, or if no plan fits it
     comparison: PlanComparison | None = None
     better_blocks: str | None = None  # in words, if no plan fits and others have a smaller lower bound
     own: OwnForm | None = None  # the model with its own checkpoints, if no plan fits and it does
@@ -101,18 +132,21 @@ def plan(request: PlanRequest, screen: Screen = SILENT) -> Planned:
         model = stack.enter_context(ModelOnDevice(request.words, screen)) if request.words.model is not None else None
         for remark in model.remarks if model else ():
             screen.say(f"note: {remark}")
-        budget = None if request.has_frontier else request.budget
-        chain = chains.read(request.stages) if request.stages else _measured_chain(model, screen, budget)
+        if request.stages:
+            chain = chains.read(request.stages)
+        else:
+            assert model, "it was checked"
+            budget = None if request.frontier or request.json else request.budget  # all is timed where all is shown
+            chain = _measured_chain(model, screen, budget)
         if model and chain.made_for != model.title:
             message = f"'{request.stages}' has the costs of {chain.made_for or 'no known model'}, not of {model.title}"
             raise UserError(message, hint="leave out --stages, or write them anew with `gcprof stages`")
         for note in chain.notes if request.stages else ():
             screen.say(f"note: {note}")
-        return _Planning(chain, model, request, screen).go()
+        return _planned(chain, model, request, screen)
 
 
-def _measured_chain(model: ModelOnDevice | None, screen: Screen, budget: str | None) -> Chain:
-    assert model
+def _measured_chain(model: ModelOnDevice, screen: Screen, budget: str | None) -> Chain:
     is_traced = model.case.is_predicted or device_choice.is_hollow(model.case.device, model.devices)
     doing = "tracing each stage" if is_traced else "measuring each stage"
     screen.say(doing)
@@ -120,98 +154,83 @@ def _measured_chain(model: ModelOnDevice | None, screen: Screen, budget: str | N
         return model.chain(budget)
 
 
-class _Planning:
-    """Plans for one chain, with its model if there is one."""
-
-    def __init__(self, chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> None:
-        self.chain, self.model, self.request, self.screen = chain, model, request, screen
-
-    def go(self) -> Planned:
-        """Return the frontier; with a budget, also the plan that fits; and if asked for, its comparison with others."""
-        request, model, none = self.request, self.model, candidates.none(self.chain)
-        if model or request.has_recipe:
-            plan_file_of(self.chain, none.plan)  # refuse stages without known blocks before any work
-        planned = Planned(
-            chain=self.chain,
-            case=model.case if model else None,
-            evidence=model.evidence if model else None,
-            title=model.heading if model else request.stages.name if request.stages else "",
-            words=model.words if model else (),
-            none=none,
-            frontier=self._frontier(chains.with_sure_options(self.chain), request.levels or DEPTHS[0]),
-        )
-        if request.budget is None:
-            return planned
-        budget = parse_budget(request.budget, whole_bytes=candidates.whole_bytes(self.chain))
-        points, fitted = self._found(budget, planned.frontier)
-        planned = msgspec.structs.replace(planned, budget_bytes=budget, frontier=points, fitted=fitted)
-        if fitted is None:
-            better = model.better_blocks(points.peak_bytes[0]) if model else None
-            own = model.own_form(budget, measure=request.measure) if model else None
-            return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
-        if not request.is_compared:
-            return planned
-        comparison = self._comparison(candidates.ways(self.chain, fitted.point, budget), budget, fitted.records)
-        return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
-
-    def _frontier(self, chain: Chain, levels: int) -> Frontier:
-        with self.screen.doing(f"looking for the fastest plans, {levels} deep"):
-            return frontier(chain, levels=levels, points=POINTS if len(chain.stages) > LONG else None)
-
-    def _found(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
-        """Find a plan as `_fitted` does; if nothing fits, with all save options, and then by rules."""
-        points, fitted = self._fitted(budget, points)
-        if fitted is None and points.chain != self.chain:  # when it runs, an option may need less than a checkpoint
-            points, fitted = self._fitted(budget, self._frontier(self.chain, self.request.levels or DEPTHS[0]))
-        if fitted is None and self.model is not None and points.peak_bytes[0] <= budget:
-            fitted = self._by_steps(plan_fitting.fit_rule, self.model, budget)
-        elif fitted is not None and self.model is not None and self.model.case.is_rehearsed:
-            by_costs = best(points, candidates.cost_limit(self.chain, budget))
-            if by_costs and fitted.point.step_seconds > by_costs.step_seconds:  # what the costs prefer did not fit
-                rule = self._by_steps(plan_fitting.fit_rule, self.model, budget)
-                fitted = rule if rule and rule.point.step_seconds < fitted.point.step_seconds else fitted
-        return points, fitted
-
-    def _fitted(self, budget: int, points: Frontier) -> tuple[Frontier, FittedPlan | None]:
-        """Return the fastest plan that fits, of these or deeper ones, and the frontier that it is on."""
-        _, floor = candidates.largest_stage(self.chain)
-        fitted = self._fit(budget, points)
-        for levels in () if self.request.levels else DEPTHS[1:]:
-            if fitted is not None or points.peak_bytes[0] <= floor or floor > budget:
-                break  # no deeper one is lower, or low enough
-            points = self._frontier(points.chain, levels)
-            fitted = self._fit(budget, points)
-        return points, fitted
-
-    def _fit(self, budget: int, points: Frontier) -> FittedPlan | None:
-        """Return the plan that fits by its costs or its step; None below the lower bound, where there are no times."""
-        if self.model is None:
-            point = best(points, candidates.cost_limit(self.chain, budget))
-            return FittedPlan(point=point, needed_bytes=None) if point else None
-        if candidates.largest_stage(self.chain)[1] > budget:
-            return None
-        return self._by_steps(partial(plan_fitting.fit_plan, frontier=points, say=self.screen.say), self.model, budget)
-
-    def _by_steps(self, fit: Callable[..., FittedPlan | None], model: ModelOnDevice, budget: int) -> FittedPlan | None:
-        request = self.request
-        is_row = request.measure and request.is_compared and model.evidence == "measured"  # of the comparison
-        with tempfile.TemporaryDirectory() as folder:
-            return fit(
-                model.engine,
-                model.case,
-                self.chain,
-                budget_bytes=budget,
-                path=Path(folder) / "plan.json",
-                calibration=model.calibration(),
-                measure=request.measure and not model.case.is_predicted,
-                passes=EXACT_PASSES if is_row else plan_fitting.MEMORY,
-            )
-
-    def _comparison(self, ways: tuple[Way, ...], budget: int, fitted: Sequence[Record]) -> PlanComparison:
-        request = self.request
-        if self.model is None or (self.model.case.is_rehearsed and not request.measure):
-            return PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
-        return compare_plans(
-            self.model, self.chain, ways, budget_bytes=budget, measure=request.measure,
-            rounds=request.rounds, typed=request.typed, fitted=fitted,
+def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, screen: Screen) -> Planned:
+    """Return the frontier; with a budget, also the plan that fits; and if asked for, its comparison with others."""
+    none = candidates.none(chain)
+    if model or request.emit or request.writes_plan:
+        plan_file_of(chain, none.plan)  # refuse stages without known blocks before any work
+    budget = fitted = None
+    if request.budget is None:
+        points = next(frontiers(chains.with_sure_options(chain), request.levels or 1, screen.doing))
+    else:
+        budget = parse_budget(request.budget, whole_bytes=candidates.whole_bytes(chain))
+        points, fitted = _fitted(chain, model, request, budget, screen)
+    planned = Planned(
+        chain=chain,
+        case=model.case if model else None,
+        evidence=model.evidence if model else None,
+        title=model.heading if model else request.stages.name if request.stages else "",
+        words=model.words if model else (),
+        none=none,
+        frontier=points,
+        budget_bytes=budget,
+        fitted=fitted,
+    )
+    if budget is None:
+        return planned
+    if fitted is None:
+        better = model.better_blocks(points.peak_bytes[0]) if model else None
+        own = model.own_form(budget, measure=request.measure) if model else None
+        return msgspec.structs.replace(planned, better_blocks=better, own=own, exit_code=GATE)
+    if request.emit and not request.measure:
+        return planned
+    ways = candidates.ways(chain, fitted.point, budget)
+    if model is None or (model.case.is_rehearsed and not request.measure):
+        comparison = PlanComparison(plans=tuple(ComparedPlan(way=way) for way in ways))
+    else:
+        comparison = compare_plans(
+            model, chain, ways, budget_bytes=budget, measure=request.measure, rounds=request.rounds,
+            typed=request.typed, fitted=fitted.records,
         )  # fmt: skip
+    return msgspec.structs.replace(planned, comparison=comparison, exit_code=comparison.exit_code)
+
+
+def _fitted(
+    chain: Chain, model: ModelOnDevice | None, request: PlanRequest, budget: int, screen: Screen
+) -> tuple[Frontier, TriedPlan | None]:
+    """Return the fastest plan that fits, and the frontier that it is on, or the last that was looked at.
+
+    Options that may be no faster than a checkpoint are left out first; if nothing fits, they are tried, and then rules.
+    """
+    _, floor = candidates.largest_stage(chain)
+    passes = EXACT_PASSES if model and model.evidence == "measured" else MEMORY  # those of the comparison's rows
+    if model and (not request.measure or model.case.is_predicted):
+        passes = ()
+    steps = model and Steps(model.engine, model.case, chain, passes=passes, calibration=model.calibration())
+
+    def fit(points: Frontier) -> TriedPlan | None:
+        if steps is None or model is None:
+            point = best(points, candidates.cost_limit(chain, budget))
+            return TriedPlan(point=point) if point else None
+        if floor > budget:
+            return None
+        return fit_plan(steps.run, points, budget, is_rehearsed=model.case.is_rehearsed, say=screen.say)
+
+    sure = chains.with_sure_options(chain)
+    for candidate in (sure, *([chain] if sure != chain else [])):  # an option may need less than a checkpoint does
+        for points in frontiers(candidate, request.levels, screen.doing):
+            fitted = fit(points)
+            if fitted or floor > budget:
+                break
+        if fitted:
+            break
+    if steps is None or model is None:
+        return points, fitted
+    if fitted is None and points.peak_bytes[0] <= budget:
+        return points, fit_rule(steps.run, chain, budget)
+    if fitted is not None and model.case.is_rehearsed:
+        by_costs = best(points, candidates.cost_limit(chain, budget))
+        if by_costs and fitted.point.step_seconds > by_costs.step_seconds:  # what the costs prefer did not fit
+            rule = fit_rule(steps.run, chain, budget)
+            fitted = rule if rule and rule.point.step_seconds < fitted.point.step_seconds else fitted
+    return points, fitted

@@ -14,7 +14,7 @@ from profiler import engines
 from profiler.analysis import progress, rows
 from profiler.core import catalogue, function_source, gpu_kinds, schedule
 from profiler.core.case import FAKE, Case, Trial, split_choices
-from profiler.core.errors import UserError
+from profiler.core.errors import UserError, refuse_idle
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.schedule import Shard
@@ -50,13 +50,21 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise UserError for words that cannot go together."""
-        if self.devices is not None and self.words.device is not None:
-            raise UserError("--devices has no effect with --device", hint="leave one of them out")
-        if self.devices is not None and engines.EngineChoice(self.engine).name not in engines.HERE:
-            hint = "it has devices of its own; leave one of them out"
-            raise UserError(f"--devices has no effect with --engine {self.engine}", hint=hint)
-        if self.allow_parallel and self.devices is None:
-            raise UserError("--allow-parallel has no effect without --devices", hint="--devices 0,0 names one twice")
+        devices = {"--devices": self.devices is not None}
+        if self.words.device is not None:
+            refuse_idle(devices, "with --device")
+        if engines.EngineChoice(self.engine).name not in engines.HERE:
+            refuse_idle(
+                devices, f"with --engine {self.engine}", hint="it has devices of its own; leave one of them out"
+            )
+        if self.devices is None:
+            parallel = {"--allow-parallel": self.allow_parallel}
+            refuse_idle(parallel, "without --devices", hint="--devices 0,0 names one twice")
+        if self.resume:
+            idle = {"--shard": self.shard, "--output": self.output and not self.anew}
+            refuse_idle(idle, "with --resume", hint="a run goes on in its own folder, by its own plan")
+        elif self.anew:
+            refuse_idle({"--new-run": True}, "without --resume", hint="without it, every run is a new one")
 
     def checked(self) -> Request:
         """Return the sweep file with the words over it. Raises UserError for what the file may not say by itself."""
@@ -111,7 +119,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
     is_complete = words is None and not request.anew and not _owed(before)
     if not is_complete:
         consent.refuse_unnamed(before, _named_words(before, request.words), request.typed)
-    refuse_idle(before.manifest.plan, exclusive=request.exclusive)
+    refuse_exclusive(before.manifest.plan, exclusive=request.exclusive)
     if request.anew:
         store.refuse_existing(request.output or RESULTS / "new")
     else:
@@ -165,7 +173,7 @@ def empty_text(checked: CheckedRequest) -> str:
 
 def connect(request: RunRequest, trials: Sequence[Trial]) -> Engine:
     """Return the engine for these trials; a wrong request is refused first, before torch is imported."""
-    refuse_idle(trials, exclusive=request.exclusive)
+    refuse_exclusive(trials, exclusive=request.exclusive)
     store.refuse_existing(request.output or RESULTS / "new")
     request.parsed_shard()
     return engines.connect(request.engine, plan=trials)
@@ -196,10 +204,10 @@ def checked_on(devices: Mapping[str, Environment], words: Request, shard: Shard 
     return spec.part_of(checked, shard) if shard else checked
 
 
-def refuse_idle(trials: Iterable[Trial], *, exclusive: bool) -> None:
+def refuse_exclusive(trials: Iterable[Trial], *, exclusive: bool) -> None:
     """Raise UserError if the device must be exclusive, but nothing is measured on it."""
-    if exclusive and all(trial.case.is_predicted for trial in trials):
-        raise UserError("--exclusive has no effect on a prediction", hint="nothing is measured; leave it out")
+    if all(trial.case.is_predicted for trial in trials):
+        refuse_idle({"--exclusive": exclusive}, "on a prediction", hint="nothing is measured; leave it out")
 
 
 def _in_folder(

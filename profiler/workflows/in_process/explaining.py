@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from profiler.analysis.explanation import explain as explain_trace
-from profiler.core.case import FAKE, Case, Trial, split_choices
+from profiler.core.case import FAKE, Case, split_choices
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
-from profiler.engines import Engine
-from profiler.predicting.prediction import follow_case
 from profiler.views.tables.columns import batch as batch_text
 from profiler.views.tables.columns import optimizer as optimizer_text
 from profiler.views.tables.evidence import device_word
-from profiler.workflows.explain import followed
-from profiler.workflows.in_process.arguments import Model, predicted, undisturbed
-from profiler.workflows.in_process.rehearsing import named, rehearsed
+from profiler.workflows.in_process.answering import Source, answer, named
+from profiler.workflows.in_process.arguments import Model
 from profiler.workflows.in_process.results import StepExplanation, Timeline
 from profiler.workflows.in_process.trials import under
 
@@ -109,36 +105,18 @@ def _steps(
 ) -> tuple[list[tuple[Case, Followed]], str]:
     """Return the cases of these strategies, each with its step, and why they are estimated if they could be rehearsed.
 
-    `model` and `words` are as of `rehearsed`. With choices, the first step also has what other blocks come to.
+    `model` and `words` are as of `answer`. With choices, the first step also has what other blocks come to.
     """
 
-    def ask(engine: Engine, case: Case) -> list[tuple[Case, Followed]]:
-        def follow(trial: Trial, *, with_choices: bool) -> Followed:
-            return followed(engine, trial, with_choices=with_choices)
+    def ask(source: Source, case: Case) -> list[tuple[Case, Followed]]:
+        steps = []
+        for place, strategy in enumerate(strategies):
+            with under(case, strategy) as (chosen, shown):
+                step = source.followed(chosen, with_choices=with_choices and not place)
+                steps.append((named(shown, model[0]), step))
+        return steps
 
-        steps = _followed(case, strategies, follow, with_choices=with_choices)
-        return [(named(case, model[0]), step) for case, step in steps]
-
-    steps, why = rehearsed(ask, *model, **words)
-    return steps or _estimated(strategies, *model, with_choices=with_choices, **words), why
-
-
-@undisturbed
-def _estimated(
-    strategies: Sequence[str | PlanFile | Path], *model: Any, with_choices: bool, **words: Any
-) -> list[tuple[Case, Followed]]:
-    case, fresh = predicted(*model, **words)
-    return _followed(case, strategies, partial(follow_case, build=fresh), with_choices=with_choices)
-
-
-def _followed(
-    case: Case, strategies: Sequence[str | PlanFile | Path], follow: Callable[..., Followed], *, with_choices: bool
-) -> list[tuple[Case, Followed]]:
-    steps = []
-    for place, strategy in enumerate(strategies):
-        with under(case, strategy) as (chosen, shown):
-            steps.append((shown, follow(Trial(case=chosen), with_choices=with_choices and not place)))
-    return steps
+    return answer(ask, *model, **words)
 
 
 def _title(case: Case, followed: Followed, strategy: list[str]) -> str:

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from profiler.analysis.explanation import better_blocks
-from profiler.core import plan_file
-from profiler.core.case import FAKE, Case, Trial
+from profiler.core.case import FAKE, Case
 from profiler.core.errors import UserError
-from profiler.core.record import Record
-from profiler.core.trace_data import BlockChoice
 from profiler.core.units import bytes_text, parse_budget
-from profiler.engines import Engine
 from profiler.planning import candidates, solver
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
-from profiler.predicting.prediction import better_choice
-from profiler.predicting.prediction import predict as predict_trial
-from profiler.predicting.staging.stages import stages
-from profiler.predicting.traced_case import known_rates
 from profiler.request.model_choice import optimizer_text
-from profiler.training.assemble import Build
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.plans import workspace_text
-from profiler.workflows import plan_fitting
-from profiler.workflows.in_process.arguments import Model, predicted, undisturbed
-from profiler.workflows.in_process.rehearsing import named, rehearsed
+from profiler.workflows.in_process.answering import Source, answer, named
+from profiler.workflows.in_process.arguments import Model
 from profiler.workflows.in_process.results import Found, Plan
-from profiler.workflows.planner import DEPTHS, GATE, LONG, POINTS
-from profiler.workflows.stages import block_choices
-from profiler.workflows.stages import stages as stages_of
+from profiler.workflows.plan_fitting import Steps, fit_plan, frontiers
+from profiler.workflows.planner import GATE
 
 
 def plan(
@@ -78,34 +64,28 @@ def plan(
         module, batch, loss = build()
         profiler.apply(module, plan)
     """
-    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
 
-    def ask(engine: Engine, case: Case) -> Plan:
-        return _planned(engine, case, stages_of(engine, case, None), budget, named(case, build))
+    def ask(source: Source, case: Case) -> Plan:
+        return _planned(source, case, budget, named(case, build))
 
-    made, _ = rehearsed(ask, build, batch, loss, optimizer, **words)
-    return made or _estimated(budget, build, batch, loss, optimizer, **words)
-
-
-@undisturbed
-def _estimated(budget: str | int, *model: Any, **words: Any) -> Plan:
-    case, fresh = predicted(*model, **words)
-    engine: Any = _InThisProcess(fresh)  # as far as traced steps need one
-    return _planned(engine, case, _chain(case, fresh), budget, case)
+    made, _ = answer(ask, build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed)
+    return made
 
 
-def _planned(engine: Engine, case: Case, chain: Chain, budget: str | int, shown: Case) -> Plan:
-    """Return the plan for the case's chain; `shown` is the case as its title has it."""
+def _planned(source: Source, case: Case, budget: str | int, shown: Case) -> Plan:
+    """Return the plan for the case; `shown` is the case as its title has it."""
+    chain = source.chain(case)
     budget_bytes = _budget_bytes(budget, whole_bytes=candidates.whole_bytes(chain))
-    name, floor = candidates.largest_stage(chain)
-    points = POINTS if len(chain.stages) > LONG else None
-    for levels in DEPTHS:
-        frontier = solver.frontier(chain, levels=levels, points=points)
-        if point := _fitted(engine, case, chain, frontier, budget_bytes):
+    engine: Any = source  # as far as steps need one
+    steps = Steps(engine, case, chain, passes=())
+    for frontier in frontiers(chain):
+        if fitted := fit_plan(steps.run, frontier, budget_bytes, is_rehearsed=case.is_rehearsed):
+            point = fitted.point
             return Plan.of(plan_file_of(chain, point.plan), _found(shown, chain, frontier, point, budget_bytes))
-        if frontier.peak_bytes[0] <= floor:
-            break  # deeper plans are no smaller
-    better = engine.better_choice(case) if isinstance(engine, _InThisProcess) else _better_choice(engine, case)
+    name, floor = candidates.largest_stage(chain)
+    better = None
+    with suppress(UserError):
+        better = better_blocks(source.choices(case), lowers_floor=True)
     smallest = f"the smallest peak is about {bytes_text(frontier.peak_bytes[0])}"
     pattern = f"with blocks='{better.pattern}'" if better and better.pattern else "without blocks"
     others = f"{pattern} the floor is {bytes_text(better.floor_bytes)}; " if better else ""
@@ -114,48 +94,12 @@ def _planned(engine: Engine, case: Case, chain: Chain, budget: str | int, shown:
     raise UserError(message, hint=others + lower, exit_code=GATE)
 
 
-def _chain(case: Case, fresh: Build | None) -> Chain:
-    """Return the stages of the model; for a device of unknown speed, each block's forward takes 1, its backward 2."""
-    if known_rates(case.device):
-        return stages(Trial(case=case), build=fresh)
-    chain = stages(Trial(case=case, passes=("memory",)), build=fresh)
-    counted = (
-        msgspec.structs.replace(
-            stage,
-            forward_seconds=len(stage.blocks),
-            backward_seconds=2 * len(stage.blocks),
-            early_stop_seconds=None,  # a recompute takes as long as a forward
-            inner_recompute_seconds=None,
-        )
-        for stage in chain.stages
-    )
-    return msgspec.structs.replace(chain, stages=tuple(counted))
-
-
 def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
     if isinstance(budget, str):
         return parse_budget(budget, whole_bytes=whole_bytes)
     if budget < 1:
         raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
     return budget
-
-
-def _fitted(
-    engine: Engine, case: Case, chain: Chain, frontier: solver.Frontier, budget_bytes: int
-) -> solver.Point | None:
-    """Return the fastest plan of a frontier whose step fits, rehearsed or traced; None if none does."""
-    with TemporaryDirectory() as folder:
-        fitted = plan_fitting.fit_plan(
-            engine,
-            case,
-            chain,
-            frontier,
-            budget_bytes=budget_bytes,
-            path=Path(folder) / plan_file.USUAL,
-            calibration=None,
-            measure=case.is_rehearsed,
-        )
-    return fitted.point if fitted else None
 
 
 def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:
@@ -170,24 +114,3 @@ def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Po
         ways=candidates.ways(chain, point, budget_bytes),
         none=candidates.none(chain),
     )
-
-
-def _better_choice(engine: Engine, case: Case) -> BlockChoice | None:
-    """Return the other blocks with the lowest floor, by a rehearsed step; None if none is lower, or none is known."""
-    try:
-        return better_blocks(block_choices(engine, case), lowers_floor=True)
-    except UserError:
-        return None
-
-
-class _InThisProcess:
-    """Predicts trials of one model in this process, where an engine would start one for each."""
-
-    def __init__(self, build: Build | None) -> None:
-        self._build = build
-
-    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
-        return (predict_trial(trial, build=self._build) for trial in trials)
-
-    def better_choice(self, case: Case) -> BlockChoice | None:
-        return better_choice(case, build=self._build)

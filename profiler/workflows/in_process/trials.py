@@ -14,22 +14,14 @@ import torch
 from profiler.core import catalogue, plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Record
-from profiler.engines import Engine
+from profiler.core.record import Note, Record
 from profiler.measuring.trial import measure as measure_trial
-from profiler.predicting.prediction import predict as predict_trial
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training import strategies
 from profiler.training.models.user import as_workload
-from profiler.workflows.in_process.arguments import (
-    Model,
-    case_of,
-    factory,
-    predicted,
-    undisturbed,
-)
-from profiler.workflows.in_process.rehearsing import named, record_of, rehearsed, with_reason
+from profiler.workflows.in_process.answering import Source, answer, named
+from profiler.workflows.in_process.arguments import Model, case_of, factory, undisturbed
 
 
 @undisturbed
@@ -75,12 +67,12 @@ def measure(
     make = factory(build, batch, loss)
     made = None if make is None else lambda: as_workload(make())
 
-    with under(checked, strategy) as (case, named):
+    with under(checked, strategy) as (case, shown):
         trial = Trial(case=case, passes=PASSES)
         if case != case.baseline:
             equality = measure_trial(Trial(case=case.baseline, passes=("equality",)), build=made).equality
             trial = msgspec.structs.replace(trial, digests=equality.digests if equality else None)
-        return msgspec.structs.replace(measure_trial(trial, build=made), case=named)
+        return msgspec.structs.replace(measure_trial(trial, build=made), case=shown)
 
 
 def predict(
@@ -121,22 +113,15 @@ def predict(
         before = profiler.predict(build, device="h100", precision="bf16").readings.peak_bytes
         after = profiler.predict(build, "segments:k=4", device="h100", precision="bf16").readings.peak_bytes
     """
-    model = (build, batch, loss, optimizer)
-    words: dict[str, Any] = {"device": device, "precision": precision, "blocks": blocks, "seed": seed}
 
-    def ask(engine: Engine, case: Case) -> Record:
+    def ask(source: Source, case: Case) -> Record:
         with under(case, strategy) as (chosen, shown):
-            return msgspec.structs.replace(record_of(engine, chosen), case=named(shown, build))
+            return msgspec.structs.replace(source.record(chosen), case=named(shown, build))
 
-    record, why = rehearsed(ask, *model, **words)
-    return record or with_reason(_estimated(model, strategy, **words), why)
-
-
-@undisturbed
-def _estimated(model: tuple[Any, ...], strategy: str | PlanFile | Path, **words: Any) -> Record:
-    case, fresh = predicted(*model, **words)
-    with under(case, strategy) as (chosen, shown):
-        return msgspec.structs.replace(predict_trial(Trial(case=chosen), build=fresh), case=shown)
+    record, why = answer(
+        ask, build, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
+    )
+    return msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP068", text=why))) if why else record
 
 
 @contextmanager

@@ -1,0 +1,163 @@
+"""Answers for a caller's model: rehearsed in a process of its own where PyTorch can run there, else estimated here."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import msgspec
+from torch import nn
+
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.errors import Unsupported, UserError
+from profiler.core.record import Record
+from profiler.core.trace_data import BlockChoices, Followed
+from profiler.engines import Engine, local
+from profiler.planning.chain import Chain
+from profiler.predicting import prediction
+from profiler.predicting.staging.stages import stages
+from profiler.predicting.traced_case import known_rates
+from profiler.request import device_choice
+from profiler.request.spec import Request
+from profiler.training.assemble import Build
+from profiler.training.models import live
+from profiler.workflows.explain import followed
+from profiler.workflows.in_process.arguments import (
+    Model,
+    case_of,
+    factory,
+    in_words_of_python,
+    name_of,
+    predicted,
+    undisturbed,
+)
+from profiler.workflows.in_process.packing import pack
+from profiler.workflows.instrument import for_gpus
+from profiler.workflows.planner import GATE
+from profiler.workflows.stages import block_choices
+from profiler.workflows.stages import stages as stages_of
+
+OUTCOMES = ("ok", "out_of_memory")  # of steps that the device decided
+T = TypeVar("T")
+_engines: dict[int, local.Local] = {}  # by process: one that is forked has none
+
+
+class Rehearsed:
+    """Answers by an engine, which runs every step on a hollow GPU in another process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.run, self.choices = engine.run, lambda case: block_choices(engine, case)
+
+    def record(self, case: Case) -> Record:
+        """Return the record of a case. Raises Unsupported if its step did not come to its end."""
+        (record,) = self._engine.run([Trial(case=case)])
+        if record.outcome not in OUTCOMES:
+            raise Unsupported(record.detail or record.outcome)
+        return record
+
+    def followed(self, case: Case, *, with_choices: bool) -> Followed:
+        return followed(self._engine, Trial(case=case), with_choices=with_choices)
+
+    def chain(self, case: Case) -> Chain:
+        return stages_of(self._engine, case, None)
+
+
+class Estimated:
+    """Answers by steps that are traced in this process; `build` makes the model, if it is no word."""
+
+    def __init__(self, build: Build | None) -> None:
+        self._build = build
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Record]:
+        return (prediction.predict(trial, build=self._build) for trial in trials)
+
+    def record(self, case: Case) -> Record:
+        return prediction.predict(Trial(case=case), build=self._build)
+
+    def followed(self, case: Case, *, with_choices: bool) -> Followed:
+        return prediction.follow_case(Trial(case=case), with_choices=with_choices, build=self._build)
+
+    def choices(self, case: Case) -> BlockChoices:
+        return prediction.choices(case, build=self._build)
+
+    def chain(self, case: Case) -> Chain:
+        """Return the stages; for a device of unknown speed, each block's forward takes 1, its backward 2."""
+        if known_rates(case.device):
+            return stages(Trial(case=case), build=self._build)
+        chain = stages(Trial(case=case, passes=("memory",)), build=self._build)
+        counted = (
+            msgspec.structs.replace(
+                stage,
+                forward_seconds=len(stage.blocks),
+                backward_seconds=2 * len(stage.blocks),
+                early_stop_seconds=None,  # a recompute takes as long as a forward
+                inner_recompute_seconds=None,
+            )
+            for stage in chain.stages
+        )
+        return msgspec.structs.replace(chain, stages=tuple(counted))
+
+
+Source = Rehearsed | Estimated
+
+
+def answer(
+    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: str, **words: Any
+) -> tuple[T, str]:
+    """Return what is asked of the caller's model, and why it is estimated if it could be rehearsed.
+
+    `ask` gets what answers and the case, without its strategy. Nothing is changed in this process. Raises UserError for
+    what cannot be asked for, or rehearsed if it must be.
+    """
+    result, why = _rehearsed(ask, model, batch, loss, optimizer, **words)
+    return (_estimated(ask, model, batch, loss, optimizer, **words) if result is None else result), why
+
+
+@in_words_of_python()
+def _rehearsed(
+    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: str, *, device: str, **words: Any
+) -> tuple[T | None, str]:
+    why: list[str] = []
+    word = for_gpus(device or device_choice.SEVERAL, say=why.append)
+    case = case_of(model, Request(device=word, **words), optimizer, device_choice.any_device)
+    build = factory(model, batch, loss)
+    if not case.is_rehearsed:
+        return None, "".join(why).removeprefix("note: ")
+    try:
+        with TemporaryDirectory(prefix="gcprof-") as folder:
+            if build is not None:
+                path = Path(folder) / "model.pickle"
+                parts = (model, batch) if loss is None else (model, batch, loss)
+                pack(parts if isinstance(model, nn.Module) else model, path)
+                case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
+            return ask(Rehearsed(_engine()), case), ""
+    except (Unsupported, UserError) as error:
+        if device_choice.is_rehearsal(device) or (isinstance(error, UserError) and error.exit_code == GATE):
+            raise
+        return None, f"estimated, not rehearsed: {str(error).replace(live.NAME, 'the model')}"
+
+
+@undisturbed
+def _estimated(
+    ask: Callable[[Source, Case], T], model: Model, batch: Any, loss: Any, optimizer: str, **words: Any
+) -> T:
+    case, build = predicted(model, batch, loss, optimizer, **words)
+    return ask(Estimated(build), case)
+
+
+def named(case: Case, model: Model) -> Case:
+    """Return the case with the model's own name, where it was sent to another process by a file."""
+    return case if isinstance(model, str) else msgspec.structs.replace(case, model=Choice(name_of(model)))
+
+
+def _engine() -> Engine:
+    """Return the engine of this process, whose server stays until the process ends."""
+    if os.getpid() not in _engines:
+        engine = _engines[os.getpid()] = local.connect(rehearses=True, measures=False).__enter__()
+        atexit.register(engine.__exit__)
+    return _engines[os.getpid()]
