@@ -20,8 +20,8 @@ from profiler.core.record import Readings, Record
 from profiler.core.units import bytes_text
 from profiler.runs import run_diff, store
 from profiler.training import models
-from profiler.workflows import batch_search, max_batch
-from profiler.workflows.batch_search import PLAN, Largest
+from profiler.workflows import max_batch
+from profiler.workflows.max_batch import PLAN, Largest
 from profiler.workflows.planner import GATE
 from tests import make
 from tests.conftest import run_folder
@@ -180,7 +180,7 @@ def test_what_cuda_takes_is_measured_where_the_device_is(engine):
     answers = {"ok": make.record(readings=readings), "without": make.record(readings=Readings(peak_bytes=5))}
 
     def measured(kind: str, device: str) -> int | None:
-        return batch_search.measured_context(Answering(answers[kind]), make.case(device=device))
+        return max_batch.measured_context(Answering(answers[kind]), make.case(device=device))
 
     assert measured("ok", "cuda:0") == 400
     assert measured("without", "cuda:0") is None
@@ -213,12 +213,12 @@ def test_on_a_device_that_is_there_its_own_context_is_counted_and_on_a_hollow_on
 def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
     readings = Readings(peak_bytes=5, reserved_bytes=7)
 
-    assert batch_search.bytes_needed(readings, "cpu") == 5
-    assert batch_search.bytes_needed(readings, "fake:cpu") == 5
-    assert batch_search.bytes_needed(readings, "cuda:0") == 7 + CONTEXT
-    assert batch_search.bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
-    assert batch_search.bytes_needed(Readings(), "cuda:0") is None
-    assert batch_search.bytes_needed(Readings(), "cpu") is None
+    assert max_batch.bytes_needed(readings, "cpu") == 5
+    assert max_batch.bytes_needed(readings, "fake:cpu") == 5
+    assert max_batch.bytes_needed(readings, "cuda:0") == 7 + CONTEXT
+    assert max_batch.bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
+    assert max_batch.bytes_needed(Readings(), "cuda:0") is None
+    assert max_batch.bytes_needed(Readings(), "cpu") is None
 
 
 def test_a_plan_that_fits_nothing_is_in_no_file_and_is_not_run():
@@ -263,7 +263,7 @@ def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, b
     engine = Sized(measured=measured, foreseen=10, outcome=outcome)
     predicted = Largest(strategy=Choice("none"), batch_size=10, predicted_bytes=100)
 
-    found = batch_search.confirm(engine, make.case(), 100, predicted)
+    found = max_batch.Search(engine, make.case(), 100).confirmed(predicted)
 
     assert (found.batch_size, found.predicted_bytes) == (batch_size, foreseen)
 

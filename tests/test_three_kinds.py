@@ -34,7 +34,7 @@ from profiler.views.plots.plot import draw
 from profiler.views.tables import comparison, evidence, max_batch, plans
 from profiler.views.tables.progress import trial_line
 from profiler.views.tables.terminal import Paper
-from profiler.workflows.batch_search import Largest
+from profiler.workflows.max_batch import Largest
 from profiler.workflows.run import opening
 from tests import examples, three_kinds
 from tests.make import MIB

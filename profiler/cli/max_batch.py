@@ -16,8 +16,7 @@ from profiler.request.spec import Request
 
 if TYPE_CHECKING:
     from profiler.views.tables.max_batch import LargestBatch
-    from profiler.workflows.batch_search import Largest
-    from profiler.workflows.max_batch import LargestBatches, MaxBatchRequest
+    from profiler.workflows.max_batch import Largest, LargestBatches, MaxBatchRequest
 
 
 def max_batch(
@@ -107,7 +106,7 @@ def shown_batch(batch: Largest, device: str, context_bytes: int) -> LargestBatch
     """Return a strategy's largest batch for the table, with its first record and that of one sample more."""
     from profiler.core.record import evidence
     from profiler.views.tables.max_batch import LargestBatch
-    from profiler.workflows.batch_search import bytes_needed
+    from profiler.workflows.max_batch import bytes_needed
 
     measured, beyond, one_sample = batch.measured[0] if batch.measured else None, batch.beyond, batch.one_sample
     kind = evidence(measured.case, measured.environment) if measured else None

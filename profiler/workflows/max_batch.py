@@ -5,38 +5,70 @@ It is predicted first, then measured: lower, if a step of that size does not fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import median
 
 import msgspec
 
-from profiler.core import plan_file, rehearsed_gpu
-from profiler.core.case import Case, Choice, Trial
+from profiler.analysis.memory_fit import largest_that_fits
+from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Record
+from profiler.core.record import Readings, Record, evidence
 from profiler.core.schedule import in_rounds
+from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
+from profiler.engines import Engine
+from profiler.planning.chain import with_sure_options
+from profiler.planning.plan import plan_file_of
+from profiler.planning.solver import frontier
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.batch_search import (
-    PLAN,
-    Largest,
-    confirm,
-    measured_context,
-    predict,
-    predict_planned,
-    rehearse,
-)
 from profiler.workflows.plan_comparison import file_of
+from profiler.workflows.plan_fitting import Steps, fit_plan
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice
+from profiler.workflows.stages import ModelOnDevice, calibrate, stages
 
+PLAN = Choice("plan")
 ROUNDS = 3
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """The device memory that a step takes, and its parts that depend on neither batch size nor strategy. Bytes."""
+
+    nbytes: int
+    static_bytes: int
+    context_bytes: int
+
+
+class Largest(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy: the largest batch that was predicted to fit, and what was measured of it."""
+
+    strategy: Choice
+    batch_size: int  # 0: not even one sample fits
+    predicted_bytes: int | None = None
+    one_sample: Need | None = None  # if none fits, what a batch of one takes
+    measured: tuple[Record, ...] = ()  # rounds at that size
+    beyond: Record | None = None  # one sample more
+
+    @property
+    def samples_per_second(self) -> float | None:
+        samples = [second for record in self.measured for second in record.readings.step_seconds or ()]
+        accumulate = self.measured[0].case.accumulate if self.measured else 1
+        return self.batch_size * accumulate / median(samples) if samples else None
+
+
+def bytes_needed(readings: Readings, device: str, context_bytes: int = CONTEXT_BYTES) -> int | None:
+    """Return the device memory at the peak, in bytes: on CUDA what the allocator reserves, and CUDA's context."""
+    if "cpu" in device:
+        return readings.peak_bytes
+    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
+    return None if taken is None else taken + context_bytes
 
 
 class MaxBatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,33 +107,37 @@ def max_batch(
     UserError.
     """
     with ModelOnDevice(request.words, screen) as model:
-        case = model.case
-        if case.batch_size is None:
+        if model.case.batch_size is None:
             hint = "give the function a parameter batch_size"
-            raise UserError(f"'{case.model}' makes its own batch, of one size", hint=hint)
+            raise UserError(f"'{model.case.model}' makes its own batch, of one size", hint=hint)
         limit = _limit(model, request, screen.say)
         context_bytes, source = _context(model, request)
-        folder = store.new_folder(RESULTS, [f"max batch {case.model.name}"])
-        with screen.doing("looking for the largest batches"), TemporaryDirectory(prefix="gcprof-") as made:
-            batches = _predicted(
-                model,
-                request.strategies,
-                limit,
-                context_bytes,
-                path=Path(made) / plan_file.USUAL,
-                show=lambda name, largest: show(name, largest, limit),
-                say=screen.say,
-            )
-            if case.is_rehearsed:
-                device = rehearsed_gpu.limited(case.device, memory=limit, context=context_bytes)
-                model.case = case = msgspec.structs.replace(case, device=device)
-                batches = _rehearsed(model, limit, context_bytes, batches)
-            elif request.measure and not case.is_predicted:
-                batches = [confirm(model.engine, case, limit, batch, context_bytes) for batch in batches]
-            batches, plans = _in_folder(batches, folder)
-        code, holds_any = 0, any(batch.batch_size for batch in batches)
+        folder = store.new_folder(RESULTS, [f"max batch {model.case.model.name}"])
+        search = Search(model.engine, model.case, limit, context_bytes)
+        with screen.doing("looking for the largest batches"):
+            batches, plan = [], None
+            for strategy in request.strategies:
+                batches.append(search.predicted(strategy))
+                show(str(strategy), batches[-1], limit)
+            try:
+                planned, plan = search.planned(file_of(folder, PLAN))
+                batches.append(planned)
+                show(PLAN, planned, limit)
+            except UserError as error:  # the blocks are no chain
+                screen.say(f"note: no plan: {error}")
+            if model.case.is_rehearsed:
+                device = rehearsed_gpu.limited(model.case.device, memory=limit, context=context_bytes)
+                search.case = model.case = msgspec.structs.replace(model.case, device=device)
+                batches = [batch if batch.strategy.name == PLAN else search.rehearsed(batch) for batch in batches]
+            elif request.measure and not model.case.is_predicted:
+                batches = [search.confirmed(batch) for batch in batches]
+        code, case = 0, model.case
         if request.measure and not case.is_predicted:
-            code, batches = _measured(model, request, folder, batches, plans, screen)
+            planned_trials = trials(case, batches, rounds=1 if case.is_rehearsed else request.rounds)
+            plans = {file_of(folder, PLAN): plan} if plan else {}
+            code, run = model.run(folder, planned_trials, plans=plans, typed=request.typed)
+            screen.say(f"wrote {run.folder / 'trials.jsonl'}")
+            batches = with_records(case, batches, run.records)
         return LargestBatches(
             case=case,
             words=model.words,
@@ -109,7 +145,7 @@ def max_batch(
             limit=limit,
             context_bytes=context_bytes,
             context_source=source,
-            exit_code=code or (0 if holds_any else GATE),
+            exit_code=code or (0 if any(batch.batch_size for batch in batches) else GATE),
         )
 
 
@@ -138,63 +174,145 @@ def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str |
     return (CONTEXT_BYTES, "assumed") if measured is None else (measured, "measured")
 
 
-def _predicted(
-    model: ModelOnDevice,
-    strategies: Sequence[Choice],
-    limit: int,
-    context_bytes: int,
-    *,
-    path: Path,
-    show: Callable[[str, Largest], None],
-    say: Callable[[str], None],
-) -> list[Largest]:
-    """Return each strategy's predicted batch; the plan's file is left at `path`."""
-    batches = []
-    for strategy in strategies:
-        case = msgspec.structs.replace(model.case, strategy=strategy)
-        batches.append(predict(model.engine, case, limit, context_bytes))
-        show(str(strategy), batches[-1])
-    try:
-        planned = predict_planned(model.engine, model.case, limit, path, context_bytes)
-    except UserError as error:  # the blocks are no chain
-        say(f"note: no plan: {error}")
-        return batches
-    show("plan", planned)
-    return [*batches, planned]
+def measured_context(engine: Engine, case: Case) -> int | None:
+    """Measure the bytes that CUDA and other processes take besides the allocator, while one sample is trained.
+
+    Returns None for a prediction, a rehearsal and on a CPU, and if the trial has no such readings.
+    """
+    if case.is_predicted or case.is_rehearsed or case.device == "cpu":
+        return None
+    alone = msgspec.structs.replace(case, batch_size=1, verify="off")
+    (record,) = engine.run([Trial(case=alone, passes=("memory",))])
+    if evidence(record.case, record.environment) != "measured":
+        return None  # the context of a hollow device is set, not measured
+    taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
+    return None if taken is None or reserved is None else max(0, taken - reserved)
 
 
-def _in_folder(batches: Sequence[Largest], folder: Path) -> tuple[list[Largest], dict[Path, PlanFile]]:
-    """Return the batches with the plan's file in a run folder, and the plans to write there."""
-    *others, last = batches
-    if last.strategy.name != PLAN or not last.batch_size:
-        return [*batches], {}
-    path = file_of(folder, PLAN)
-    plan = plan_file.read(Path(last.strategy.options["file"]))
-    return [*others, msgspec.structs.replace(last, strategy=Choice.of(PLAN, {"file": path}))], {path: plan}
+class Search:
+    """Looks for the largest batches of a case that fit a memory, of which CUDA itself takes `context_bytes`."""
 
+    def __init__(self, engine: Engine, case: Case, limit: int, context_bytes: int = CONTEXT_BYTES) -> None:
+        self.engine, self.case, self.limit, self.context_bytes = engine, case, limit, context_bytes
 
-def _rehearsed(model: ModelOnDevice, limit: int, context_bytes: int, batches: Sequence[Largest]) -> list[Largest]:
-    """Return the largest batches at which PyTorch itself has enough memory; a plan keeps the batch it was made for."""
-    engine, case = model.engine, model.case
-    return [
-        batch if batch.strategy.name == PLAN else rehearse(engine, case, limit, batch, context_bytes)
-        for batch in batches
-    ]
+    def predicted(self, strategy: Choice) -> Largest:
+        """Return the largest batch of a strategy that is predicted to fit."""
+        needs: dict[int, Need | None] = {}  # by batch size
 
+        def bytes_of(batch_size: int) -> int | None:
+            case = msgspec.structs.replace(self.case.foreseen, strategy=strategy, batch_size=batch_size)
+            record = self._step(case)
+            if record.outcome != "ok":
+                raise UserError(f"{strategy} cannot be predicted: {record.detail}")
+            need = needs[batch_size] = self._need(record.readings, case.device)
+            return need.nbytes if need else None
 
-def _measured(
-    model: ModelOnDevice,
-    request: MaxBatchRequest,
-    folder: Path,
-    batches: Sequence[Largest],
-    plans: Mapping[Path, PlanFile],
-    screen: Screen,
-) -> tuple[int, list[Largest]]:
-    case = model.case
-    planned = trials(case, batches, rounds=1 if case.is_rehearsed else request.rounds)
-    code, run = model.run(folder, planned, plans=plans, typed=request.typed)
-    screen.say(f"wrote {run.folder / 'trials.jsonl'}")
-    return code, with_records(case, batches, run.records)
+        batch_size = self._largest(bytes_of)
+        fitting = needs.get(batch_size)
+        return Largest(
+            strategy=strategy,
+            batch_size=batch_size,
+            predicted_bytes=fitting.nbytes if fitting else None,
+            one_sample=None if batch_size else needs.get(1),
+        )
+
+    def planned(self, path: Path) -> tuple[Largest, PlanFile | None]:
+        """Return the largest batch that is predicted to fit under the smallest plan, and the fastest plan that fits it.
+
+        That is the smallest one itself, if faster ones need too much besides their stages; it will be at `path`. Raises
+        UserError if there is no chain.
+        """
+        plans: dict[int, tuple[PlanFile, int | None]] = {}  # by batch size, the smallest one and its traced bytes
+        needs: dict[int, Need | None] = {}
+
+        def smallest(batch_size: int) -> int | None:
+            case = msgspec.structs.replace(self.case.foreseen, batch_size=batch_size)
+            chain = stages(self.engine, case, None, passes=("memory",))
+
+            def need(readings: Readings) -> int | None:
+                needs[batch_size] = self._need(readings, case.device)
+                return bytes_needed(readings, case.device, self.context_bytes)
+
+            point = frontier(chain).point(0)
+            traced = Steps(self.engine, case, chain, passes=(), need=need).run(point).needed_bytes
+            plans[batch_size] = plan_file_of(chain, point.plan), traced
+            return traced
+
+        batch_size = self._largest(smallest)
+        if not batch_size:
+            return Largest(strategy=PLAN, batch_size=0, one_sample=needs.get(1)), None
+        plan, nbytes = self._fastest(msgspec.structs.replace(self.case, batch_size=batch_size)) or plans[batch_size]
+        strategy = Choice.of(PLAN, {"file": path})
+        return Largest(strategy=strategy, batch_size=batch_size, predicted_bytes=nbytes), plan
+
+    def _fastest(self, case: Case) -> tuple[PlanFile, int | None] | None:
+        """Return the fastest plan that fits, and what its traced step needs; None if none fits."""
+        calibration = calibrate(self.engine, case)
+        has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
+        passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest
+        chain = stages(self.engine, case, calibration, passes=passes)
+
+        def need(readings: Readings) -> int | None:
+            return bytes_needed(readings, case.device, self.context_bytes)
+
+        steps = Steps(self.engine, case, chain, passes=(), calibration=calibration, need=need)
+        points = frontier(with_sure_options(chain))
+        fitted = fit_plan(steps.run, points, self.limit, is_rehearsed=case.is_rehearsed)
+        return (plan_file_of(chain, fitted.point.plan), fitted.needed_bytes) if fitted else None
+
+    def confirmed(self, predicted: Largest) -> Largest:
+        """Return the predicted batch if its step fits, or cannot be run; else the largest smaller one that fits."""
+        most = predicted.batch_size
+        try:
+            needed = self._run(predicted.strategy, most) if most else None
+            if not most or (needed is not None and needed <= self.limit):
+                return predicted
+            batch_size = largest_that_fits(
+                lambda size: self._run(predicted.strategy, size) if size < most else None,
+                limit=self.limit,
+                start=max(1, most - 1),
+            )
+        except UserError:
+            return predicted  # the run that follows shows how it fails
+        return self._resized(predicted, batch_size)
+
+    def rehearsed(self, predicted: Largest) -> Largest:
+        """Return the largest batch at which PyTorch does not run out of that memory, from the predicted one on."""
+        batch_size = largest_that_fits(
+            lambda size: self._run(predicted.strategy, size), limit=self.limit, start=predicted.batch_size or 1
+        )
+        return self._resized(predicted, batch_size)
+
+    def _resized(self, predicted: Largest, batch_size: int) -> Largest:
+        """Return the same with another batch size, and what is predicted for it."""
+        if batch_size in (0, predicted.batch_size):
+            return msgspec.structs.replace(predicted, batch_size=batch_size)
+        case = msgspec.structs.replace(self.case.foreseen, strategy=predicted.strategy, batch_size=batch_size)
+        record = self._step(case)
+        foreseen = bytes_needed(record.readings, case.device, self.context_bytes) if record.outcome == "ok" else None
+        return msgspec.structs.replace(predicted, batch_size=batch_size, predicted_bytes=foreseen, one_sample=None)
+
+    def _largest(self, bytes_of: Callable[[int], int | None]) -> int:
+        return largest_that_fits(bytes_of, limit=self.limit, start=self.case.batch_size or 1)
+
+    def _run(self, strategy: Choice, batch_size: int) -> int | None:
+        """Run a step; return what it needs, None if it runs out of memory. Raises UserError if it cannot be run."""
+        case = msgspec.structs.replace(self.case, strategy=strategy, batch_size=batch_size, verify="off")
+        record = self._step(case)
+        if record.outcome not in ("ok", "out_of_memory"):
+            raise UserError(f"{strategy_label(strategy)} cannot be run: {record.detail}")
+        return bytes_needed(record.readings, case.device, self.context_bytes) if record.outcome == "ok" else None
+
+    def _step(self, case: Case) -> Record:
+        (record,) = self.engine.run([Trial(case=case, passes=("memory",))])
+        return record
+
+    def _need(self, readings: Readings, device: str) -> Need | None:
+        nbytes = bytes_needed(readings, device, self.context_bytes)
+        if nbytes is None:
+            return None
+        context = 0 if "cpu" in device else self.context_bytes
+        return Need(nbytes=nbytes, static_bytes=sum((readings.static_bytes or {}).values()), context_bytes=context)
 
 
 def trials(case: Case, batches: Sequence[Largest], *, rounds: int) -> tuple[Trial, ...]:
