@@ -16,7 +16,7 @@ from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
 from profiler.request import sweep
-from profiler.request.sampling import sampling
+from profiler.request.checks import sampling
 from profiler.request.spec import Request, check, override
 from profiler.runs.store import load
 from tests import make

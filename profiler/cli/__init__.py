@@ -48,9 +48,9 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "rehearse": "profiler.cli.predict:rehearse",
     "predict": "profiler.cli.predict:predict",
     "explain": "profiler.cli.explain:explain",
-    "timeline": "profiler.cli.timeline:timeline",
+    "timeline": "profiler.cli.explain:timeline",
     "plan": "profiler.cli.plan:plan",
-    "stages": "profiler.cli.stages:stages",
+    "stages": "profiler.cli.plan:stages",
     "max-batch": "profiler.cli.max_batch:max_batch",
     "show": "profiler.cli.show:show",
     "compare": "profiler.cli.compare:compare",
@@ -72,7 +72,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
 
 SCRIPTS = {  # the same words with a command of the user's behind `--`
     "rehearse": "profiler.cli.script:rehearse",
-    "run": "profiler.cli.measured_script:run",
+    "run": "profiler.cli.script:run",
     "plan": "profiler.cli.plan_command:plan",
 }
 

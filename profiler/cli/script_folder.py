@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler.cli.output import COMMAND, aside, next_command
+from profiler.cli.output import COMMAND, aside, next_command, say_json
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from profiler.scripts.report import Variant
 
 TRIPPED = 5
+SCHEMA = 1
 ON_SCRIPT = "on a script's run"
 
 
@@ -28,15 +29,46 @@ def refuse(output: Path | None) -> None:
     store.refuse_existing(output or RESULTS / "new")
 
 
-def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path | None:
-    """Write the run folder of a command, and return it; None if no process of it used a GPU. Raises UserError."""
+def conclude(
+    variants: Sequence[Variant],
+    code: int,
+    *,
+    output: Path | None,
+    started: datetime,
+    limits: Sequence[Limit],
+    is_ended: bool,
+    json: bool,
+) -> int:
+    """Write the run folder, say what exceeds a limit, print the document and the next command; return the exit code.
+
+    There is no folder if no process of the command used a GPU. Raises UserError.
+    """
+    from profiler.scripts import gates
+
+    folder = keep(variants, output=output, started=started) if any(one.processes for one in variants) else None
+    texts = gates.tripped(variants, limits)
+    for text in texts:
+        aside(f"gate: {text}")
+    if limits and not texts and all(variant.processes for variant in variants):
+        aside("gate: nothing is over the limits")
+    code = TRIPPED if texts else code
+    if json:
+        used = [bool(variant.processes) for variant in variants]
+        status = "failed" if not any(used) else "partial" if is_ended or not all(used) else "complete"
+        name = folder.name if folder else None
+        say_json({"schema": SCHEMA, "run": name, "status": status, "exit_code": code, "variants": variants})
+    if folder:
+        aside(f"wrote {folder / 'trials.jsonl'}")
+        next_command("gcprof", "explain", str(folder))
+    return code
+
+
+def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime) -> Path:
     from profiler.core.case import encode
     from profiler.request.spec import command_line
     from profiler.runs import RESULTS, store
     from profiler.scripts import records
 
-    if not any(variant.processes for variant in variants):
-        return None
     lines = records.records(variants, started=started.isoformat(timespec="seconds"))
     manifest = store.Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -48,24 +80,6 @@ def keep(variants: Sequence[Variant], *, output: Path | None, started: datetime)
     folder = output or store.new_folder(RESULTS, [records.name_of(variants[0].command).partition(".")[0]])
     store.save(folder, manifest=encode(manifest), trials=b"".join(encode(line) + b"\n" for line in lines))
     return folder
-
-
-def judge(variants: Sequence[Variant], limits: Sequence[Limit]) -> int:
-    """Say what exceeds a limit; return the exit code: TRIPPED, or 0."""
-    from profiler.scripts import gates
-
-    texts = gates.tripped(variants, limits)
-    for text in texts:
-        aside(f"gate: {text}")
-    if limits and not texts and all(variant.processes for variant in variants):
-        aside("gate: nothing is over the limits")
-    return TRIPPED if texts else 0
-
-
-def tell(folder: Path) -> None:
-    """Say where the run is, and what to look at next."""
-    aside(f"wrote {folder / 'trials.jsonl'}")
-    next_command("gcprof", "explain", str(folder))
 
 
 def variants_of(run: Run) -> tuple[Variant, ...] | None:

@@ -18,8 +18,8 @@ from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, 
 from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
-from profiler.request import device_choice, integer_lists, model_choice, sampling
-from profiler.request.integer_lists import MICRO_BATCHES, RANKS, SIZES, Numbers
+from profiler.request import checks, device_choice
+from profiler.request.checks import MICRO_BATCHES, RANKS, SIZES, UNTIL, Numbers
 from profiler.training import distributed, models, optimizers, strategies
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
@@ -30,7 +30,7 @@ TABLES = {  # for the fields of a case that are Choices
     "parallel": distributed.TABLE,
 }
 TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis with two words
-OF_KIND = ("rounds", "samples", *sampling.UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
+OF_KIND = ("rounds", "samples", *UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
@@ -113,7 +113,7 @@ def part_of(checked: CheckedRequest, shard: Shard) -> CheckedRequest:
 def override(base: Request, words: Request) -> Request:
     """Return the sweep file's request, overridden by the words of the command line."""
     over = given(words)
-    lost = sampling.UNTIL if "samples" in over else ("samples",) if over.keys() & set(sampling.UNTIL) else ()
+    lost = UNTIL if "samples" in over else ("samples",) if over.keys() & set(UNTIL) else ()
     return msgspec.structs.replace(base, **{**dict.fromkeys(lost), **over})
 
 
@@ -181,24 +181,24 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
     precisions = _precisions(request.precision, remarks)
     ways = _ways(request, remarks)
-    model_choice.check_batch_size(request.batch_size, chosen_models)
+    checks.check_batch_size(request.batch_size, chosen_models)
     _refuse_no_blocks(request)
     fields = _fields(request)
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
-    model_choice.check_data(request.data, chosen_models)
+    checks.check_data(request.data, chosen_models)
     devices = _devices(request, choose_device, remarks)
-    until = sampling.of_words(msgspec.structs.asdict(request), devices[0])
+    until = checks.sampling_of(msgspec.structs.asdict(request), devices[0])
     if until:
-        fields["samples"] = sampling.LEAST_STEPS
+        fields["samples"] = checks.LEAST_STEPS
     if devices == ["cpu"]:
-        chosen_models = list(dict.fromkeys(model_choice.smaller(model, remarks) for model in model_words))
+        chosen_models = list(dict.fromkeys(checks.smaller(model, remarks) for model in model_words))
     points = product(devices, chosen_models, optimized, sizes, micro_batches, precisions, ways, chosen)
     cases = [
         Case(
             model=model,
             strategy=strategy,
             optimizer=optimizer,
-            batch_size=size or model_choice.batch_size(model),
+            batch_size=size or checks.batch_size(model),
             precision=precision,
             accumulate=accumulate,
             device=device,
@@ -269,7 +269,7 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
 
 def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
     """Parse `1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
-    unique = _without_duplicates(integer_lists.segments(text), "--segments", remarks)
+    unique = _without_duplicates(checks.segment_counts(text), "--segments", remarks)
     return [Choice.of("segments", {"k": count}) for count in unique]
 
 
@@ -299,9 +299,7 @@ def _resolved(words: list[Choice], field: str, remarks: list[str]) -> list[Choic
 
 def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
     """Parse an axis of whole numbers; [] if it is not given."""
-    return _without_duplicates(
-        [] if text is None else integer_lists.whole(text, option=option, kind=kind), option, remarks
-    )
+    return _without_duplicates([] if text is None else checks.whole(text, option=option, kind=kind), option, remarks)
 
 
 def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType, int | UnsetType]]:

@@ -22,7 +22,7 @@ from profiler.core.units import batch_text
 from profiler.engines import STAGE_SECONDS, TRACING, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
-from profiler.request.model_choice import optimizer_text
+from profiler.request.checks import optimizer_text
 from profiler.request.spec import Request, command_line, flags
 from profiler.runs import run_diff, store
 from profiler.runs.store import Run

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from profiler import apply
 from profiler.cli import COMMANDS, answer
 from profiler.core.errors import UserError
-from profiler.request import integer_lists, spec
+from profiler.request import checks, spec
 from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
@@ -42,7 +42,7 @@ def refusal(**asked: Any) -> UserError:
 def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
     with suppress(UserError):
         choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
-        assert all(1 <= int(choice.options["k"]) <= integer_lists.LARGEST for choice in choices)
+        assert all(1 <= int(choice.options["k"]) <= checks.LARGEST for choice in choices)
         return
     told = refusal(segments=text)
     assert told.exit_code == 2
