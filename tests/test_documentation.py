@@ -98,9 +98,10 @@ import typer.main
 from profiler.analysis import flat_row, pairing
 from profiler.cli import answer, application, help as layout
 from profiler.core.case import Case, Choice, decode, encode
-from profiler.request import consent, spec, sweep
+from profiler.request import spec, sweep
 from profiler.training.assemble import assemble
 from profiler.views.tables.columns import setting
+from profiler.workflows import consent
 
 def steps(name):  # the norm of the gradients that the optimizer sees
     (trial,) = spec.check(sweep.read(pathlib.Path(name)), lambda word: "cpu").trials[:1]
@@ -123,7 +124,7 @@ print(json.dumps({
     "column": "clip_gradients" in flat_row.COLUMNS, "compared": "clip_gradients" in pairing.ALLOWED,
     "flags": helps.getvalue().count("--clip-gradients"),
     "heading": setting([types.SimpleNamespace(case=on, notes=(), built=True)]),
-    "unnamed": consent.unnamed([on], folder=None, named={}), "panels": panels,
+    "unnamed": consent.unnamed_words([on], folder=None, named={}), "panels": panels,
 }))
 """
 

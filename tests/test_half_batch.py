@@ -8,7 +8,7 @@ import pytest
 from profiler.analysis.explanation import remedies
 from profiler.core.trace_data import Trace, live
 from profiler.request.spec import Request
-from profiler.workflows.explain import StepRequest, explain
+from profiler.workflows.explain import explain
 from tests.hollow import Hollow
 from tests.traced import by_hand
 
@@ -47,7 +47,7 @@ def test_half_the_batch_of_a_rehearsed_step_is_rehearsed(hollow: Hollow, here):
 
     def explained(batch_size: int):
         words = Request(strategies="all", device="h100", batch_size=str(batch_size), precision="amp-bf16")
-        return explain(StepRequest(target=model, words=words)).explanation
+        return explain(model, words).explanation
 
     whole, half = explained(16), explained(8)
 

@@ -15,8 +15,7 @@ from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB, bytes_text
 from profiler.request.device_choice import choose_device, environment, to_rehearse
 from profiler.runs import store
-from profiler.workflows.consent import refuse_cases
-from tests import examples, make
+from tests import make
 from tests.program import gcprof
 
 pytestmark = pytest.mark.slow
@@ -418,28 +417,6 @@ def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_
 
     assert answer(words) == 2
     assert message in capsys.readouterr().err
-
-
-def test_the_command_that_names_the_code_again_rehearses_it_again(tmp_path):
-    case = make.case(model=Choice("train.py:make"), device="rehearse:t4")
-    folder = str(examples.run(tmp_path / "base", [make.record(case=case)]).folder)
-
-    with pytest.raises(UserError) as refused:
-        refuse_cases([case], folder, named=(), typed=["explain", folder])
-
-    assert refused.value.hint.endswith("gcprof explain train.py:make --batch-size 64 --device rehearse:t4")
-
-
-def test_the_command_that_names_the_code_again_has_the_settings_of_the_run(tmp_path):
-    settings = {"batch_size": None, "precision": "bf16", "optimizer": Choice("adamw"), "keep_gradients": True}
-    case = make.case(model=Choice("train.py:make"), device="cpu", **settings)
-    folder = str(examples.run(tmp_path / "base", [make.record(case=case)]).folder)
-
-    with pytest.raises(UserError) as refused:
-        refuse_cases([case], folder, named=(), typed=["timeline", folder])
-
-    named = "gcprof timeline train.py:make --optimizer adamw --precision bf16 --device cpu --keep-grads"
-    assert refused.value.hint.endswith(named)
 
 
 def test_a_choice_of_gpu_without_options_has_none():

@@ -354,7 +354,6 @@ BAD_WORDS = [
     ("--batch-size 0", 2, "'0'"),
     ("--batch-size many", 2, "'many'"),
     ("--blocks=", 2, "--blocks: '' names no block"),
-    ("--output=", 2, "--output: '' is not the name of a file or folder"),
     ("--rounds 0", 2, "--rounds: 0"),
     ("--samples 0", 2, "--samples: 0"),
     ("--warmup -1", 2, "--warmup: -1"),

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -145,8 +144,6 @@ def answer(words: Sequence[str]) -> int:
     COMMAND.set(tuple(words))
     try:
         words = _without_script(words)
-        _refuse_bytes(words)
-        _refuse_nowhere(words)
         code = copy_context().run(_invoke, [*words] or ["--help"])  # what its options set is gone after it
         sys.stdout.flush()
         return code
@@ -184,32 +181,6 @@ def _invoke(words: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _refuse_bytes(words: Sequence[str]) -> None:
-    """Raise UserError for a word that is not text, as names of files may be: no result could hold or show it."""
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            message = f"{word!a} is not text in {sys.getfilesystemencoding()}"
-            raise UserError(message, hint="rename the file or folder") from None
-
-
-def _refuse_nowhere(words: Sequence[str]) -> None:
-    """Raise UserError if -o is empty or `-`.
-
-    An empty one, as `-o "$FOLDER"` gives without that variable, would mean the current folder; `-`, which is stdout in
-    other programs, would mean a file of that name.
-    """
-    names = [name for flag, name in pairwise(words) if flag in ("-o", "--output")]
-    names += [word.removeprefix("--output=") for word in words if word.startswith("--output=")]
-    if "" in names:
-        raise UserError("--output: '' is not the name of a file or folder", hint="name one, or leave it out")
-    if "-" in names or "-o-" in words:
-        instead = {"export": "without it a file is printed", "stages": "--json prints the costs"}
-        hint = instead.get(words[0], "name the file or folder to write")
-        raise UserError("-o cannot be '-'", hint=hint)
 
 
 def _complain(message: str, *, hint: str | None, code: int, words: Sequence[str]) -> int:

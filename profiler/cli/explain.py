@@ -63,7 +63,6 @@ def explain(
     """
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
-    from profiler.workflows.explain import StepRequest
     from profiler.workflows.explain import explain as work
 
     if snapshot is not None:
@@ -79,7 +78,7 @@ def explain(
     chosen = strategies or strategy or "none"
     typed = [*flags(words), *(["--device", device] if device else [])]
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
-    explained = work(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
+    explained = work(target, words, Terminal(is_quiet=quiet))
     step, why = explained.step, explained.explanation
     if json:
         say_bytes(document(why, strategy=str(step.case.strategy), evidence=evidence(step.case, None)))
@@ -142,7 +141,7 @@ def timeline(
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.views.export.files import refuse_output
-    from profiler.workflows.explain import StepRequest, followed_steps
+    from profiler.workflows.explain import followed_steps
 
     refuse_output(output, force=force)
     if script := named_script(target):
@@ -150,7 +149,7 @@ def timeline(
         return
     typed = [*flags(words, without=("segments",)), *(["--device", device] if device else [])]
     words = msgspec.structs.replace(words, strategies=strategies, device=device or SEVERAL)
-    steps = followed_steps(StepRequest(target=target, words=words, typed=COMMAND.get()), Terminal(is_quiet=quiet))
+    steps = followed_steps(target, words, Terminal(is_quiet=quiet))
 
     from profiler.core import optional_deps
 

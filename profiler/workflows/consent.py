@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec import UNSET
 
 from profiler.core import catalogue, plan_file, safe_files
-from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, split_choices
+from profiler.core.case import Case, Choice, split_choices
 from profiler.core.catalogue import Entry, Option
 from profiler.core.errors import UserError
-from profiler.core.stats import Sampling
-from profiler.request.device_choice import any_device
-from profiler.request.spec import PRECISIONS, TABLES, Request, flags
+from profiler.request.spec import TABLES, Request
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32
-PATTERN = re.compile(r"[\w.*?\[\]!,-]{1,200}", re.ASCII)  # a pattern of module names: model.layers.*
 LOADS = re.compile(  # options that make other libraries load weights or code, by a number or `true`
     r"_.*|(?:.*_)?(?:pretrained|trust|remote|hub|download|weights|kernels)(?:_.*)?", re.IGNORECASE
 )
 FILES = {"plan": "file"}  # the option that names a strategy's file; it may be one of the run folder's own plans
-Check = Callable[[Any, Path | None], bool]  # whether a value is plain, given the run folder that it is from
+FLAGS = {"model": "model", "strategies": "strategy", "optimizer": "optimizer", "parallel": "parallel"}
+Words = dict[str, list[str]]  # by the field of a case
 
 
 def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = None) -> bool:
@@ -75,104 +71,37 @@ def _is_plan_of(folder: Path, file: Path) -> bool:
     return is_below and safe_files.is_regular(file)
 
 
-def _is_choice(choice: Any, folder: Path | None, *, table: Mapping[str, str]) -> bool:
-    return choice is UNSET or is_plain(choice, table, folder)
-
-
-def _is_one_of(word: Any, _: Path | None, *, words: tuple[str, ...]) -> bool:
-    return word is UNSET or word in words
-
-
-def _is_pattern(word: Any, _: Path | None) -> bool:
-    return word is None or PATTERN.fullmatch(word) is not None
-
-
-def _is_device(word: Any, _: Path | None) -> bool:
-    try:
-        return bool(any_device(word))
-    except UserError:
-        return False
-
-
-def _has_no_word(value: Any, _: Path | None) -> bool:
-    return value is None or value is UNSET or isinstance(value, bool | int | float | Sampling)
-
-
-FIELDS: dict[str, Check] = {  # of a case, that may hold a word; the others hold none
-    **{name: partial(_is_choice, table=table) for name, table in TABLES.items()},
-    "blocks": _is_pattern,
-    "device": _is_device,
-    "data": partial(_is_one_of, words=("synthetic", "files")),  # the folder of files must always be typed
-    "precision": partial(_is_one_of, words=PRECISIONS),
-    **{name: partial(_is_one_of, words=setting.choices) for name, setting in SETTINGS.items() if setting.choices},
-}
-FLAGS = {
-    "model": "model",
-    "strategies": "strategy",
-    "optimizer": "optimizer",
-    "parallel": "parallel",
-    "blocks": "blocks",
-}
-
-
-def unnamed_words(
-    cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]
-) -> dict[str, list[str]]:
+def unnamed_words(cases: Iterable[Case], *, folder: Path | None, named: Mapping[str, Iterable[str]]) -> Words:
     """Return the words of these cases that must be typed and were not, each once, by the field of the case.
 
-    `folder` is the run folder that they are from, `named` the words that were typed, by field. Raises UserError for
-    options that cannot be read.
+    Only the fields of TABLES can lead to code or files. `folder` is the run folder that the cases are from, `named` the
+    words that were typed, by field. Raises UserError for options that cannot be read.
     """
     words = {}
-    for name in Case.__struct_fields__:
-        check, typed = FIELDS.get(name, _has_no_word), set(named.get(name, ()))
-        values = dict.fromkeys(getattr(case, name) for case in cases)
-        untyped = [str(value) for value in values if value not in typed and not check(value, folder)]
+    for name, table in TABLES.items():
+        typed = set(named.get(name, ()))
+        choices = dict.fromkeys(getattr(case, name) for case in cases)
+        untyped = [one for one in choices if one is not UNSET and one not in typed and not is_plain(one, table, folder)]
         if untyped:
-            words[name] = untyped
+            words[name] = [str(choice) for choice in untyped]
     return words
 
 
 def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
     """Raise UserError if a word of a sweep file names code, a file or a folder, and the user did not type it."""
-    words = {
-        key: str(getattr(asked, key)) for key in (*FLAGS, "data") if getattr(asked, key) and not getattr(typed, key)
-    }
-    for key, text in words.items():
-        if not _is_plain_text(key, text):
+    for key in (*FLAGS, "data"):
+        text = getattr(asked, key)
+        if not text or getattr(typed, key):
+            continue
+        if key == "data" or not all(is_plain(choice, TABLES[FLAGS[key]]) for choice in split_choices(text)):
             message = f"{path}: {key} = '{text}' names code or a place that is not gcprof's own"
             raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")
-
-
-def _is_plain_text(key: str, text: str) -> bool:
-    if key == "data":
-        return False
-    if key == "blocks":
-        return _is_pattern(text, None)
-    return all(FIELDS[FLAGS[key]](choice, None) for choice in split_choices(text))
 
 
 def resume_words(run: Run, typed: Sequence[str] = (), data: str | None = None) -> list[str]:
     """Return the command that resumes a run, with what the user must type again."""
     again = _again(run, needs_naming(run))
     return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *_engine(typed)]
-
-
-def _case_words(case: Case) -> list[str]:
-    """Return the flags of a case's settings that are not defaults, for a command that traces its model by name."""
-    usual = {
-        "optimizer": "sgd",
-        "precision": "fp32",
-        "accumulate": 1,
-        "blocks": None,
-        "routing": UNSET,
-        "device": "cuda",
-    }
-    device = case.device if case.is_rehearsed else case.foreseen.device.removeprefix(FAKE)
-    of_case = {**{name: getattr(case, name) for name in usual}, "batch_size": case.batch_size, "device": device}
-    switches = {switch.key or name: getattr(case, name) is True or None for name, switch in SWITCHES.items()}
-    words = {name: str(value) for name, value in of_case.items() if value != usual.get(name)}
-    return flags(Request(**words, **switches))
 
 
 def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
@@ -183,25 +112,18 @@ def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequen
     """
     unnamed = unnamed_words(_cases(run), folder=run.folder, named=named)
     if unnamed:
-        again = _again(run, unnamed)
-        own = f"if this is your own code: {shlex.join(['gcprof', *typed, *again])}"
-        raise _refusal(unnamed, hint=own if again else "this run cannot be resumed")
+        again = shlex.join(["gcprof", *typed, *_again(run, unnamed)])
+        raise _refusal(unnamed, hint=f"if this is your own code: {again}")
 
 
-def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice], typed: Sequence[str]) -> None:
-    """Raise UserError if words of these cases of the run `target` lead to code or files; only strategies can be named.
-
-    The command that the hint names takes the model and its settings from the user, instead of from the run.
-    """
-    cases = list(cases)
-    unnamed = unnamed_words(cases, folder=run_folder(target), named={"strategy": set(named)})
+def refuse_cases(cases: Iterable[Case], target: str, *, named: Iterable[Choice]) -> None:
+    """Raise UserError if words of these cases of the run `target` lead to code or files; strategies can be named."""
+    unnamed = unnamed_words([*cases], folder=run_folder(target), named={"strategy": set(named)})
     if unnamed:
-        case = cases[0]
-        words = [str(case.model) if word == target else word for word in [*typed, *_case_words(case)]]
-        raise _refusal(unnamed, hint=f"name the model and its settings: {shlex.join(['gcprof', *words])}")
+        raise _refusal(unnamed, hint="name the model and its settings instead of the run")
 
 
-def needs_naming(run: Run) -> dict[str, list[str]]:
+def needs_naming(run: Run) -> Words:
     """Return the words of a run's plan that a user must type again, by the field of a case."""
     return unnamed_words(_cases(run), folder=run.folder, named={})
 
@@ -211,9 +133,7 @@ def _cases(run: Run) -> list[Case]:
 
 
 def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the flags that name these words (--model: all models of the run); [] if a word has no flag."""
-    if unnamed.keys() - set(FLAGS.values()):
-        return []
+    """Return the flags that name these words; --model takes all models of the run."""
     words = dict(unnamed)
     if "model" in words:
         words["model"] = list(dict.fromkeys(str(case.model) for case in _cases(run)))

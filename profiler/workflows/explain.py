@@ -30,14 +30,6 @@ from profiler.workflows.consent import refuse_cases
 from profiler.workflows.instrument import for_gpus
 
 
-class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps to follow: of the model `target`, or of the cases of the run with that name."""
-
-    target: str
-    words: Request  # with a device as it was typed
-    typed: tuple[str, ...] = ()  # the words of the command line
-
-
 class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step, traced or rehearsed as its case says, and the record of the same case, where a run was named."""
 
@@ -54,16 +46,16 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     explanation: Explanation
 
 
-def explain(request: StepRequest, screen: Screen = SILENT) -> Explained:
+def explain(target: str, words: Request, screen: Screen = SILENT) -> Explained:
     """Explain where the peak of the last step is and why it is no lower, compared with the first step.
 
     Raises UserError, also if more than one strategy is named besides `none`.
     """
-    named = [choice for choice in spec.strategies_of(request.words, []) if choice != "none"]
+    named = [choice for choice in spec.strategies_of(words, []) if choice != "none"]
     if len(named) > 1:
         hint = f"name one of {', '.join(named)}; gcprof timeline draws several"
         raise UserError("only one strategy can be explained at once", hint=hint)
-    steps = followed_steps(request, screen, with_choices=True)
+    steps = followed_steps(target, words, screen, with_choices=True)
     chosen = steps[-1]
     followed = chosen.followed
     baseline = steps[0].followed
@@ -84,15 +76,19 @@ def recorded(path: Path) -> SnapshotExplanation:
     return explain_snapshot(allocator_history.load(path))
 
 
-def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choices: bool = False) -> list[FollowedStep]:
-    """Return the steps of a model, or of the cases of a run, under the strategies of the request; `none` first.
+def followed_steps(
+    target: str, words: Request, screen: Screen = SILENT, *, with_choices: bool = False
+) -> list[FollowedStep]:
+    """Return the steps of the model `target`, or of the cases of the run of that name, by strategy; `none` first.
+
+    `words` have the strategies, and the device as it was typed.
 
     `with_choices` also evaluates other blocks in the step of `none`. Cases that a run has measured or predicted are
     traced, those that it has rehearsed are rehearsed. Raises UserError if there is no such model, run or strategy, or
     if a step cannot be followed.
     """
-    records = _records(request)
-    trials = _trials_of_model(request, screen) if records is None else _trials_of_run(records, request)
+    records = _records(target, words)
+    trials = _trials_of_model(target, words, screen) if records is None else _trials_of_run(records, target, words)
     if any(trial.case.ranks for trial in trials):
         hint = "gcprof show has what each of them holds"
         raise UserError("what ranks gather for each other has no floor yet: it cannot be explained", hint=hint)
@@ -111,9 +107,8 @@ def followed_steps(request: StepRequest, screen: Screen = SILENT, *, with_choice
         return steps
 
 
-def _records(request: StepRequest) -> list[Record] | None:
+def _records(target: str, words: Request) -> list[Record] | None:
     """Return the records of the run with the target's name; None if there is no such run."""
-    target, words = request.target, request.words
     places = (Path(target), RESULTS / target)
     if target != "last" and not any(os.path.isfile(place / "manifest.json") for place in places):
         return None
@@ -122,22 +117,22 @@ def _records(request: StepRequest) -> list[Record] | None:
     return list(store.load(run_folder(target)).records)
 
 
-def _trials_of_model(request: StepRequest, screen: Screen) -> list[Trial]:
-    asked = request.words
-    device = for_gpus(asked.device or device_choice.SEVERAL, say=screen.say, is_estimated=asked.routing is not None)
-    words = msgspec.structs.replace(asked, model=request.target, device=device)
+def _trials_of_model(target: str, words: Request, screen: Screen) -> list[Trial]:
+    device = for_gpus(words.device or device_choice.SEVERAL, say=screen.say, is_estimated=words.routing is not None)
+    words = msgspec.structs.replace(words, model=target, device=device)
     return list(spec.check(words, device_choice.any_device).trials)
 
 
-def _trials_of_run(records: Sequence[Record], request: StepRequest) -> list[Trial]:
+def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> list[Trial]:
     """Return trials of the first case's settings under these strategies; traced ones get the run's calibration."""
     if not records:
         hint = "let it run to its end: gcprof run --resume"
-        raise UserError(f"'{request.target}' has no records yet", hint=hint, exit_code=4)
+        raise UserError(f"'{target}' has no records yet", hint=hint, exit_code=4)
     first = records[0].case.baseline
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
-    chosen = [case for case in cases if case == case.baseline or case.strategy in _wanted(request.words, cases)]
-    refuse_cases(chosen, request.target, named=_wanted(request.words, cases), typed=request.typed)
+    wanted = _wanted(words, cases)
+    chosen = [case for case in cases if case == case.baseline or case.strategy in wanted]
+    refuse_cases(chosen, target, named=wanted)
     followed = [case if case.is_rehearsed else case.foreseen for case in chosen]
     calibrated = calibrations(records)
     return [

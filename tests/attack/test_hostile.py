@@ -23,8 +23,8 @@ from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial, encode
 from profiler.core.record import Record
-from profiler.request import consent
 from profiler.runs import store
+from profiler.workflows import consent
 from tests import examples, make
 
 SECRET = "root:x:0:0:this is nobody's business"
@@ -268,7 +268,7 @@ def test_a_plan_of_the_folder_itself_needs_no_naming_unless_it_leads_elsewhere(p
     case = store.load(planted / "base").manifest.plan[0].case
 
     def unnamed() -> dict[str, list[str]]:
-        return consent.unnamed([case], folder=planted / "base", named={})
+        return consent.unnamed_words([case], folder=planted / "base", named={})
 
     assert "strategy" in unnamed()
     plan.symlink_to(planted / "outside" / "secret.json")
