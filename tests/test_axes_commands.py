@@ -35,14 +35,6 @@ def test_show_prints_the_numbers_over_an_axis(here: Path, capsys: pytest.Capture
     assert err == f"next: gcprof plot {RUN} --kind heat --over batch-size -o heat.png\n"
 
 
-def test_the_next_command_is_one(here: Path, capsys: pytest.CaptureFixture[str]):
-    answer(["show", RUN, "--over", "batch-size"])
-    words = capsys.readouterr().err.removeprefix("next: gcprof ").split()
-
-    assert answer(words) == 0
-    assert (here / "heat.png").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -66,12 +58,6 @@ def test_what_cannot_be_laid_out_is_refused(here: Path, capsys: pytest.CaptureFi
     assert out == ""
     assert complaint in err
     assert not list(here.glob("*.p*"))
-
-
-def test_a_paper_without_a_name_is_a_pdf(here: Path):
-    assert answer(["plot", RUN, "--kind", "heat", "--style", "paper"]) == 0
-
-    assert (here / "heat.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_style_of_any_other_name_is_drawn_as_it_is_named(here: Path):

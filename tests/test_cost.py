@@ -19,7 +19,6 @@ from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Environment
 from profiler.core.schedule import DDP_SETTLING
 from profiler.core.stats import Sampling
-from profiler.engines import EngineChoice
 from profiler.engines.local import Local
 from profiler.request.spec import CheckedRequest
 from profiler.training.workload import Workload
@@ -133,15 +132,6 @@ def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling)
 # In words
 
 
-def test_what_a_cpu_costs_has_no_seconds():
-    plan = schedule.measured([trial("none", device="cpu", samples=4, sampling=Sampling()).case], 2, predict=True)
-
-    first, steps = cost_lines(cost(plan, {}, start_seconds=0.0))
-
-    assert first == "3 trials, 1 of them predictions, which need no device"
-    assert steps.startswith("steps: 16 to 213; a round is timed for up to 2 s, or a few steps")
-
-
 def plan_of(*strategies: str, **fields: Any) -> CheckedRequest:
     cases = [trial(strategy, model=Choice("mlp"), **fields).case for strategy in strategies]
     return CheckedRequest(trials=schedule.measured(cases, 2), data_directory=None)
@@ -176,15 +166,6 @@ def test_the_seconds_of_a_known_gpu_are_predicted_with_their_stated_error(lent):
         r"  \S+ s as measured now for the start of a trial; times are estimated for ideal kernels", found[3]
     )
     assert H100 in found[3]
-
-
-def test_a_gpu_that_nobody_knows_has_steps_and_no_seconds(lent):
-    devices = {"cuda:0": Environment(gcprof="", python="", system="", device_name="ACME 1")}
-    with lent:
-        found = told(plan_of("none"), devices, lent, "local")
-
-    assert found[-1] == "GPU seconds of 2 trials: not known: no GPU is named whose rates are known"
-    assert not any("predicted, not measured" in line for line in found)
 
 
 def test_what_cannot_be_predicted_in_time_is_told(lent, monkeypatch):
@@ -253,17 +234,3 @@ def test_a_dry_run_refuses_blocks_that_no_model_has(here: Path, shared, capsys, 
     assert [line for line in said.err.splitlines() if "skipped" in line] == refused
     assert ("gcprof: no model has such blocks" in said.err) == bool(code)
     assert bool(said.out) != bool(code)
-
-
-def test_a_dry_run_says_whose_blocks_it_has_no_time_to_look_at(here: Path, shared, capsys, monkeypatch):
-    monkeypatch.setattr(dry_run, "_failures", lambda cases, data: [None] * len(cases))
-
-    assert answer(["run", "mlp", "--strategies", "all", "--blocks", "nope", "--device", "cpu", "--dry-run"]) == 0
-
-    assert "mlp: its blocks are not looked at: no step was traced within 15 s" in capsys.readouterr().err
-
-
-def test_an_option_of_an_engine_may_hold_colons_and_the_others_still_name_the_gpu():
-    where = EngineChoice("slurm:constraint=h100,slurm_gres=gpu:h100:1")
-
-    assert dry_run._kind("cuda:0", {}, where) == "h100"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from profiler.__main__ import main as start_command
-from profiler.cli import INTERRUPTED
 from profiler.core import server_process
 from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
@@ -92,17 +88,6 @@ def test_a_hollow_device_is_built_before(started, monkeypatch):
     assert started == []
 
 
-def test_where_a_standard_stream_is_closed_nothing_else_becomes_it(started, monkeypatch):
-    def closed(number: int) -> None:
-        raise OSError(9, "Bad file descriptor")
-
-    with monkeypatch.context() as within:
-        within.setattr(os, "fstat", closed)
-        start_early(["run"])
-
-    assert started == []
-
-
 @pytest.mark.parametrize("name", EARLY)
 def test_a_command_with_wrong_words_ends_as_before_and_leaves_no_server(name, tmp_path):
     done = gcprof(name, "--nonsense", cwd=tmp_path)
@@ -110,18 +95,3 @@ def test_a_command_with_wrong_words_ends_as_before_and_leaves_no_server(name, tm
     assert done.returncode == 2
     assert "--nonsense" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("place", ["profiler.core.server_process.start_early", "profiler.cli.main"])
-def test_an_interrupt_before_the_words_are_read_ends_as_a_later_one_does(place, monkeypatch, capfd):
-    def interrupt(*words: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sys.argv", ["gcprof", "--version"])
-    monkeypatch.setattr(place, interrupt)
-
-    with pytest.raises(SystemExit) as ended:
-        start_command()
-
-    assert ended.value.code == INTERRUPTED
-    assert capfd.readouterr() == ("", "")

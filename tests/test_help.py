@@ -26,17 +26,6 @@ def test_every_command_is_in_one_group():
     assert sorted(grouped) == sorted([*COMMANDS, "runs"])
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_no_summary_is_cut_or_wrapped(columns: int, monkeypatch: Any, capsys: Any):
-    out = shown(["--help"], columns, monkeypatch, capsys)
-
-    for summaries in layout.GROUPS.values():
-        for name, summary in summaries.items():
-            assert 5 <= len(summary.split()) <= 6, summary
-            assert re.search(rf"^  {name} +{re.escape(summary)}$", out, flags=re.MULTILINE)
-    assert "..." not in out.partition("Measure:")[2]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_options_are_in_panels_and_every_one_is_there_once(name: str, monkeypatch: Any, capsys: Any):
     out = shown([name, "--help"], 100, monkeypatch, capsys)

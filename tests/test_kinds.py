@@ -5,14 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler import engines
 from profiler.analysis.rows import rows
 from profiler.core import gpu_kinds, schedule
-from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines import EngineChoice
-from profiler.request.device_choice import any_device, choose_device
+from profiler.request.device_choice import any_device
 from profiler.request.spec import Request, check
 from tests import make
 from tests.gpu_records import NOTES
@@ -83,24 +81,6 @@ def test_what_is_no_list_of_kinds_is_refused(words, message):
         check(Request(model="mlp", **words), any_device)
 
 
-def test_a_kind_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(UserError, match="there is no 'a100' here") as caught:
-        choose_device("cuda:a100", ["cpu", "cuda:h100", "cuda:t4"])
-
-    assert (caught.value.hint, caught.value.exit_code) == ("choose from h100, t4", 3)
-
-
-def test_among_several_kinds_nobody_chooses_for_the_user():
-    assert choose_device("auto", ["cpu", "cuda:t4"]) == "cuda:t4"
-    with pytest.raises(UserError, match="several kinds of GPU: h100, t4"):
-        choose_device("auto", ["cpu", "cuda:h100", "cuda:t4"])
-
-
-def test_an_engine_without_kinds_takes_none():
-    with pytest.raises(UserError, match="--gpus has no effect with --engine local"):
-        engines.connect("local", plan=[Trial(case=make.case(device="cuda:a100"))])
-
-
 @pytest.mark.parametrize(
     ("text", "options"),
     [
@@ -146,7 +126,3 @@ def test_ratios_of_one_gpu_or_of_unknown_ones_have_no_such_note():
     unknown = [on("GPU-1", "none", 1), msgspec.structs.replace(on("", "all", 1), environment=None)]
 
     assert all(note.code != "GCP036" for row in (*same, *rows(unknown)) for note in row.notes)
-
-
-def test_a_name_with_options_is_still_read_from_its_last_colon():
-    assert (Choice("torchvision:resnet18:weights=x").name) == "torchvision:resnet18"

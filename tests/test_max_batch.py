@@ -17,7 +17,6 @@ from profiler.core.case import Choice, Trial
 from profiler.core.gpu_kinds import is_hollow
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.record import Readings, Record
-from profiler.core.units import bytes_text
 from profiler.runs import run_diff, store
 from profiler.training import models
 from profiler.workflows import max_batch
@@ -83,21 +82,6 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     assert words[:2] == ["plan", SMALL]
 
 
-@pytest.mark.nightly
-def test_without_measuring_there_is_no_run(here, peaks, capsys):
-    limit = peaks[4]
-
-    code = answer(["max-batch", SMALL, "--memory", f"{limit}B", *FLAGS, "--no-measure", "--strategies", "segments:k=2"])
-
-    said = capsys.readouterr()
-    lines = [line.split() for line in said.out.splitlines()]
-    assert code == 0
-    assert [line[0] for line in lines[5:]] == ["none", "segments:k=2", "plan"]
-    assert lines[5][1] == "4"  # what four samples need fits what four samples need
-    assert "measured" not in said.out
-    assert list((here / "results").glob("**/manifest.json")) == []
-
-
 @pytest.mark.slow
 def test_one_byte_less_holds_one_sample_less(here, peaks, capsys):
     words = [SMALL, "--memory", f"{peaks[4] - 1}B", *FLAGS, "--no-measure", "--strategies", "none", "--json"]
@@ -139,25 +123,6 @@ def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, c
     assert all(one["measured_bytes"] is None for one in within)
     assert all(CONTEXT < one["predicted_bytes"] <= CONTEXT + 100 * 2**20 for one in within)
     assert within[1]["batch_size"] > within[0]["batch_size"]
-
-
-@pytest.mark.nightly
-def test_where_cuda_itself_leaves_no_room_that_is_said_with_its_bytes(here, capsys):
-    words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "600MiB"]
-
-    assert answer(words) == GATE
-    said = capsys.readouterr()
-    assert answer([*words, "--json"]) == GATE
-    found = json.loads(capsys.readouterr().out)
-
-    text = " ".join(said.out.split())
-    assert "of that CUDA itself takes 600 MiB, assumed; --context SIZE says otherwise" in text
-    one = found["strategies"][0]
-    work = one["sample_bytes"] - one["static_bytes"] - CONTEXT
-    parts = f"{bytes_text(one['static_bytes'])} static, {bytes_text(work)} at work, 600 MiB for CUDA itself"
-    assert f"none: not even one sample fits; it needs {bytes_text(one['sample_bytes'])}: {parts}" in text
-    assert found["context_bytes"] == CONTEXT
-    assert one["sample_bytes"] > 600 * 2**20
 
 
 @pytest.mark.slow
@@ -278,16 +243,6 @@ def test_samples_a_second_are_of_all_rounds_and_micro_batches():
     assert Largest(strategy=Choice("none"), batch_size=8).samples_per_second is None
 
 
-@pytest.mark.nightly
-def test_a_strategy_is_named_with_its_options_and_a_plan_without_its_file(here, shared, capsys):
-    words = [SMALL, "--memory", "5MiB", "--device", "fake:cpu", "--strategies", "segments:k=2,segments:k=4"]
-
-    assert answer(["max-batch", *words, "--json"]) == 0
-
-    names = [one["strategy"] for one in json.loads(capsys.readouterr().out)["strategies"]]
-    assert names == ["none", "segments:k=2", "segments:k=4", "plan"]
-
-
 @pytest.mark.slow
 def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json"]
@@ -340,12 +295,3 @@ def test_what_has_no_largest_batch_is_refused(here, shared, capsys, words, compl
     said = capsys.readouterr()
     assert said.out == ""
     assert complaint in said.err
-
-
-@pytest.mark.nightly
-def test_a_model_that_takes_its_batch_size_from_a_file_is_not_refused(here, shared, capsys):
-    model = f"{FIXED.with_name('batchnorm.py')}:build"
-
-    assert answer(["max-batch", model, "--memory", "1MiB", "--device", "fake:cpu", "--json"]) == 0
-
-    assert json.loads(capsys.readouterr().out)["strategies"][0]["batch_size"] > 0

@@ -21,11 +21,6 @@ def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word: str):
     assert to_rehearse(word) == f"rehearse:{word.removeprefix('fake:')}"
 
 
-@pytest.mark.parametrize("word", [None, "auto", "cpu", "cuda", "cuda:1", "rehearse:t4", "fake:cuda"])
-def test_what_is_no_gpus_name_stays_as_it_is(word: str | None):
-    assert planned(word) == word
-
-
 @pytest.mark.parametrize("look", [any_device, lambda word: choose_device(word, ["cpu"])])
 def test_where_a_step_is_measured_a_gpus_name_is_refused_with_what_would_do(look):
     with pytest.raises(UserError) as raised:
@@ -35,12 +30,6 @@ def test_where_a_step_is_measured_a_gpus_name_is_refused_with_what_would_do(look
     assert raised.value.hint == (
         "--device fake:t4 predicts for it, --device rehearse:t4 rehearses it; cuda measures here"
     )
-
-
-def test_a_run_on_a_gpus_name_is_refused(here: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["run", "mlp", "--device", "t4", "--dry-run"]) == 2
-
-    assert "hint: --device fake:t4 predicts for it" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from profiler.runs import merge, store
 from profiler.views.tables.listing import overview
 from tests import make
 from tests.program import row_names
-from tests.user_models import hooks, keeps, own_checkpoint
+from tests.user_models import keeps, own_checkpoint
 
 QUICK = ("--device", "cpu", "--samples", "1", "--warmup", "0", "--rounds", "2")
 USERS = Choice("mine.py:make")
@@ -165,15 +165,3 @@ def test_it_is_tried_where_the_step_without_checkpoints_is_out_of_memory(here):
         ("none", "out_of_memory"), ("own", "out_of_memory"),
     ]  # fmt: skip
     assert [note.code for note in run.records[0].notes] == ["GCP047"]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_dry_run_names_it_and_does_not_count_it(here, capsys):
-    assert answer(["run", "--model", f"{hooks.__file__}:hooked", "--strategies", "all", *QUICK, "--dry-run"]) == 0
-
-    printed = capsys.readouterr()
-    named = [
-        line for line in printed.out.splitlines() if line.endswith("only where the model calls checkpoints itself")
-    ]
-    assert [line.split()[3] for line in named] == ["own", "own"]
-    assert "4 trials" in printed.err

@@ -7,27 +7,22 @@ import json
 import shlex
 import signal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
 
-from profiler import engines
 from profiler.cli import answer
-from profiler.cli import plan as command
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
-from profiler.engines import local
 from profiler.planning import chain as chains
-from profiler.planning import plan_code, solver
 from profiler.planning.chain import SaveOption, StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import run_diff, store
-from profiler.views.plots.plot import SUFFIXES
 from profiler.workflows.plan_comparison import file_of
 from tests import killed
 from tests.commands import gcprof
@@ -84,16 +79,6 @@ def test_a_budget_in_any_words_gets_the_fastest_plan_that_fits(costs, capsys, wo
     assert found["ways"][0]["way"] == "plan"
     assert found["ways"][0]["peak_bytes"] == point.peak_bytes <= nbytes
     assert parse(found["ways"][0]["plan"], 12) == point.plan
-
-
-@pytest.mark.parametrize("word", ["nonsense", "0", "101%", "nan", "9" * 30 + "GiB", "-1", ""])
-def test_what_is_no_budget_is_refused(costs, capsys, word):
-    assert plan("--stages", costs, f"--budget={word}") == 2
-
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"--budget cannot be '{word}'" in said.err
-    assert "hint: 8GiB, 750MiB, 60%" in said.err
 
 
 def test_the_plan_is_shown_beside_its_rivals_with_what_sets_its_floor(costs, capsys):
@@ -191,14 +176,6 @@ def test_the_frontier_is_every_plan_that_no_other_beats(costs, capsys):
     assert next_words(said.err) == ["plan", "--stages", "costs.json", "--budget", "60%"]
 
 
-def test_the_frontier_and_the_plan_are_shown_together(costs, capsys):
-    assert plan("--stages", costs, "--budget", "60%", "--frontier") == 0
-
-    out = capsys.readouterr().out
-    assert "1-9 [10] 11-12" in out
-    assert "uniform(7)" in out
-
-
 @pytest.mark.parametrize("budget", [("--budget", "60%"), ("--frontier",)])
 def test_one_document_holds_the_frontier(costs, capsys, budget):
     assert plan("--stages", costs, *budget, "--json") == 0
@@ -253,12 +230,6 @@ def test_a_file_that_is_there_is_written_over_by_force_alone(named, capsys, name
     assert Path(name).read_bytes() != b"mine"
 
 
-def test_a_folder_that_is_not_there_is_said(named, capsys):
-    assert plan("--stages", named, "--budget", "60%", "-o", "nowhere/plan.json") == 74
-
-    assert "cannot write 'nowhere/plan.json'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -284,47 +255,29 @@ def test_costs_that_cannot_be_read_are_refused(here, capsys, text, complaint):
     assert "hint: " in said.err
 
 
-def test_an_unknown_field_is_named(costs, capsys):
-    text = json.loads(COSTS.read_text())
-    text["stages"][3]["forward_second"] = 1.0
-    costs.write_text(json.dumps(text))
-
-    assert plan("--stages", costs, "--frontier") == 2
-
-    assert "unknown field `forward_second` - at `$.stages[3]`" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ("", "plan needs a model, or costs"),
-        ("--budget 60%", "plan needs a model, or costs"),
         ("--stages costs.json", "plan needs a budget"),
-        ("mlp", "plan needs a budget"),
         ("--stages costs.json --frontier --emit python", "--emit needs a budget"),
         ("--stages costs.json --frontier -o plan.json", "a plan needs a budget"),
         ("--stages costs.json --budget 60% -o plan.txt", "cannot write 'plan.txt'"),
-        ("--stages costs.json --budget 60% -o plan", "cannot write 'plan'"),
         ("--stages costs.json --budget 60% --emit pyhton", "--emit cannot be 'pyhton'"),
         ("--stages costs.json --budget 60% --emit python --json", "--json has no effect with --emit"),
-        ("--stages costs.json --budget 60% --emit python --frontier", "--frontier has no effect with --emit"),
-        ("--stages costs.json --budget 60% --emit python -o plan.json", "-o has no effect with --emit"),
         ("--stages costs.json --budget 60% --batch-size 4", "--batch-size has no effect on costs from a file"),
-        ("--stages costs.json --budget 60% --device cpu", "--device has no effect on costs from a file"),
         ("--stages costs.json --budget 60% --no-measure", "--no-measure has no effect where nothing is measured"),
-        ("--stages costs.json --budget 60% --rounds 2", "--rounds has no effect where nothing is measured"),
         ("mlp --frontier --rounds 2", "--rounds has no effect where nothing is measured"),
-        ("mlp --frontier --no-measure", "--no-measure has no effect where nothing is measured"),
-        ("mlp --budget 60% --no-measure --rounds 2", "--rounds has no effect where no time is measured"),
         ("mlp --budget 60% --device fake:t4 --rounds 2", "--rounds has no effect where no time is measured"),
-        ("mlp --budget 60% --device rehearse:t4 --rounds 2", "--rounds has no effect where no time is measured"),
         ("mlp --budget 60% --rounds 0", "invalid value for '--rounds'"),
-        ("mlp --budget 60% --levels 9", "invalid value for '--levels'"),
         ("mlp --budget 60% --device tpu", "'tpu' is not a device"),
         ("mlp,mnist-cnn --budget 60%", "only one model can be planned at once"),
-        ("mlp --budget 60% --batch-size 2,4", "only one model can be planned at once"),
         ("transfromer --budget 60%", "did you mean 'transformer'?"),
         ("mlp --budget 60% --stages missing.json --device cpu", "cannot read 'missing.json'"),
+        ("--stages costs.json --budget 101%", "--budget cannot be '101%'"),
+        ("--from plan.json --emit python --budget 60%", "--budget has no effect with --from"),
+        ("--from plan.json", "--from needs --emit"),
+        ("mlp --from plan.json --emit python", "the model has no effect with --from"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, complaint):
@@ -336,16 +289,6 @@ def test_what_cannot_be_planned_is_refused(costs, shared, capsys, words, complai
     assert "hint: " in said.err
 
 
-def test_a_gpu_that_is_not_there_is_exit_code_3(here, shared, capsys):
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-
-    assert plan("mlp", "--budget", "60%", "--device", "cuda") == 3
-    assert "torch sees no CUDA device here" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [("--emit", "python"), ("--emit", "hf"), ("--emit", "fsdp"), ("-o", "plan.json")])
 def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsys, words):
     assert plan("--stages", costs, "--budget", "60%", *words) == 2
@@ -354,12 +297,6 @@ def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsy
     assert said.out == ""
     assert "gcprof: these stages have no known blocks" in said.err
     assert not Path("plan.json").exists()
-
-
-def test_code_of_a_plan_that_checkpoints_nothing_is_said_to_be_so(named, capsys):
-    assert plan("--stages", named, "--budget", "100%", "--emit", "python") == 0
-
-    assert "the step fits as it is: the plan checkpoints nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "name"), [("python", "PLAN"), ("hf", "LAYERS"), ("fsdp", "MODULES")])
@@ -418,33 +355,6 @@ def test_a_plan_is_measured_with_its_batchnorm_repaired(here, capsys):
     assert planned
     assert all((record.equality.buffers_difference or 0) < 1e-6 for record in planned)
     assert next_words(said.err)[-1] == "--repair-batchnorm"
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("--from plan.json", "--from needs --emit"),
-        ("--from plan.json --emit python --budget 60%", "--budget has no effect with --from"),
-        ("--frontier mlp --repair-batchnorm", "--repair-batchnorm has no effect where nothing is measured"),
-        ("--stages c.json --budget 1GiB --repair-batchnorm", "--repair-batchnorm has no effect on costs from a file"),
-        ("mlp --from plan.json --emit python", "the model has no effect with --from"),
-        ("--from plan.json --emit python --no-measure", "--no-measure has no effect with --from"),
-        ("--from plan.json --emit python", "cannot read the plan 'plan.json'"),
-    ],
-)
-def test_what_has_no_effect_beside_a_plan_file_is_refused(here, capsys, words, complaint):
-    assert plan(*shlex.split(words)) == 2
-
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert complaint in said.err
-
-
-@pytest.mark.slow
-def test_a_plan_by_costs_needs_no_torch(costs):
-    done = gcprof("plan", "--stages", str(costs), "--budget", "60%", "-o", "f.png", torch=False)
-
-    assert (done.returncode, "torch is not installed" in done.stderr) == (0, False)
 
 
 @pytest.fixture
@@ -522,28 +432,10 @@ def test_where_one_level_gets_as_low_as_any_no_deeper_one_is_tried(costs, monkey
         asked.append(levels)
         return frontier(chain, levels=levels, points=points)
 
-    monkeypatch.setattr("profiler.workflows.planner.frontier", noted)
+    monkeypatch.setattr("profiler.workflows.plan_fitting.frontier", noted)
 
     assert plan("--stages", costs, "--budget", "535MiB") == 5
     assert asked == [1]
-
-
-def test_a_budget_that_no_plan_fits_is_one_document_too(costs, capsys):
-    assert plan("--stages", costs, "--budget", "535MiB", "--json") == 5
-
-    found = document(capsys)
-    assert found["ways"] == []
-    assert found["budget_bytes"] == 535 * MIB
-    assert found["frontier"][0]["peak_bytes"] == 536 * MIB
-
-
-def test_costs_of_nothing_are_planned_for(here, capsys):
-    stage = {f"{name}_bytes": 0 for name in ("output", "saved", "forward_extra", "backward_extra")}
-    stage |= {"name": "a", "forward_seconds": 0, "backward_seconds": 0}
-    (here / "costs.json").write_text(json.dumps({"input_bytes": 0, "stages": [stage]}))
-
-    assert plan("--stages", "costs.json", "--budget", "max", "--frontier", "-o", "f.png") == 0
-    assert "0 B" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -558,12 +450,6 @@ def test_costs_of_another_model_or_batch_are_refused(here, capsys):
     assert refused == 2
     assert "'mlp.json' has the costs of mlp, batch 8, sgd, fp32, fake:t4, not of mlp, batch 16" in said
     assert plan("mlp", *words, "--batch-size", "8") == 0
-
-
-def test_costs_of_no_known_model_are_planned_for_none(here, named, shared, capsys):
-    assert plan("mlp", "--stages", named, "--budget", "100%", "--device", "fake:t4") == 2
-
-    assert "has the costs of no known model, not of mlp" in capsys.readouterr().err
 
 
 WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
@@ -637,62 +523,6 @@ def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
     assert found["frontier"][0]["step_seconds"] > found["uncheckpointed"]["step_seconds"] > 0
 
 
-class Borrowed(local.Local):
-    """The real engine; it is noted whether it was left."""
-
-    left: ClassVar[list[bool]] = []
-
-    def __exit__(self, *error: object) -> None:
-        self.left.append(True)
-        super().__exit__(*error)
-
-
-def connect(**words: Any) -> Borrowed:
-    return Borrowed(**words)
-
-
-@pytest.fixture
-def noted(shared: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """When engines are left."""
-    monkeypatch.setitem(engines.TABLE, "local", "tests.test_plan_command:connect")
-    monkeypatch.setattr(Borrowed, "left", [])
-    return Borrowed.left
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("plan", "tests/user_models/broken.py:raises", "--budget", "60%"),  # while its stages are asked for
-        ("plan", "mlp", "--budget", "60%", "--stages", "missing.json"),
-        ("stages", "tests/user_models/broken.py:raises"),
-        ("max-batch", "tests/user_models/broken.py:raises", "--memory", "1MiB"),
-    ],
-)
-def test_no_server_is_left_where_a_command_refuses(noted, here, capsys, words):
-    root = Path(__file__).parents[1]
-    words = tuple(str(root / word) if word.startswith("tests/") else word for word in words)
-
-    code = answer([*words, "--device", "cpu"])
-
-    assert code in (1, 2)
-    assert noted == [True]
-    assert "gcprof: " in capsys.readouterr().err
-
-
-def test_no_server_is_left_where_the_device_is_not_there(noted, here, capsys):
-    assert plan("mlp", "--budget", "60%", "--device", "cuda:7") in (2, 3)
-
-    assert noted == [True]
-
-
-def test_a_server_that_would_be_left_would_be_seen(noted, here):
-    engine = connect().__enter__()
-
-    assert noted == []
-    engine.__exit__()
-    assert noted == [True]
-
-
 @pytest.mark.nightly
 def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
     words = ("plan", *WORDS, "--budget", "60%", "--rounds", "50", "-o", "mine.json")
@@ -712,9 +542,3 @@ def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here
     assert not (here / "mine.json").exists()
     assert {(strategy, number) for _, strategy, number in printed} <= kept
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-
-
-def test_the_words_that_the_command_knows_without_its_libraries_are_theirs():
-    assert command.DEEPEST == solver.DEEPEST
-    assert tuple(plan_code.KINDS) == command.CODE
-    assert tuple(f".{suffix}" for suffix in SUFFIXES) == command.PICTURES

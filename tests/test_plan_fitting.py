@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from profiler.core import plan_file
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Trial
 from profiler.core.record import Readings, Record
 from profiler.planning import candidates
 from profiler.planning import chain as chains
-from profiler.planning.candidates import PLAN, none, ways
+from profiler.planning.candidates import PLAN, ways
 from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
@@ -383,10 +383,6 @@ def test_each_that_is_rehearsed_is_rehearsed_once_and_not_predicted(tmp_path):
     assert [(trial.case.device, trial.passes) for trial in trials] == [("rehearse:t4", ("memory",))] * 4
 
 
-def test_none_is_everything_kept():
-    assert none(CHAIN).cost == simulate(CHAIN, Plan(items=tuple(range(12))))
-
-
 class Hiding:
     """An engine on which a step fits only under some strategies."""
 
@@ -414,19 +410,3 @@ def test_what_operators_hide_is_read_of_the_first_step_that_fits(fitting, asked,
 
     assert engine.asked == asked
     assert (found is not None) == is_known
-
-
-def test_nothing_is_measured_of_a_device_that_is_not_there():
-    engine = Hiding("none")
-
-    assert stages.calibrate(engine, make.case(device="fake:t4")) is None
-    assert engine.asked == []
-
-
-def test_the_plan_of_a_file_is_a_strategy_of_the_case():
-    case = make.case()
-
-    found = plan_fitting.under(case, Path("a folder/plan.json"))
-
-    assert found.strategy == Choice.of("plan", {"file": Path("a folder/plan.json")})
-    assert found.baseline == case

@@ -25,7 +25,6 @@ from profiler.predicting.trace import matmul_workspaces
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.views.tables import max_batch
-from profiler.views.tables.progress import trial_line
 from profiler.workflows import instrument
 from tests import make
 
@@ -129,17 +128,6 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     assert code == 0
     assert len(said.out.splitlines()) <= 25
     assert "the prediction is +0.00 % off" in said.err
-
-
-@pytest.mark.slow
-def test_a_model_is_explained_and_drawn_without_running_it(here, capsys):
-    assert answer(["explain", SMALL, "--strategy", "all", "--optimizer", "adamw", "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "peak" in said
-    assert "floor" in said
-
-    assert answer(["timeline", SMALL, "--strategies", "none,all", "-o", "figure.png"]) == 0
-    assert (here / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -268,24 +256,6 @@ def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
     assert found[0].needed_bytes == 20 * GIB + gpu_specs.CONTEXT_BYTES
     assert "with no strategy here" in table
     assert "predicted, not measured" in table
-
-
-def test_no_name_of_a_model_becomes_a_picture(capsys):
-    """`:llama:` is also the name of an emoji."""
-    import io
-
-    from profiler.views.tables.progress import Follow
-
-    stream = io.StringIO()
-    with Follow(stream) as follow:
-        follow.show(make.record(case=make.case(model=Choice("hf:llama:sequence=8"))), left=0)
-
-    assert "hf:llama:sequence=8" in stream.getvalue()
-
-
-def test_the_progress_of_a_prediction_is_called_one():
-    assert ": predicted, peak" in trial_line(predicted())
-    assert ": ok, peak" in trial_line(make.record())
 
 
 def test_a_published_system_is_met_without_a_device(here, capsys):

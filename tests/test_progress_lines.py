@@ -120,15 +120,6 @@ def test_two_devices_take_half_as_long_for_later_rounds():
     assert screen.left_seconds() == 3 * 6 / 2
 
 
-def test_a_table_that_is_higher_than_the_terminal_is_left_out():
-    screen = live(120, Clock())
-    screen._console.height = 4
-
-    screen.add(make.record(), total=2)
-
-    assert drawn(screen).splitlines() == ["1/2  0:00:00, about 0:00:00 left"]
-
-
 def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
     file, clock = io.StringIO(), Clock()
 

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from profiler.core import gpu_specs, rehearsed_gpu
-from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB, bytes_text
-from profiler.request.device_choice import choose_device, environment, to_rehearse
+from profiler.request.device_choice import choose_device, environment
 from profiler.runs import store
 from tests import make
 from tests.program import gcprof
@@ -171,14 +170,6 @@ def test_every_row_of_a_command_is_the_same_row_alone_and_one_that_dies_takes_no
     assert not alone
 
 
-def test_a_row_imports_neither_the_compiler_nor_sympy(hollow, tmp_path):
-    (tmp_path / "lean.py").write_text(LEAN)
-
-    done = gcprof("rehearse", "lean.py:make", "--strategies", "none,all", "-o", "run", cwd=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-
-
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
     words = ("rehearse", "mlp:width=4096", "--device", "t4", "--memory", "128MiB", "--strategies", "none")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
@@ -253,12 +244,6 @@ def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow
         ("GCP041", "the step reads values, which are zeros or leftovers here: nonzero (net.py:6)")
     ]
     assert "nonzero (net.py:6)" in done.stderr
-
-
-def test_a_model_of_fixed_sizes_is_made_on_the_device_without_a_note(both):
-    codes = {note.code for record in both[1].values() for note in record.notes}
-
-    assert not codes & {"GCP040", "GCP041", "GCP042"}
 
 
 def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):
@@ -360,16 +345,6 @@ def test_what_is_no_such_gpu_is_refused(word, message):
     assert message in refused.value.message
 
 
-def test_two_mib_beside_the_context_are_enough_to_try():
-    word = f"rehearse:t4:memory={3 * MIB},context={MIB}"
-
-    assert rehearsed_gpu.resolve(word) == word
-
-
-def test_sizes_are_added_to_every_gpu_of_a_list():
-    assert to_rehearse("h100,t4", memory="8GiB", context=None) == "rehearse:h100:memory=8GiB,rehearse:t4:memory=8GiB"
-
-
 def test_a_rehearsed_case_foresees_the_same_gpu_and_is_no_measurement():
     case = make.case(device="rehearse:h100:memory=1073741824")
 
@@ -417,7 +392,3 @@ def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_
 
     assert answer(words) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_choice_of_gpu_without_options_has_none():
-    assert Choice("rehearse:h100").options == {}

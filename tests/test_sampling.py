@@ -16,8 +16,7 @@ from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
 from profiler.request import sweep
-from profiler.request.checks import sampling
-from profiler.request.spec import Request, check, override
+from profiler.request.spec import Request, check
 from profiler.runs.store import load
 from tests import make
 from tests.conftest import measured
@@ -129,36 +128,6 @@ def test_a_prediction_samples_nothing():
     assert planned(device="fake:cpu")[0].sampling is UNSET
 
 
-def test_words_choose_how_sure_the_median_shall_be():
-    case = planned(device="cpu", precision_target="0.5 %", max_samples=40, max_seconds=7)[0]
-
-    assert case.sampling == Sampling(precision_target=0.005, max_samples=40, max_seconds=7)
-
-
-@pytest.mark.parametrize("word", ["2", "0.02", "", "%", "0%", "51%", "-2%", "nan%", "2%%", "²%"])
-def test_what_is_no_precision_is_refused(word):
-    with pytest.raises(UserError, match="--precision-target") as caught:
-        sampling(precision_target=word)
-
-    assert "2%" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("words", "flag"),
-    [
-        ({"max_samples": 5}, "--max-samples cannot be 5"),
-        ({"max_samples": 10_001}, "--max-samples"),
-        ({"max_seconds": 0}, "--max-seconds cannot be 0"),
-        ({"max_seconds": -1.5}, "--max-seconds"),
-        ({"max_seconds": float("nan")}, "--max-seconds"),
-        ({"max_seconds": float("inf")}, "--max-seconds"),
-    ],
-)
-def test_impossible_limits_are_refused(words, flag):
-    with pytest.raises(UserError, match=flag):
-        sampling(**words)
-
-
 @pytest.mark.parametrize("words", [{"precision_target": "2%"}, {"max_samples": 50}, {"max_seconds": 1.0}])
 def test_a_limit_without_effect_is_refused(words):
     (name,) = words
@@ -192,14 +161,6 @@ def test_a_sweep_file_may_say_how_sure_the_median_shall_be(tmp_path):
     request = sweep.read(tmp_path / "sweep.toml")
 
     assert request == Request(precision_target="5%", max_samples=40, max_seconds=10.0)
-
-
-def test_the_command_line_wins_over_the_other_way_of_a_sweep_file():
-    fixed = override(Request(precision_target="1%", max_samples=9), Request(samples=3))
-    free = override(Request(samples=3), Request(max_seconds=9.0))
-
-    assert (fixed.samples, fixed.precision_target, fixed.max_samples) == (3, None, None)
-    assert (free.samples, free.max_seconds) == (None, 9.0)
 
 
 def test_a_case_without_the_new_words_is_written_and_called_as_before():

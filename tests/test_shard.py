@@ -141,15 +141,6 @@ def test_merging_all_parts_gives_what_one_run_would_have_given(count, outcome, t
     assert merged.status == "complete"
 
 
-def test_a_later_round_stays_where_the_first_was_ended_from_outside(tmp_path):
-    plan = sweep(models=1, rounds=2)
-    parts = in_parts(tmp_path, plan, 2, "crashed")
-
-    merged = merge(parts)
-
-    assert (merged.remarks, len(merged.records)) == ((), len(plan))
-
-
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("models", [1, 3])
 def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(lost, models, tmp_path, capsys):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from profiler.core import function_source
-from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
@@ -43,34 +42,6 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
     (remark,) = found.remarks
     assert "mnist-cnn:channels=32 stands in for the full-size mnist-cnn" in remark
     assert remark.endswith("say mnist-cnn:channels=320")
-
-
-def test_data_for_a_model_that_makes_its_own_is_refused(tmp_path):
-    (tmp_path / "train-images-idx3-ubyte").touch()
-
-    with pytest.raises(UserError, match="--data has no effect on 'mlp'"):
-        planned(model="mlp", data=str(tmp_path))
-
-
-def test_segments_given_twice_in_two_ways_are_measured_once_and_said():
-    found = planned(segments="2", strategies="segments:k=2")
-
-    assert strategies(found) == ["none", "segments:k=2"]
-    assert any("measured once" in remark for remark in found.remarks)
-
-
-def test_on_a_gpu_the_default_is_the_full_size():
-    found = planned("cuda:0")
-
-    assert {trial.case.model for trial in found.trials} == {"mnist-cnn"}
-    assert found.remarks == ()
-
-
-def test_the_full_size_can_be_asked_for_on_a_cpu():
-    found = planned(model="mnist-cnn:channels=320,layers=5")
-
-    assert {trial.case.model for trial in found.trials} == {"mnist-cnn:layers=5"}  # 320 is what the model is made with
-    assert found.remarks == ()
 
 
 def test_the_batch_size_is_the_models_own_unless_given():
@@ -202,23 +173,6 @@ def test_a_word_for_a_device_is_the_device(word, devices, chosen):
     assert choose_device(word, devices) == chosen
 
 
-@pytest.mark.parametrize(
-    ("word", "devices", "exit_code"), [("cuda", ["cpu"], 3), ("cuda:7", ["cpu", "cuda:0"], 2), ("tpu", ["cpu"], 2)]
-)
-def test_a_device_that_is_not_there_is_refused(word, devices, exit_code):
-    with pytest.raises(UserError, match=word) as caught:
-        choose_device(word, devices)
-
-    assert caught.value.exit_code == exit_code
-
-
-def test_a_number_that_is_too_large_is_refused_with_the_largest():
-    with pytest.raises(UserError) as refusal:
-        check(Request(model="mlp", batch_size="9" * 23), lambda word: "cpu")
-
-    assert refusal.value.hint == "whole numbers from 1, like 64 or 8,16,32, up to 1,000,000,000"
-
-
 def test_words_of_the_command_line_win_over_the_sweep_file():
     merged = override(Request(model="mlp", rounds=2), Request(rounds=5))
 
@@ -232,29 +186,6 @@ def test_an_id_depends_on_every_field_and_on_nothing_else():
     assert same[0].id == same[1].id
     assert len({case.id for case in (*same, *others)}) == 5
     assert len(same[0].id) == 12
-
-
-def test_a_choice_of_a_family_keeps_its_colon():
-    assert Choice("torchvision:resnet18").name == "torchvision:resnet18"
-    assert Choice("hf:bert:layers=2").name == "hf:bert"
-    assert Choice("hf:bert:layers=2").options == {"layers": "2"}
-
-
-def test_any_optimizer_of_torch_is_there_by_name():
-    assert {trial.case.optimizer for trial in planned(optimizer="torch:RAdam:lr=0.01").trials} == {
-        "torch:RAdam:lr=0.01"
-    }
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [("torch:RAdm", "did you mean 'torch:RAdam'?"), ("torch:Optimizer:lr=1", "choose from ASGD, Adadelta, ")],
-)
-def test_an_optimizer_that_torch_does_not_have_is_refused_before_anything_is_run(word, hint):
-    with pytest.raises(UserError, match=f"torch.optim has no optimizer '{word.split(':')[1]}'") as told:
-        planned(optimizer=word)
-
-    assert told.value.hint.startswith(hint)
 
 
 def test_the_optimizers_of_torch_that_are_read_from_its_source_are_those_that_it_has():
@@ -281,18 +212,6 @@ def test_predictions_are_for_several_devices():
 
     assert [trial.case.device for trial in found.trials] == ["fake:t4"] * 2 + ["fake:h100"] * 2
     assert found.remarks == ("--device: fake:t4 was given more than once and is measured once",)
-
-
-@pytest.mark.parametrize("device", ["cpu,cuda", "cuda:0,cuda:1", "fake:t4,cpu"])
-def test_a_run_measures_on_one_device(device):
-    with pytest.raises(UserError, match="a run measures on one"):
-        check(Request(model="mlp", device=device), any_device)
-
-
-@pytest.mark.parametrize("text", ["0", "1,two", "", "10001", "1.5", "-1"])
-def test_what_is_no_number_of_micro_batches_is_refused(text):
-    with pytest.raises(UserError, match="is not a number of micro-batches"):
-        check(Request(model="mlp", accumulate=text), any_device)
 
 
 @pytest.mark.parametrize(

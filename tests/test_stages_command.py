@@ -94,25 +94,6 @@ def test_the_static_bytes_are_those_of_the_optimizer_too(here, shared, capsys):
     assert simulate(found["adamw"], none(found["adamw"]).plan).step_seconds > 0
 
 
-def test_a_file_that_is_there_is_kept_before_anything_is_measured(here, capsys):
-    Path("costs.json").write_text("mine")
-
-    assert answer(["stages", *WORDS, "fake:t4", "-o", "costs.json"]) == 2
-
-    said = capsys.readouterr()
-    assert "overwrite it with --force" in said.err
-    assert Path("costs.json").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_by_force_it_is_written_over(here, shared):
-    Path("costs.json").write_text("mine")
-
-    assert answer(["stages", *WORDS, "fake:t4", "-o", "costs.json", "--force"]) == 0
-
-    assert len(chains.read(Path("costs.json")).stages) == 5
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
