@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +18,7 @@ from profiler.planning import candidates
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import Frontier, Point, best, frontier
+from profiler.workflows import SILENT, Screen
 
 COUNTED = ("ok", "invalid")  # outcomes of steps whose bytes were read; the comparison reports wrong gradients
 TRIES = 5  # plans that are tried until one fits
@@ -54,14 +54,12 @@ class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
 Try = Callable[[Point], TriedPlan]
 
 
-def frontiers(
-    chain: Chain, levels: int | None = None, doing: Callable[[str], AbstractContextManager[None]] = nullcontext
-) -> Iterator[Frontier]:
+def frontiers(chain: Chain, levels: int | None = None, screen: Screen = SILENT) -> Iterator[Frontier]:
     """Yield the frontier of so many levels, or of each depth, until deeper plans can be no smaller."""
     _, floor = candidates.largest_stage(chain)
     smallest: int | None = None
     for depth in (levels,) if levels else DEPTHS:
-        with doing(f"looking for the fastest plans, {depth} deep"):
+        with screen.doing(f"looking for the fastest plans, {depth} deep"):
             points = frontier(chain, levels=depth, points=POINTS if len(chain.stages) > LONG else None)
         if smallest is not None and points.peak_bytes[0] >= smallest:
             return

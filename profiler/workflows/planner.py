@@ -161,7 +161,7 @@ def _planned(chain: Chain, model: ModelOnDevice | None, request: PlanRequest, sc
         plan_file_of(chain, none.plan)  # refuse stages without known blocks before any work
     budget = fitted = None
     if request.budget is None:
-        points = next(frontiers(chains.with_sure_options(chain), request.levels or 1, screen.doing))
+        points = next(frontiers(chains.with_sure_options(chain), request.levels or 1, screen))
     else:
         budget = parse_budget(request.budget, whole_bytes=candidates.whole_bytes(chain))
         points, fitted = _fitted(chain, model, request, budget, screen)
@@ -203,10 +203,14 @@ def _fitted(
     Options that may be no faster than a checkpoint are left out first; if nothing fits, they are tried, and then rules.
     """
     _, floor = candidates.largest_stage(chain)
-    passes = EXACT_PASSES if model and model.evidence == "measured" else MEMORY  # those of the comparison's rows
+    passes: tuple[str, ...] = (
+        EXACT_PASSES if model and model.evidence == "measured" else MEMORY
+    )  # those of the comparison's rows
     if model and (not request.measure or model.case.is_predicted):
         passes = ()
-    steps = model and Steps(model.engine, model.case, chain, passes=passes, calibration=model.calibration())
+    steps: Steps | None = None
+    if model is not None:
+        steps = Steps(model.engine, model.case, chain, passes=passes, calibration=model.calibration())
 
     def fit(points: Frontier) -> TriedPlan | None:
         if steps is None or model is None:
@@ -218,7 +222,7 @@ def _fitted(
 
     sure = chains.with_sure_options(chain)
     for candidate in (sure, *([chain] if sure != chain else [])):  # an option may need less than a checkpoint does
-        for points in frontiers(candidate, request.levels, screen.doing):
+        for points in frontiers(candidate, request.levels, screen):
             fitted = fit(points)
             if fitted or floor > budget:
                 break
