@@ -57,7 +57,6 @@ def test_each_kind_is_a_device_of_the_sweep():
     assert [(trial.case.device, str(trial.case.strategy)) for trial in found.trials] == [
         ("cuda:a100", "none"), ("cuda:a100", "segments:k=1"), ("cuda:t4", "none"), ("cuda:t4", "segments:k=1"),
     ]  # fmt: skip
-    assert found.remarks == ("--gpus: cuda:a100 was given more than once and is measured once",)
 
 
 def test_each_kind_is_predicted_with_what_was_read_on_it():

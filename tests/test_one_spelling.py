@@ -8,8 +8,8 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.errors import UserError
-from profiler.request.device_choice import any_device, choose_device, planned, to_predict, to_rehearse
-from profiler.workflows import instrument
+from profiler.request.device_choice import any_device, choose_device, to_predict, to_rehearse
+from profiler.workflows import absent_gpus
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ from profiler.workflows import instrument
 def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word: str):
     meant = any_device(to_predict(word))
 
-    assert any_device(planned(word) or "") == meant
+    assert any_device(absent_gpus.planned(word, say=print, is_estimated=True) or "") == meant
     assert to_rehearse(word) == f"rehearse:{word.removeprefix('fake:')}"
 
 
@@ -45,7 +45,7 @@ def test_what_plans_rehearses_a_gpu_by_its_name(command: str, hollow, here: Path
 
 @pytest.mark.slow
 def test_where_a_gpu_cannot_be_rehearsed_its_plan_is_estimated_and_why_is_said(here, shared, capsys, monkeypatch):
-    monkeypatch.setattr(instrument, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
+    monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
     words = ["plan", "mlp", "--budget", "max", "--no-measure", "--device"]
     assert answer([*words, "t4"]) == 0
     by_name = capsys.readouterr()

@@ -25,7 +25,7 @@ from profiler.predicting.trace import matmul_workspaces
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
 from profiler.views.tables import max_batch
-from profiler.workflows import instrument
+from profiler.workflows import absent_gpus
 from tests import make
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -66,17 +66,17 @@ def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
 
 def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(instrument, "why_no_rehearsal", lambda device: None)
-    assert instrument.for_gpus("t4,h100", say=said.append) == "rehearse:t4,rehearse:h100"
-    assert instrument.for_gpus("cuda", say=said.append) == "rehearse:h100"
-    assert instrument.for_gpus("rehearse:t4:memory=8GiB", say=said.append) == "rehearse:t4:memory=8GiB"
+    monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: None)
+    assert absent_gpus.for_gpus("t4,h100", say=said.append) == "rehearse:t4,rehearse:h100"
+    assert absent_gpus.for_gpus("cuda", say=said.append) == "rehearse:h100"
+    assert absent_gpus.for_gpus("rehearse:t4:memory=8GiB", say=said.append) == "rehearse:t4:memory=8GiB"
     for estimated in ("cpu", "fake:t4", "fake:cuda"):
-        assert instrument.for_gpus(estimated, say=said.append) == f"fake:{estimated.removeprefix('fake:')}"
-    assert instrument.for_gpus("t4", say=said.append, is_estimated=True) == "fake:t4"
+        assert absent_gpus.for_gpus(estimated, say=said.append) == f"fake:{estimated.removeprefix('fake:')}"
+    assert absent_gpus.for_gpus("t4", say=said.append, is_estimated=True) == "fake:t4"
     assert said == []
 
-    monkeypatch.setattr(instrument, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
-    assert instrument.for_gpus("t4", say=said.append) == "fake:t4"
+    monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
+    assert absent_gpus.for_gpus("t4", say=said.append) == "fake:t4"
     assert said == ["note: estimated, not rehearsed: the device lacks cudaNoSuchFunction"]
 
 

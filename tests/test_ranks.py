@@ -295,7 +295,7 @@ def test_more_ranks_than_devices_are_refused_before_anything_runs():
 
 @pytest.mark.parametrize(
     ("device", "ranks", "why"),
-    [("cpu", 65536, "would overload this machine"), ("cuda:a100", 2, "has one GPU"), ("cuda", 2, "has one GPU")],
+    [("cpu", 65536, "would overload this machine"), ("cuda:a100", 2, "and 1 are here"), ("cuda", 2, "and 1 are here")],
 )
 def test_ranks_that_one_trial_cannot_have_are_refused(device, ranks, why):
     with pytest.raises(UserError, match=why):

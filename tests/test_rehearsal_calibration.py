@@ -10,7 +10,7 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.record import Conditions, PhaseBytes
 from profiler.core.units import GIB, MIB
-from profiler.workflows.measured_sizes import calibrated, measured_sizes
+from profiler.workflows.absent_gpus import calibrated, measured_sizes
 from tests import examples, make
 
 H100 = gpu_specs.find("h100").name

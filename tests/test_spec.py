@@ -15,7 +15,7 @@ from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
 from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import CheckedRequest, Request, check, override, parse_segments, strategies_of
+from profiler.request.spec import CheckedRequest, Request, check, override, strategies_of
 from tests import make
 
 
@@ -66,7 +66,6 @@ def test_two_spellings_of_a_choice_are_one_case():
     found = planned(strategies="segments:k=8,split=torch,segments:k=8")
 
     assert strategies(found) == ["none", "segments:k=8"]
-    assert any("given more than once" in remark for remark in found.remarks)
 
 
 def test_every_second_round_is_reversed_and_only_the_first_reads_memory():
@@ -109,7 +108,7 @@ def test_the_first_of_three_rounds_is_a_look_and_the_others_take_enough_pairs_fo
     ],
 )
 def test_segments_are_read_in_order_and_once(text, counts):
-    assert parse_segments(text, []) == [f"segments:k={count}" for count in counts]
+    assert strategies_of(Request(segments=text)) == ["none", *(f"segments:k={count}" for count in counts)]
 
 
 @pytest.mark.slow
@@ -211,7 +210,6 @@ def test_predictions_are_for_several_devices():
     found = check(request, any_device)
 
     assert [trial.case.device for trial in found.trials] == ["fake:t4"] * 2 + ["fake:h100"] * 2
-    assert found.remarks == ("--device: fake:t4 was given more than once and is measured once",)
 
 
 @pytest.mark.parametrize(
@@ -225,4 +223,4 @@ def test_predictions_are_for_several_devices():
     ],
 )
 def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpointed(model, strategies):
-    assert list(map(str, strategies_of(Request(model=model), []))) == ["none", *strategies]
+    assert list(map(str, strategies_of(Request(model=model)))) == ["none", *strategies]

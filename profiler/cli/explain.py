@@ -64,6 +64,7 @@ def explain(
     from profiler.core.record import evidence
     from profiler.views.tables.explanation import document, explanation
     from profiler.workflows.explain import explain as work
+    from profiler.workflows.explain import heading
 
     if snapshot is not None:
         _explain_snapshot(snapshot, target, json=json)
@@ -83,7 +84,7 @@ def explain(
     if json:
         say_bytes(document(why, strategy=str(step.case.strategy), evidence=evidence(step.case, None)))
         return
-    title = _heading(step, with_strategy=True)
+    title = heading(step.case, step.followed, with_strategy=True)
     say(explanation(why, title=title, paper=paper()))
     for remark in (*_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
@@ -141,7 +142,7 @@ def timeline(
     Example: gcprof timeline transformer --strategies none,all -o fig.png
     """
     from profiler.views.export.files import refuse_output
-    from profiler.workflows.explain import followed_steps
+    from profiler.workflows.explain import followed_steps, heading
 
     refuse_output(output, force=force)
     if script := named_script(target):
@@ -156,7 +157,7 @@ def timeline(
     # only once there is something to draw
     plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
     panels = {str(step.case.strategy): step.followed.trace for step in steps}
-    path = plot(panels, title=_heading(steps[0]), path=output, force=force)
+    path = plot(panels, title=heading(steps[0].case, steps[0].followed), path=output, force=force)
     aside(f"wrote {path}")
     next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
 
@@ -172,19 +173,6 @@ def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, o
     points = optional_deps.load("profiler.views.plots.script", needs="matplotlib").points
     aside(f"wrote {points(chosen, path=output, force=force)}")
     next_command("gcprof", "explain", target)
-
-
-def _heading(step: FollowedStep, *, with_strategy: bool = False) -> str:
-    """Return a heading for a traced or rehearsed step, in one line."""
-    from profiler.core.record import evidence
-    from profiler.views.tables.columns import batch, optimizer
-    from profiler.views.tables.evidence import device_word
-
-    case = step.case
-    strategy = [str(case.strategy)] if with_strategy else []
-    at_work = optimizer(case, is_own=step.followed.has_own_optimizer)
-    setting = ", ".join([*strategy, batch(case), at_work, case.precision, device_word(case.device)])
-    return f"{case.model}, {setting}: {evidence(case, None)}"
 
 
 def _on_record(step: FollowedStep, peak_bytes: int) -> list[str]:

@@ -43,19 +43,20 @@ def max_batch(
 
     Example: gcprof max-batch transformer --memory 4GiB
     """
-    from profiler.request.device_choice import planned, to_rehearse
+    from profiler.request.device_choice import to_rehearse
     from profiler.request.spec import strategies_of
+    from profiler.workflows.absent_gpus import planned
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
     from profiler.workflows.max_batch import max_batch as work
 
     limit = parse_memory(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
-    device = to_rehearse(device or "h100") if rehearse else planned(device)
+    device = to_rehearse(device or "h100") if rehearse else planned(device, say=aside, is_estimated=True)
     if not measure or (device or "").startswith(("fake:", "rehearse:")):
         refuse_idle({"--rounds": rounds is not None}, "where no step is timed", hint="leave it out")
     words = msgspec.structs.replace(words, strategies="none", device=device)
     request = MaxBatchRequest(
-        words=words, strategies=tuple(strategies_of(Request(strategies=strategies), [])), limit=limit,
+        words=words, strategies=tuple(strategies_of(Request(strategies=strategies))), limit=limit,
         context_bytes=context_bytes, measure=measure, rounds=rounds or ROUNDS, typed=COMMAND.get(),
     )  # fmt: skip
     end_with(

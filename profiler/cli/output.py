@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from profiler.cli.process import end_at_once, heeded
-from profiler.core.errors import UserError, nearest, nearest_or_all
+from profiler.core.errors import UserError, nearest_or_all
 from profiler.workflows import Interrupted, Screen
 
 if TYPE_CHECKING:
@@ -113,26 +113,12 @@ def refuse_flags(allowed: Collection[str], why: str, *, hint: str) -> None:
 
 NOTHING_KEPT = "interrupted; there was nothing yet to keep"
 SIGN_SECONDS = 10.0  # between two lines of progress, if stderr is not a terminal
-OF_RANKS = ("--ranks", "--parallel")
 
 
 def usage(error: Any) -> tuple[str, str | None]:
-    """Return the message of a click error in our words, and as its hint the nearest flag or command, or the help."""
-    message = re.split(r"\s*\(Possible options:|\s*Did you mean|\s*\(Did you mean", error.format_message())[0]
-    message = message[:1].lower() + message[1:].rstrip(".")
-    context = error.ctx
-    if context is None:
-        return message, None
-    command = re.match(r"no such command '(.*)'", message)
-    flag = getattr(error, "option_name", "")
-    if flag in OF_RANKS:
-        return message, f"this command traces one process; gcprof predict and gcprof rehearse take {flag}"
-    if command:
-        near = nearest(command[1], context.command.commands)
-    else:
-        names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
-        near = nearest(flag, names - {flag})
-    return message, near or f"{context.command_path} --help"
+    """Return the message of a click error, which names what may be meant, and as its hint the help."""
+    message = " ".join(error.format_message().split())
+    return message[:1].lower() + message[1:], f"{error.ctx.command_path} --help" if error.ctx else None
 
 
 def paper(asked: int | None = None) -> Paper:

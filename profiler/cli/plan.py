@@ -73,7 +73,7 @@ def plan(
     if source is not None:
         _print_code_of(source, words, emit)
         return
-    from profiler.workflows.instrument import planned
+    from profiler.workflows.absent_gpus import planned
     from profiler.workflows.planner import PlanRequest
     from profiler.workflows.planner import plan as work
 
@@ -238,7 +238,7 @@ def stages(
     from profiler.views.export.files import refuse_output, write_whole
     from profiler.views.tables import plans
     from profiler.views.tables.evidence import SAID
-    from profiler.workflows.instrument import planned
+    from profiler.workflows.absent_gpus import planned
     from profiler.workflows.stages import ModelOnDevice
 
     if output is not None:

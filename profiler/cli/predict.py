@@ -41,7 +41,7 @@ def predict(
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
     from profiler.request.device_choice import to_rehearse
-    from profiler.workflows.instrument import for_gpus
+    from profiler.workflows.absent_gpus import for_gpus
     from profiler.workflows.run import RunRequest, run
 
     terminal = Terminal(is_quiet=quiet)
@@ -106,7 +106,7 @@ def rehearse(
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
     from profiler.request.device_choice import to_rehearse
-    from profiler.workflows.measured_sizes import calibrated
+    from profiler.workflows.absent_gpus import calibrated
     from profiler.workflows.run import RunRequest, run
 
     if memory is not None:

@@ -28,24 +28,9 @@ def to_predict(text: str) -> str:
     return ",".join(word if word.startswith(FAKE) else FAKE + word for word in text.split(","))
 
 
-def planned(word: str | None) -> str | None:
-    """`t4` -> `fake:t4`: for a command that predicts for a GPU by its name, and measures on any other device."""
-    return FAKE + word if word is not None and is_gpu(word) else word
-
-
 def is_gpu(word: str) -> bool:
     """Whether a word is a GPU by its name."""
     return word.lower() in (*gpu_specs.names(), *gpu_specs.ALIASES)
-
-
-def are_gpus(text: str) -> bool:
-    """Whether all words of `--device` are GPUs by their name, or it is `cuda`, any GPU."""
-    return text == SEVERAL or all(map(is_gpu, text.split(",")))
-
-
-def is_rehearsal(text: str) -> bool:
-    """Whether a word of `--device` asks for a rehearsal."""
-    return text.startswith(REHEARSE)
 
 
 def _refuse_bare(word: str) -> None:
@@ -176,12 +161,12 @@ def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
 
 
 def _absent(word: str) -> str:
-    """Return the name of a device to rehearse or to predict for. Raises UserError if it is unknown."""
-    return rehearsed_gpu.resolve(word) if word.startswith(REHEARSE) else _fake(word)
+    """Return the name of a device to rehearse or to predict for: any CPU or CUDA device, or a GPU of known rates.
 
-
-def _fake(word: str) -> str:
-    """Return the name of a device to predict for: any CPU or CUDA device, or a GPU whose rates are known."""
+    Raises UserError if it is unknown.
+    """
+    if word.startswith(REHEARSE):
+        return rehearsed_gpu.resolve(word)
     names = ("cpu", "cuda", *gpu_specs.names())
     called = word.removeprefix(FAKE).lower()
     name = gpu_specs.ALIASES.get(called, called)
@@ -227,29 +212,16 @@ def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
     """
     most = RANKS_PER_CORE * (os.cpu_count() or 1)
     for case in cases:
-        if case.num_ranks > 1 and _is_cuda(case.device) and _number(case.device) is None:
-            message = f"--ranks {case.num_ranks}: a trial on '{case.device}' has one GPU"
-            hint = "--ranks takes the GPUs of one machine, from the one of --device on"
-            raise UserError(message, hint=hint, exit_code=3)
-        if case.device == "cpu" and case.num_ranks > most:
+        kind, _, first = case.device.partition(":")
+        if kind == "cpu" and case.num_ranks > most:
             message = f"--ranks {case.num_ranks}: each is a process, and more than {most} would overload this machine"
             raise UserError(message, hint="gcprof predict --device h100 needs none of them", exit_code=3)
-        first = _number(case.device)
-        gpus = [name for name in devices if first is not None and (_number(name) or 0) >= first and _is_cuda(name)]
-        if _is_cuda(case.device) and case.num_ranks > max(1, len(gpus)):
-            message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {len(gpus)} are here"
+        numbers = [int(name.removeprefix("cuda:")) for name in devices if re.fullmatch(r"cuda:\d+", name)]
+        gpus = sum(number >= int(first) for number in numbers) if first.isdecimal() else 1  # a kind is one GPU a trial
+        if kind == "cuda" and case.num_ranks > max(1, gpus):
+            message = f"--ranks {case.num_ranks} from '{case.device}' on: each needs a device, and {gpus} are here"
             hint = "--device cpu measures them here; gcprof predict --device h100 needs no device"
             raise UserError(message, hint=hint, exit_code=3)
-
-
-def _is_cuda(device: str) -> bool:
-    return device.partition(":")[0] == "cuda"
-
-
-def _number(device: str) -> int | None:
-    """Return the index of a CUDA device; None for a device without one."""
-    _, _, word = device.partition(":")
-    return int(word) if word.isdecimal() else None
 
 
 def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:

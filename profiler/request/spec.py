@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue, plan_file, schedule, secret_filter
 from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
-from profiler.core.errors import UserError, nearest_or_all
+from profiler.core.errors import UserError, nearest_or_all, refuse_idle
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
 from profiler.request import checks, device_choice
@@ -31,6 +30,7 @@ TABLES = {  # for the fields of a case that are Choices
 }
 TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis with two words
 OF_KIND = ("rounds", "samples", *UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
+T = TypeVar("T")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
@@ -165,33 +165,39 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     Every list is an axis: there is a case for every combination. `choose_device` maps a device's word to its name; it
     is called last, since it may have to look for devices. Raises UserError.
     """
-    _refuse_secrets(request)
-    remarks: list[str] = []
+    for name, value in given(request).items():
+        if isinstance(value, str) and secret_filter.is_in(value):
+            message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
+            raise UserError(message, hint="let your file read it from the environment")
     model_words = split_choices("mnist-cnn" if request.model is None else request.model)
-    chosen_models = _resolved(model_words, "model", remarks)
-    chosen = strategies_of(request, remarks)
+    chosen_models = _resolved(model_words, "model")
+    chosen = strategies_of(request)
     for choice in chosen:
         if choice.name == "plan":  # checked now: a row skipped later would be taken for a result
             plan_file.read(Path(choice.options.get("file", plan_file.USUAL)))
-    words = split_choices("sgd" if request.optimizer is None else request.optimizer)
-    optimized = _resolved(words, "optimizer", remarks)
+    optimized = _resolved(split_choices("sgd" if request.optimizer is None else request.optimizer), "optimizer")
     for choice in optimized:
         optimizers.refuse_unknown(choice)
-    sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES, remarks)] or [None]
-    micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES, remarks) or [1]
-    precisions = _precisions(request.precision, remarks)
-    ways = _ways(request, remarks)
+    sizes: list[int | None] = [*_numbers("--batch-size", request.batch_size, SIZES)] or [None]
+    micro_batches = _numbers("--accumulate", request.accumulate, MICRO_BATCHES) or [1]
+    words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
+    precisions = _unique(_one_of("--precision", word, PRECISIONS) for word in words)
+    ways = _ways(request)
     checks.check_batch_size(request.batch_size, chosen_models)
-    _refuse_no_blocks(request)
-    fields = _fields(request)
+    if request.blocks is not None and not request.blocks.strip():
+        hint = "'layers.*' or enc1,enc2, as `gcprof blocks MODEL` shows them; leave it out for those that are found"
+        raise UserError(f"--blocks: '{request.blocks}' names no block", hint=hint)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
+    fields = {name: _setting(name, setting, request, defaults[name]) for name, setting in SETTINGS.items()}
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
     checks.check_data(request.data, chosen_models)
-    devices = _devices(request, choose_device, remarks)
+    devices = _unique(choose_device(word) for word in device_choice.words(request.device, request.gpus))
     until = checks.sampling_of(msgspec.structs.asdict(request), devices[0])
     if until:
         fields["samples"] = checks.LEAST_STEPS
+    remarks: list[str] = []
     if devices == ["cpu"]:
-        chosen_models = list(dict.fromkeys(checks.smaller(model, remarks) for model in model_words))
+        chosen_models = _unique(checks.smaller(model, remarks) for model in model_words)
     points = product(devices, chosen_models, optimized, sizes, micro_batches, precisions, ways, chosen)
     cases = [
         Case(
@@ -202,6 +208,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
             precision=precision,
             accumulate=accumulate,
             device=device,
+            data="synthetic" if request.data is None else "files",
             sampling=until,
             parallel=way,
             ranks=ranks,
@@ -212,45 +219,41 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     return CheckedRequest(trials=_trials(request, cases, rounds), data_directory=request.data, remarks=tuple(remarks))
 
 
-def _refuse_secrets(request: Request) -> None:
-    for name, value in given(request).items():
-        if isinstance(value, str) and secret_filter.is_in(value):
-            message = f"{flag(name)} holds what looks like a secret, and every record would hold it too"
-            raise UserError(message, hint="let your file read it from the environment")
+def strategies_of(request: Request) -> list[Choice]:
+    """Return the baseline, then the strategies asked for, each once. Raises UserError.
+
+    By default they are SEGMENTS if all models are chains, else OF_BLOCKS.
+    """
+    named = _resolved([] if request.strategies is None else split_choices(request.strategies), "strategy")
+    segments = request.segments
+    if segments is None and not named:
+        is_chain = request.model is None or all(one.name in models.CHAINS for one in split_choices(request.model))
+        named, segments = ([], SEGMENTS) if is_chain else (split_choices(OF_BLOCKS), None)
+    counts = [] if segments is None else checks.segment_counts(segments)
+    return _unique([Choice("none"), *named, *(Choice.of("segments", {"k": count}) for count in counts)])
 
 
-def _refuse_no_blocks(request: Request) -> None:
-    if request.blocks is not None and not request.blocks.strip():
-        hint = "'layers.*' or enc1,enc2, as `gcprof blocks MODEL` shows them; leave it out for those that are found"
-        raise UserError(f"--blocks: '{request.blocks}' names no block", hint=hint)
+def _resolved(words: list[Choice], field: str) -> list[Choice]:
+    return _unique(catalogue.resolve(choice, TABLES[field], what=field) for choice in words)
 
 
-def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
-    """Return measurements, predictions, or both, as the device and the request say."""
-    device = cases[0].device
-    if request.routing is not None and not device.startswith(FAKE):
-        raise UserError(f"--routing has no effect on '{device}', where the data decide", hint="leave it out")
-    if device.startswith(REHEARSE) and request.rounds is not None:
-        raise UserError("--rounds has no effect on a rehearsal, whose bytes are exact", hint="leave it out")
-    if request.ranks is not None and (device.startswith(FAKE) or request.predict):
-        hint = "--device h100, on Linux on x86-64 with a CUDA build of torch"
-        raise UserError("--ranks: ranks are rehearsed, not estimated", hint=hint)
-    if not device.startswith(FAKE):
-        if request.calibrate:
-            raise UserError("calibrate has no effect on a measurement", hint="leave it out; predict uses it by itself")
-        return schedule.measured(cases, rounds, predict=bool(request.predict))
-    if request.predict:
-        raise UserError(f"predict has no effect on '{device}', which is predicted for", hint="leave it out")
-    if request.rounds is not None:
-        raise UserError("--rounds has no effect on a prediction, which is exact", hint="leave it out")
-    return schedule.predicted(cases, calibrate=bool(request.calibrate))
+def _numbers(option: str, text: str | None, kind: Numbers) -> list[int]:
+    """Parse an axis of whole numbers; [] if it is not given."""
+    return _unique([] if text is None else checks.whole(text, option=option, kind=kind))
 
 
-def _fields(request: Request) -> dict[str, Any]:
-    """Return the fields that all cases of a request share."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
-    settings = {name: _setting(name, setting, request, defaults[name]) for name, setting in SETTINGS.items()}
-    return {**settings, "data": "synthetic" if request.data is None else "files"}
+def _ways(request: Request) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
+    """Return every combination of how to train in parallel and how many ranks."""
+    if request.ranks is None and request.parallel is None:
+        return [(UNSET, UNSET)]
+    if request.ranks is None:
+        raise UserError("--parallel needs --ranks", hint=f"say how many: {RANKS.example}")
+    named = _resolved(split_choices(request.parallel or "ddp"), "parallel")
+    return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS)]
+
+
+def _unique(items: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(items))
 
 
 def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any:
@@ -267,71 +270,23 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
     return default if default is UNSET and word == setting.choices[0] else word
 
 
-def parse_segments(text: str, remarks: list[str]) -> list[Choice]:
-    """Parse `1,2,4`, `1..32` or `1..32:x2` as choices of segments; duplicates are dropped with a remark."""
-    unique = _without_duplicates(checks.segment_counts(text), "--segments", remarks)
-    return [Choice.of("segments", {"k": count}) for count in unique]
-
-
-def strategies_of(request: Request, remarks: list[str]) -> list[Choice]:
-    """Return the baseline, then the strategies asked for, each once. Raises UserError; duplicates become remarks."""
-    words = [] if request.strategies is None else split_choices(request.strategies)
-    named = _resolved(words, "strategy", remarks)
-    segments = request.segments
-    if segments is None and not named:
-        named, segments = _defaults(request)
-    counted = parse_segments(segments, remarks) if segments is not None else []
-    distinct = _without_duplicates([*named, *counted], "--strategies and --segments", remarks)
-    return list(dict.fromkeys([Choice("none"), *distinct]))
-
-
-def _defaults(request: Request) -> tuple[list[Choice], str | None]:
-    """Return the default strategies and segments: SEGMENTS if all models are chains, else OF_BLOCKS."""
-    if request.model is None or all(choice.name in models.CHAINS for choice in split_choices(request.model)):
-        return [], SEGMENTS
-    return split_choices(OF_BLOCKS), None
-
-
-def _resolved(words: list[Choice], field: str, remarks: list[str]) -> list[Choice]:
-    choices = [catalogue.resolve(choice, TABLES[field], what=field) for choice in words]
-    return _without_duplicates(choices, "--strategies" if field == "strategy" else f"--{field}", remarks)
-
-
-def _numbers(option: str, text: str | None, kind: Numbers, remarks: list[str]) -> list[int]:
-    """Parse an axis of whole numbers; [] if it is not given."""
-    return _without_duplicates([] if text is None else checks.whole(text, option=option, kind=kind), option, remarks)
-
-
-def _ways(request: Request, remarks: list[str]) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
-    """Return every combination of how to train in parallel and how many ranks."""
-    if request.ranks is None and request.parallel is None:
-        return [(UNSET, UNSET)]
-    if request.ranks is None:
-        raise UserError("--parallel needs --ranks", hint=f"say how many: {RANKS.example}")
-    named = _resolved(split_choices(request.parallel or "ddp"), "parallel", remarks)
-    return [(way, ranks) for way in named for ranks in _numbers("--ranks", request.ranks, RANKS, remarks)]
-
-
-def _precisions(text: str | None, remarks: list[str]) -> list[str]:
-    words = ["fp32"] if text is None else [word.strip() for word in text.split(",")]
-    precisions = [_one_of("--precision", word, PRECISIONS) for word in words]
-    return list(_without_duplicates(precisions, "--precision", remarks))
-
-
-def _devices(request: Request, choose_device: Callable[[str], str], remarks: list[str]) -> list[str]:
-    """Return one device to measure on, one of each kind of GPU, or those to predict for or to rehearse."""
-    words = device_choice.words(request.device, request.gpus)
-    option = "--device" if request.gpus is None else "--gpus"
-    return _without_duplicates([choose_device(word) for word in words], option, remarks)
-
-
-def _without_duplicates(items: list[Any], option: str, remarks: list[str]) -> list[Any]:
-    unique = list(dict.fromkeys(items))
-    if len(unique) < len(items):
-        numbers = Counter(items)
-        twice = [str(item) for item in unique if numbers[item] > 1]
-        remarks.append(f"{option}: {', '.join(twice)} was given more than once and is measured once")
-    return unique
+def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
+    """Return measurements, predictions, or both, as the device and the request say."""
+    device = cases[0].device
+    is_predicted, leave = device.startswith(FAKE), "leave it out"
+    if request.ranks is not None and (is_predicted or request.predict):
+        hint = "--device h100, on Linux on x86-64 with a CUDA build of torch"
+        raise UserError("--ranks: ranks are rehearsed, not estimated", hint=hint)
+    timed = {"--rounds": request.rounds is not None}
+    if is_predicted:
+        refuse_idle({"predict": request.predict}, f"on '{device}', which is predicted for", hint=leave)
+        refuse_idle(timed, "on a prediction, which is exact", hint=leave)
+        return schedule.predicted(cases, calibrate=bool(request.calibrate))
+    refuse_idle({"--routing": request.routing is not None}, f"on '{device}', where the data decide", hint=leave)
+    if device.startswith(REHEARSE):
+        refuse_idle(timed, "on a rehearsal, whose bytes are exact", hint=leave)
+    refuse_idle({"calibrate": request.calibrate}, "on a measurement", hint="leave it out; predict uses it by itself")
+    return schedule.measured(cases, rounds, predict=bool(request.predict))
 
 
 def _one_of(option: str, word: str, allowed: tuple[str, ...]) -> str:

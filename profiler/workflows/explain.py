@@ -17,7 +17,7 @@ from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import allocator_history
 from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
-from profiler.core.record import Record
+from profiler.core.record import Record, evidence
 from profiler.core.strategy_label import strategy_label
 from profiler.core.trace_data import Followed
 from profiler.engines import TRACING, WORKER, Engine, read_answer
@@ -25,9 +25,11 @@ from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
+from profiler.views.tables.columns import batch, optimizer
+from profiler.views.tables.evidence import device_word
 from profiler.workflows import SILENT, Screen
+from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.consent import refuse_cases
-from profiler.workflows.instrument import for_gpus
 
 
 class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ def explain(target: str, words: Request, screen: Screen = SILENT) -> Explained:
 
     Raises UserError, also if more than one strategy is named besides `none`.
     """
-    named = [choice for choice in spec.strategies_of(words, []) if choice != "none"]
+    named = [choice for choice in spec.strategies_of(words) if choice != "none"]
     if len(named) > 1:
         hint = f"name one of {', '.join(named)}; gcprof timeline draws several"
         raise UserError("only one strategy can be explained at once", hint=hint)
@@ -69,6 +71,14 @@ def explain(target: str, words: Request, screen: Screen = SILENT) -> Explained:
         half_batch_bytes=chosen.half_batch_bytes,
     )
     return Explained(step=chosen, explanation=explanation)
+
+
+def heading(case: Case, step: Followed, *, with_strategy: bool = False) -> str:
+    """Return the model and settings that were followed, and how, in one line."""
+    named = [str(case.strategy)] if with_strategy else []
+    at_work = optimizer(case, is_own=step.has_own_optimizer)
+    settings = ", ".join([*named, batch(case), at_work, case.precision, device_word(case.device)])
+    return f"{case.model}, {settings}: {evidence(case, None)}"
 
 
 def recorded(path: Path) -> SnapshotExplanation:
@@ -143,7 +153,7 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
 
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     """Return the strategies that were named. Raises UserError for one that the run does not have."""
-    named = spec.strategies_of(words, [])
+    named = spec.strategies_of(words)
     measured = [case.strategy for case in cases]
     for choice in named:
         if choice not in measured:

@@ -14,6 +14,7 @@ from torch import nn
 
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.core.trace_data import BlockChoices, Followed
 from profiler.engines import Engine, local
@@ -25,6 +26,7 @@ from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training.assemble import Build
 from profiler.training.models import live
+from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.explain import followed
 from profiler.workflows.in_process.arguments import (
     Model,
@@ -36,7 +38,6 @@ from profiler.workflows.in_process.arguments import (
     undisturbed,
 )
 from profiler.workflows.in_process.packing import pack
-from profiler.workflows.instrument import for_gpus
 from profiler.workflows.planner import GATE
 from profiler.workflows.stages import block_choices
 from profiler.workflows.stages import stages as stages_of
@@ -137,7 +138,7 @@ def _rehearsed(
                 case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
             return ask(Rehearsed(_engine()), case), ""
     except (Unsupported, UserError) as error:
-        if device_choice.is_rehearsal(device) or (isinstance(error, UserError) and error.exit_code == GATE):
+        if device.startswith(REHEARSE) or (isinstance(error, UserError) and error.exit_code == GATE):
             raise
         return None, f"estimated, not rehearsed: {str(error).replace(live.NAME, 'the model')}"
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from profiler.analysis.explanation import explain as explain_trace
 from profiler.core.case import FAKE, Case, split_choices
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import evidence
 from profiler.core.trace_data import Followed
-from profiler.views.tables.columns import batch as batch_text
-from profiler.views.tables.columns import optimizer as optimizer_text
-from profiler.views.tables.evidence import device_word
+from profiler.workflows.explain import heading
 from profiler.workflows.in_process.answering import Source, answer, named
 from profiler.workflows.in_process.arguments import Model
 from profiler.workflows.in_process.results import StepExplanation, Timeline
@@ -62,7 +61,7 @@ def explain(
         batch_size=step.batch_size,
     )
     return StepExplanation(
-        title=_title(step, chosen, [str(step.strategy)]),
+        title=heading(_shown(step), chosen, with_strategy=True),
         explanation=explained,
         notes=(*chosen.remarks, *([why] if why else [])),
     )
@@ -97,7 +96,7 @@ def timeline(
         list(chosen), model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
     )
     traces = {str(case.strategy): step.trace for case, step in steps}
-    return Timeline(title=_title(steps[0][0], steps[0][1], []), traces=traces)
+    return Timeline(title=heading(_shown(steps[0][0]), steps[0][1]), traces=traces)
 
 
 def _steps(
@@ -119,9 +118,5 @@ def _steps(
     return answer(ask, *model, **words)
 
 
-def _title(case: Case, followed: Followed, strategy: list[str]) -> str:
-    """Return the model and settings that were followed, in one line, as `gcprof explain` prints it."""
-    size = [batch_text(case)] if case.batch_size is not None else []
-    at_work = optimizer_text(case, is_own=followed.has_own_optimizer)
-    settings = [*strategy, *size, at_work, case.precision, device_word(case.device.removeprefix(FAKE))]
-    return f"{case.model}, {', '.join(settings)}: {evidence(case, None)}"
+def _shown(case: Case) -> Case:
+    return msgspec.structs.replace(case, device=case.device.removeprefix(FAKE))

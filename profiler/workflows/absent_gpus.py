@@ -1,18 +1,44 @@
-"""Sizes of a rehearsed GPU: what CUDA and cuDNN took of the real one in a measured run."""
+"""GPUs that are not here: whether PyTorch's own CUDA code or an estimate answers for one, and its measured sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.case import Choice, split_choices
 from profiler.core.errors import UserError
+from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record, evidence
+from profiler.engines.local import why_no_rehearsal
+from profiler.request import device_choice
 from profiler.request.device_choice import to_rehearse
 from profiler.runs import store
 from profiler.runs.find import run_folder
 
 CONVOLUTIONS = "aten.convolution"  # and aten.convolution_backward
+
+
+def for_gpus(word: str, *, say: Callable[[str], None], is_estimated: bool = False) -> str:
+    """Return the devices of a command that needs none, as cases have them: `t4,h100` -> `rehearse:t4,rehearse:h100`.
+
+    They are estimated (`fake:t4`) where the word says so, for a CPU, if `is_estimated`, and where this machine cannot
+    rehearse them; why is then said. `cuda` is an H100. Raises UserError for a GPU that is not known.
+    """
+    is_named = word == device_choice.SEVERAL or all(map(device_choice.is_gpu, word.split(",")))
+    if is_estimated or not is_named:
+        return word if word.startswith(REHEARSE) else device_choice.to_predict(word)
+    asked = device_choice.to_rehearse("h100" if word == device_choice.SEVERAL else word)
+    if why := why_no_rehearsal(asked):
+        say(f"note: estimated, not rehearsed: {why}")
+        return device_choice.to_predict(word)
+    return asked
+
+
+def planned(word: str | None, *, say: Callable[[str], None], is_estimated: bool = False) -> str | None:
+    """Do as `for_gpus` for a GPU by its name; other devices are kept: they are measured, or say how they are known."""
+    if word is None or not device_choice.is_gpu(word):
+        return word
+    return for_gpus(word, say=say, is_estimated=is_estimated)
 
 
 def calibrated(devices: str, run: str, **sizes: str | None) -> str:
