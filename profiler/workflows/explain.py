@@ -59,18 +59,23 @@ def explain(target: str, words: Request, screen: Screen = SILENT) -> Explained:
         raise UserError("only one strategy can be explained at once", hint=hint)
     steps = followed_steps(target, words, screen, with_choices=True)
     chosen = steps[-1]
-    followed = chosen.followed
-    baseline = steps[0].followed
-    explanation = explain_trace(
-        followed.trace,
-        blocks=followed.blocks,
+    why = explanation_of(chosen.case, chosen.followed, steps[0].followed, half_batch_bytes=chosen.half_batch_bytes)
+    return Explained(step=chosen, explanation=why)
+
+
+def explanation_of(
+    case: Case, step: Followed, baseline: Followed, *, half_batch_bytes: int | None = None
+) -> Explanation:
+    """Explain the peak of a case's step, compared with that of the `baseline`, which has what other blocks come to."""
+    return explain_trace(
+        step.trace,
+        blocks=step.blocks,
         baseline=baseline.trace,
-        split=followed.split,
+        split=step.split,
         choices=baseline.choices,
-        batch_size=chosen.case.batch_size,
-        half_batch_bytes=chosen.half_batch_bytes,
+        batch_size=case.batch_size,
+        half_batch_bytes=half_batch_bytes,
     )
-    return Explained(step=chosen, explanation=explanation)
 
 
 def heading(case: Case, step: Followed, *, with_strategy: bool = False) -> str:

@@ -78,7 +78,6 @@ def test_fault_3_segments_keep_their_order_come_once_and_it_is_said():
     assert [str(trial.case.strategy) for trial in found.trials] == [
         "none", "segments:k=8", "segments:k=2", "segments:k=1",
     ]  # fmt: skip
-    assert found.remarks == ("--segments: 8, 2 was given more than once and is measured once",)
 
 
 # 4: segments=1 beside the baseline

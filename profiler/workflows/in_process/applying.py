@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice
-from profiler.core.errors import Unsupported, UserError
+from profiler.core.errors import Unsupported, refuse_idle
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Applied
 from profiler.training import blocks as finding
@@ -52,53 +51,30 @@ def apply(
         module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
         profiler.apply(module, "segments:k=4").split  # '3x2+2': three segments of two modules, the last two kept
     """
-    _refuse_other_kinds(module, strategy)
-    if isinstance(strategy, str):
-        chain, applied = _by_name(module, strategy, example, blocks)
-    else:
-        chain, applied = _carry_out(module, strategy, example, blocks)
-    return repaired(chain, applied) if repair_batchnorm else with_note(chain, applied)
-
-
-def _refuse_other_kinds(module: object, strategy: object) -> None:
-    """Raise TypeError for any other kind of module or strategy; it says what is wanted."""
     if not isinstance(module, nn.Module):
         what = f"{module.__name__} itself" if isinstance(module, type) else f"a {type(module).__name__}"
         raise TypeError(f"apply changes an nn.Module, and was given {what}; measure and predict take functions")
-    if not isinstance(strategy, (str, PlanFile, Path)):
+    if isinstance(strategy, str):
+        choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
+        function, options = catalogue.load(choice, strategies.TABLE)
+        name, found = choice.name, finding.find_blocks(module, blocks)
+    elif isinstance(strategy, (PlanFile, Path)):
+        refuse_idle(
+            {f"blocks='{blocks}'": blocks is not None}, "where a plan names its own blocks", hint="leave it out"
+        )
+        file = strategy if isinstance(strategy, PlanFile) else plan_file.read(strategy)
+        name, function, options = "plan", carry_out, {"plan": file}
+        found = tuple(dict.fromkeys(block.partition(called_blocks.SIGN)[0] for block in file.fingerprint))
+    else:
         what = "None" if strategy is None else f"of type {type(strategy).__name__}"
         wanted = "a word such as 'all' or 'segments:k=4', a plan of profiler.plan, or the Path of a plan's file"
         raise TypeError(f"a strategy is {wanted}, not {what}")
-
-
-def _by_name(module: nn.Module, strategy: str, example: Any, blocks: str | None) -> tuple[Workload, Applied]:
-    choice = catalogue.resolve(Choice(strategy), strategies.TABLE, what="strategy")
-    function, options = catalogue.load(choice, strategies.TABLE)
-    return _applied(_workload(module, finding.find_blocks(module, blocks), example), choice.name, function, options)
-
-
-def _applied(
-    workload: Workload, strategy: str, function: Callable[..., Applied], options: dict[str, Any]
-) -> tuple[Workload, Applied]:
-    """Apply a strategy; blocks are calls if functions are marked, or if blocks run several times."""
-    if marked_functions.are_there() and workload.batch is not None:
+    workload = Workload(module=module, blocks=found, batch=example, loss=_look)
+    if marked_functions.are_there() and example is not None:  # blocks are calls then, as where they run several times
         workload = called_blocks.marked(workload)
-    chain, applied = called_blocks.applied(workload, strategy, lambda chain: function(chain, **options))
+    chain, applied = called_blocks.applied(workload, name, lambda chain: function(chain, **options))
     called_blocks.follow_forwards(chain)
-    return chain, applied
-
-
-def _carry_out(module: nn.Module, plan: PlanFile | Path, example: Any, blocks: str | None) -> tuple[Workload, Applied]:
-    if blocks is not None:
-        raise UserError(f"blocks='{blocks}' has no effect: a plan names its own blocks", hint="leave it out")
-    file = plan if isinstance(plan, PlanFile) else plan_file.read(plan)
-    names = tuple(file.fingerprint)
-    own = tuple(dict.fromkeys(name.partition(called_blocks.SIGN)[0] for name in names))
-    return _applied(_workload(module, own, example), "plan", carry_out, {"plan": file})
-
-
-def _workload(module: nn.Module, blocks: tuple[str, ...], example: Any) -> Workload:
-    return Workload(module=module, blocks=blocks, batch=example, loss=_look)
+    return repaired(chain, applied) if repair_batchnorm else with_note(chain, applied)
 
 
 def _look(module: nn.Module, example: Any) -> Any:

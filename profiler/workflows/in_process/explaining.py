@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from profiler.analysis.explanation import explain as explain_trace
 from profiler.core.case import FAKE, Case, split_choices
 from profiler.core.plan_file import PlanFile
 from profiler.core.trace_data import Followed
-from profiler.workflows.explain import heading
+from profiler.workflows.explain import explanation_of, heading
 from profiler.workflows.in_process.answering import Source, answer, named
 from profiler.workflows.in_process.arguments import Model
 from profiler.workflows.in_process.results import StepExplanation, Timeline
@@ -52,14 +51,7 @@ def explain(
         precision=precision, blocks=blocks, seed=seed, with_choices=True,
     )  # fmt: skip
     (_, baseline), (step, chosen) = steps[0], steps[-1]
-    explained = explain_trace(
-        chosen.trace,
-        blocks=chosen.blocks,
-        baseline=baseline.trace,
-        split=chosen.split,
-        choices=baseline.choices,
-        batch_size=step.batch_size,
-    )
+    explained = explanation_of(step, chosen, baseline)
     return StepExplanation(
         title=heading(_shown(step), chosen, with_strategy=True),
         explanation=explained,
