@@ -206,7 +206,7 @@ def _say_next(ran: Ran, run: Run) -> None:
     from profiler.workflows.consent import resume_words
 
     lost = sum(record.outcome in progress.LOST for record in rows.latest(run.records))
-    again = resume_words(run, COMMAND.get(), ran.data_directory)
+    again = resume_words(run, engine=ran.engine, data=ran.data_directory)
     if lost:
         aside(f"note: {count_text(lost, 'trial')} crashed or timed out; {shlex.join(again)} measures such trials again")
     if progress.status(run.manifest.plan, run.records) == "partial":

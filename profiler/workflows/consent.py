@@ -98,10 +98,11 @@ def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
             raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")
 
 
-def resume_words(run: Run, typed: Sequence[str] = (), data: str | None = None) -> list[str]:
+def resume_words(run: Run, *, engine: str = "local", data: str | None = None) -> list[str]:
     """Return the command that resumes a run, with what the user must type again."""
     again = _again(run, needs_naming(run))
-    return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *_engine(typed)]
+    where = ["--engine", engine] if engine != "local" else []
+    return ["gcprof", "run", "--resume", str(run.folder), *again, *(["--data", data] if data else []), *where]
 
 
 def refuse_unnamed(run: Run, named: Mapping[str, Collection[str]], typed: Sequence[str]) -> None:
@@ -139,13 +140,6 @@ def _again(run: Run, unnamed: Mapping[str, Sequence[str]]) -> list[str]:
         words["model"] = list(dict.fromkeys(str(case.model) for case in _cases(run)))
     flags = {field: f"--{key}" for key, field in FLAGS.items()}
     return [part for field, named in words.items() for part in (flags[field], ",".join(named))]
-
-
-def _engine(typed: Sequence[str]) -> list[str]:
-    """Return the --engine option of the command, if it has one."""
-    engines = [word for before, word in zip(["", *typed], typed, strict=False) if before == "--engine"]
-    joined = [word.partition("=")[2] for word in typed if word.startswith("--engine=")]
-    return ["--engine", (engines + joined)[-1]] if engines + joined else []
 
 
 def _refusal(unnamed: Mapping[str, Sequence[str]], *, hint: str) -> UserError:

@@ -85,6 +85,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     run: Run | None  # None where the shard is empty, and no folder was made
     exit_code: int
     data_directory: str | None = None
+    engine: str = "local"
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,12 +249,10 @@ def _go_on(
     code, run = owed_trials.follow(
         engine, before, screen, data_directory=checked.data_directory, exclusive=request.exclusive
     )
-    return _ran(run, code=code, data_directory=checked.data_directory)
-
-
-def _ran(run: Run, *, code: int = 0, data_directory: str | None = None) -> Ran:
-    """Return a run with its exit code: the given one, or what its records come to."""
-    return Ran(run=run, exit_code=code or progress.exit_code(run.records), data_directory=data_directory)
+    return Ran(
+        run=run, exit_code=code or progress.exit_code(run.records), data_directory=checked.data_directory,
+        engine=request.engine,
+    )  # fmt: skip
 
 
 def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
@@ -346,7 +345,7 @@ def _changed(before: Run, request: RunRequest) -> Request:
         return changed
     if not request.anew:
         return words
-    as_it_was = shlex.join([*consent.resume_words(before, request.typed, words.data), "--new-run"])
+    as_it_was = shlex.join([*consent.resume_words(before, engine=request.engine, data=words.data), "--new-run"])
     names = ", ".join(map(spec.flag, given(words)))
     message = f"the options that made the plan of this run are not stored, so that {names} cannot be changed in it"
     raise UserError(message, hint=f"{as_it_was} measures it as it was")
@@ -434,4 +433,4 @@ def _again(before: Run) -> tuple[str, ...]:
 def _nothing_left(before: Run, screen: Screen) -> Ran:
     writer.tidy(before.folder)
     screen.say("there is nothing left to do: the run is complete")
-    return _ran(before)
+    return Ran(run=before, exit_code=progress.exit_code(before.records))

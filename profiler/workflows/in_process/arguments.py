@@ -18,13 +18,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from profiler.core import catalogue, own_thread
+from profiler.core import own_thread
 from profiler.core.case import FAKE, Case, Choice, split_choices
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.predicting.trace.fake_modules import DEEPCOPY
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
-from profiler.training import kept_state, optimizers
+from profiler.training import kept_state
 from profiler.training.assemble import Build
 from profiler.training.models.user import as_workload, refuse_other_arguments
 from profiler.training.workload import Workload
@@ -104,14 +104,12 @@ def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
 def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
     """Return the one case asked for, checked as the command line does, without its strategy."""
     word = model if isinstance(model, str) else None
-    for name, value in (("precision", words.precision), ("device", words.device), ("model", word)):
+    request = msgspec.structs.replace(words, model=word or "mlp", strategies="none", optimizer=optimizer)
+    for name in ("precision", "device", "optimizer", "model"):
+        value = getattr(request, name)
         if value and len(split_choices(value)) > 1:
             raise UserError(f"{name}: '{value}' is more than one", hint="ask for each by itself")
-    request = msgspec.structs.replace(words, model=word or "mlp", strategies="none")
-    (checked, *_) = spec.check(request, choose_device).trials
-    case = msgspec.structs.replace(
-        checked.case, optimizer=catalogue.resolve(Choice(optimizer), optimizers.TABLE, what="optimizer")
-    )
+    case = spec.check(request, choose_device).trials[0].case
     return case if word else msgspec.structs.replace(case, model=Choice(name_of(model)), batch_size=None)
 
 
