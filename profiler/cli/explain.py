@@ -79,8 +79,7 @@ def explain(
     chosen = strategies or strategy or "none"
     typed = [*flags(words), *(["--device", device] if device else [])]
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
-    explained = work(target, words, Terminal(is_quiet=quiet))
-    step, why = explained.step, explained.explanation
+    step, why = work(target, words, Terminal(is_quiet=quiet))
     if json:
         say_bytes(document(why, strategy=str(step.case.strategy), evidence=evidence(step.case, None)))
         return

@@ -150,11 +150,11 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
         return _print_refused(run, ran.exit_code, json=json)
     if not json:
         say(terminal.table(rows.rows(run.records), paper=paper()))
-    derived = derive(run)
-    code = derived.exit_code or ran.exit_code
+    failed, lines = derive(run)
+    code = failed or ran.exit_code
     if json:
         say_bytes(document(run.folder.name, run.records, status=run.status, exit_code=code))
-    for line in derived.lines:
+    for line in lines:
         aside(line)
     if holders:
         gate = _show_fit(run, holders)

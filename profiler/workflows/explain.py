@@ -41,15 +41,8 @@ class FollowedStep(msgspec.Struct, frozen=True, kw_only=True):
     half_batch_bytes: int | None = None  # the peak with half the batch, if that was rehearsed
 
 
-class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step and what holds its peak."""
-
-    step: FollowedStep
-    explanation: Explanation
-
-
-def explain(target: str, words: Request, screen: Screen = SILENT) -> Explained:
-    """Explain where the peak of the last step is and why it is no lower, compared with the first step.
+def explain(target: str, words: Request, screen: Screen = SILENT) -> tuple[FollowedStep, Explanation]:
+    """Return the last step and where its peak is and why it is no lower, compared with the first step.
 
     Raises UserError, also if more than one strategy is named besides `none`.
     """
@@ -60,7 +53,7 @@ def explain(target: str, words: Request, screen: Screen = SILENT) -> Explained:
     steps = followed_steps(target, words, screen, with_choices=True)
     chosen = steps[-1]
     why = explanation_of(chosen.case, chosen.followed, steps[0].followed, half_batch_bytes=chosen.half_batch_bytes)
-    return Explained(step=chosen, explanation=why)
+    return chosen, why
 
 
 def explanation_of(

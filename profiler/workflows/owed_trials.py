@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.timing_doubts import other_processes
-from profiler.core.case import Case, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import Engine
@@ -23,13 +21,6 @@ from profiler.workflows import SILENT, Interrupted, Screen
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself
 
 
-class FollowedRun(NamedTuple):
-    """The exit code of a run, 0 if nothing ended it early, and the run with all its records."""
-
-    exit_code: int
-    run: Run
-
-
 def follow(
     engine: Engine,
     run: Run,
@@ -38,8 +29,11 @@ def follow(
     data_directory: str | None = None,
     exclusive: bool = False,
     ready: Sequence[Record] = (),
-) -> FollowedRun:
-    """Run what a run still owes, and show each record. What ends it early is reported: an interrupt or a UserError."""
+) -> tuple[int, Run]:
+    """Run what a run still owes, and show each record; return an exit code, 0 if nothing ended it early, and the run.
+
+    What ends it early is reported: an interrupt or a UserError.
+    """
     records = [*run.records]
     code = 0
 
@@ -60,7 +54,7 @@ def follow(
         screen.say(f"gcprof: {error.message}")
         screen.say(f"hint: {error.hint}")
         code = error.exit_code
-    return FollowedRun(code, store.of_records(run.folder, run.manifest, records))
+    return code, store.of_records(run.folder, run.manifest, records)
 
 
 def run_owed(
@@ -105,7 +99,11 @@ def run_owed(
                 waiting = [trial for trial in waiting if trial not in joining]
                 left += len(joining)
                 later.update(trial.case for trial in joining if trial.round > 1)
-            left -= 1 + (_stopped(record, owed) if progress.is_refusal(record) else _no_longer_owed(record, later))
+            left -= 1
+            if progress.is_refusal(record):  # others than its own are not run
+                left -= sum(progress.stops(record, trial.case) for trial in owed) - 1
+            elif record.round == 1 and record.outcome != "ok":
+                left -= later[record.case]  # later rounds
             yield record, left
             if exclusive:
                 _refuse_shared(record)
@@ -120,13 +118,3 @@ def _refuse_shared(record: Record) -> None:
     if sharing or unknown:
         hint = "go on with --resume, once the device is free" if sharing else "go on with --resume, without --exclusive"
         raise UserError(f"--exclusive error: {sharing or unknown}", hint=hint, exit_code=3)
-
-
-def _stopped(refusal: Record, owed: Iterable[Trial]) -> int:
-    """Return how many trials, besides its own, are not run since their baseline was refused."""
-    return sum(progress.stops(refusal, trial.case) for trial in owed) - 1
-
-
-def _no_longer_owed(record: Record, later: Counter[Case]) -> int:
-    """Return how many later rounds a case loses if its first is not ok."""
-    return later[record.case] if record.round == 1 and record.outcome != "ok" else 0

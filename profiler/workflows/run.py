@@ -88,13 +88,6 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "local"
 
 
-class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of writing the files that are derived from a run."""
-
-    exit_code: int
-    lines: tuple[str, ...]
-
-
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """Run a request in a new run folder. Raises UserError."""
     return _begin(request, request.checked(), screen)
@@ -280,20 +273,23 @@ def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks
         yield f"note: {remark}"
 
 
-def derive(run: Run) -> Derived:
-    """Write the tables and pictures of a run that has records. That a picture cannot be drawn is only noted."""
+def derive(run: Run) -> tuple[int, list[str]]:
+    """Write the tables and pictures of a run that has records; return an exit code and what to say.
+
+    That a picture cannot be drawn is only noted.
+    """
     lines = [f"wrote {run.folder / 'trials.jsonl'}"]
     if not run.records:
-        return Derived(exit_code=0, lines=tuple(lines))
+        return 0, lines
     try:
         lines += [f"wrote {path}" for path in files.write_tables(run)]
         lines += [f"wrote {path}" for path in files.write_pictures(run)]
     except UserError as error:
         if error.exit_code != 1:
             lines += [f"gcprof: {error.message}", f"hint: {error.hint}"]
-            return Derived(exit_code=error.exit_code, lines=tuple(lines))
+            return error.exit_code, lines
         lines.append(f"note: no picture was drawn: {error.message}; {error.hint}")
-    return Derived(exit_code=0, lines=tuple(lines))
+    return 0, lines
 
 
 # what is resumed
