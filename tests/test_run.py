@@ -277,7 +277,7 @@ RESUMED = [
     ("--resume nowhere", 4, "is not a run"),
     ("--resume .", 4, "no manifest.json"),
     ("--resume RUN -o other", 2, "--output has no effect with --resume"),
-    ("--resume RUN --dry-run", 2, "--dry-run has no effect with --resume"),
+    ("--resume RUN --dry-run", 2, "--resume has no effect with --dry-run"),
     ("--resume RUN --config sweep.toml", 2, "cannot read 'sweep.toml'"),
     ("--resume RUN --data .", 2, "--data has no effect on this run"),
     ("--new-run", 2, "--new-run has no effect without --resume"),
