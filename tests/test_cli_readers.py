@@ -180,7 +180,7 @@ def test_a_memory_does_not_hold_what_was_not_predicted(outcome: str, code: int, 
     other = make.case(device="fake:t4", model=Choice("mlp"))
     rows = {"ok": make.record("none", case=other), "skipped": make.failed("none", "skipped", "no blocks", case=other)}
     run = examples.run(here / "run", [none, rows[outcome]])
-    monkeypatch.setattr(run_workflow, "derive", lambda run: run_workflow.Derived(exit_code=0, lines=()))
+    monkeypatch.setattr(run_workflow, "derive", lambda run: (0, []))
 
     memory = Memory(name="11GiB", memory_bytes=11 * 2**30)
 

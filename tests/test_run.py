@@ -304,7 +304,7 @@ def test_a_misspelt_flag_of_the_real_program_is_answered_with_the_nearest(tmp_pa
     done = gcprof("run", "--modle", "mlp", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert done.stderr == "gcprof: no such option: --modle\nhint: did you mean '--model'?\n"
+    assert "no such option: --modle (Possible options: --model" in done.stderr
     assert done.stdout == ""
 
 
