@@ -16,7 +16,6 @@ from profiler.runs import run_diff
 from profiler.runs.writer import Writer
 from profiler.views.export import files
 from profiler.views.sanitize import plain
-from profiler.workflows import consent, explain
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -183,24 +182,6 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
     assert "gcprof does not run code just because a run folder names it" in capsys.readouterr().err
     assert not (here / "sprung").exists()
     assert not (here / "new").exists()
-
-
-@pytest.mark.parametrize("theirs", FOLDERS_MODELS[:1], indirect=True)
-@pytest.mark.parametrize("words", [READINGS[0], READINGS[-1]], ids=" ".join)
-def test_code_of_a_run_folder_that_would_be_run_would_be_seen(words, theirs, here, shared, monkeypatch):
-    monkeypatch.setattr(explain, "refuse_cases", lambda *of, **named: None)
-    monkeypatch.setattr(consent, "refuse_unnamed", lambda *of: None)
-
-    answer(list(words))
-
-    assert (here / "sprung").exists()
-
-
-def test_the_table_is_no_way_around_what_looks_like_code():
-    for word in ("*", "*:base/evil.py:make", "*:torchvision:resnet18", "mlp:make"):
-        assert catalogue.is_code(word, models.TABLE) == (catalogue.CODE.fullmatch(word) is not None), word
-    for word in ("mlp", "torchvision:resnet18", "hf:gpt2", "nonsense"):
-        assert not catalogue.is_code(word, models.TABLE)
 
 
 @pytest.mark.slow
