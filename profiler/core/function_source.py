@@ -115,18 +115,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
         whole = ".".join([first, *inner[: number + 1]])
         finders = [finder for folder in folders if (finder := pkgutil.get_importer(folder))]
         portions = [portion for finder in finders if (portion := finder.find_spec(whole))]
-        spec = next((portion for portion in portions if portion.loader), None) or _namespace(whole, portions)
-    return spec
-
-
-def _namespace(name: str, portions: list[ModuleSpec]) -> ModuleSpec | None:
-    """Return the spec of the namespace package (no `__init__.py`) that has these portions; None if there are none."""
-    if not portions:
-        return None
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = [
-        folder for portion in portions for folder in portion.submodule_search_locations or ()
-    ]
+        spec = next((portion for portion in portions if portion.loader), portions[0] if portions else None)
     return spec
 
 

@@ -8,46 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
-POLL_SECONDS = 0.05  # how often work that waits for other work looks whether it is still wanted
 T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()
-_RUNNING: list[_Task[Any]] = []  # at most one
+_RUNNING: list[tuple[threading.Thread, threading.Event]] = []  # at most one, and whether its caller was interrupted
 
 
 class _Stopped(BaseException):
     """Raised in work whose caller was interrupted."""
-
-
-class _Task(Generic[T]):
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self.is_stopped = False  # its caller was interrupted
-        self.began = threading.Event()
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=copy_context().run, args=(self._run,), daemon=True)
-        self.result: T
-        self.error: BaseException | None = None
-
-    def _run(self) -> None:
-        while not _ONE_AT_A_TIME.acquire(timeout=POLL_SECONDS):
-            if self.is_stopped:
-                return
-        self.began.set()
-        _RUNNING.append(self)
-        try:
-            if not self.is_stopped:
-                self.result = self._work()
-        except BaseException as error:  # noqa: BLE001  it is raised in the caller's thread
-            self.error = error
-        finally:
-            _RUNNING.clear()
-            _ONE_AT_A_TIME.release()
-            self.ended.set()
 
 
 def run(work: Callable[[], T]) -> T:
@@ -55,29 +28,41 @@ def run(work: Callable[[], T]) -> T:
 
     An interrupt of the caller is raised once the work has reached its next `stop_if_interrupted`, and has ended.
     """
-    if any(task.thread is threading.current_thread() for task in _RUNNING):
+    if any(thread is threading.current_thread() for thread, _ in _RUNNING):
         return work()
-    task = _Task(work)
+    future, interrupted = Future[T](), threading.Event()
+    own = (_carry_out, work, future, interrupted)
+    thread = threading.Thread(target=copy_context().run, args=own, daemon=True)
     try:
-        task.thread.start()
-        task.ended.wait()
+        thread.start()
+        return future.result()
     except BaseException:
-        task.is_stopped = True
-        while task.began.is_set() and not task.ended.is_set():
+        interrupted.set()
+        while not (future.cancel() or future.done()):
             with suppress(BaseException):  # a second interrupt waits as the first does
-                task.ended.wait()
+                wait([future])
         raise
-    if task.error is not None:
+    finally:
+        del future, own  # the traceback of its error leads here: a cycle would keep the caller's tensors alive
+
+
+def _carry_out(work: Callable[[], T], future: Future[T], interrupted: threading.Event) -> None:
+    with _ONE_AT_A_TIME:
+        if not future.set_running_or_notify_cancel():
+            return
+        _RUNNING.append((threading.current_thread(), interrupted))
         try:
-            raise task.error
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  it is raised in the caller's thread
+            future.set_exception(error)
         finally:
-            task.error = None  # its traceback leads here: a cycle would keep the caller's tensors alive
-    return task.result
+            _RUNNING.clear()
+            del future  # as above
 
 
 def stop_if_interrupted() -> None:
     """Raise, in work whose caller was interrupted, what ends it. Call it where everything can be put back."""
-    if _RUNNING and _RUNNING[0].is_stopped:
+    if any(interrupted.is_set() for _, interrupted in _RUNNING):
         raise _Stopped
 
 
