@@ -205,21 +205,6 @@ def test_one_round_of_one_sample_has_no_spread(rounds, expected):
     assert line.spread == (expected and pytest.approx(expected))
 
 
-def test_every_row_that_ran_out_of_memory_is_named_with_the_reason():
-    found = rows([failed(strategy, "out_of_memory", "tried 1 GiB") for strategy in ("all", "segments:k=2")])
-    wanted = [
-        PublishedFigure(label=row.case.strategy, quantity=quantity, strategy=row.case.strategy, unit="MiB")
-        for row in found
-        for quantity in ("saved_bytes", "peak_bytes")
-    ]
-    whole = Reproduction(
-        name="one", title="", source="", unsaid=(), reduced=None, environment=None, device="cpu", evidence="measured",
-        lines=lines(wanted, found, reduced=False),
-    )  # fmt: skip
-
-    assert reproduction._below(whole)[0] == "all, segments:k=2: out of memory: tried 1 GiB"
-
-
 def test_the_table_says_what_is_unclear_unsaid_and_reduced():
     found = Reproduction(
         name="one", title="a system", source="a blog", unsaid=("the batch",), reduced="all", environment=None,

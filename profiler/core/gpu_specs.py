@@ -98,7 +98,14 @@ def read(path: Path) -> Rates:
     try:
         return msgspec.convert(document, Rates)
     except msgspec.ValidationError as error:
-        raise _refused(path, text, error) from None
+        message, _, place = str(error).partition(" - at ")
+        named = re.search(r"field `(\w+)`", message)
+        key = named[1] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
+        where = f"{path}:{safe_files.line_of(text, key)}"
+        hint = (
+            f"the keys are {', '.join((*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__))}"
+        )
+        raise UserError(f"{where}: {key}: {message}", hint=hint) from None
 
 
 def _paths() -> dict[str, Path]:
@@ -113,15 +120,3 @@ def workspace_bytes(rates: Rates) -> int:
     Until early 2026 PyTorch gave Blackwell the small one.
     """
     return LARGE_WORKSPACE if rates.compute_capability >= HOPPER else SMALL_WORKSPACE
-
-
-def _refused(path: Path, text: str, error: msgspec.ValidationError) -> UserError:
-    message, _, place = str(error).partition(" - at ")
-    named = re.search(r"(unknown |required )field `(\w+)`", message)
-    key = named[2] if named else re.sub(r"\[.*?\]", "", place.strip("`").rpartition(".")[2])
-    where = f"{path}:{safe_files.line_of(text, key)}"
-    if named and named[1] == "unknown ":
-        allowed = (*Rates.__struct_fields__, *Flops.__struct_fields__, *Chip.__struct_fields__)
-        hint = nearest(key, allowed) or f"the keys are {', '.join(allowed)}"
-        return UserError(f"{where}: no key is called '{key}'", hint=hint)
-    return UserError(f"{where}: {key}: {message}", hint="examples are in configs/devices/")
