@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from profiler.analysis.rows import Row
 from profiler.analysis.rows import rows as read_rows
@@ -15,29 +18,16 @@ from profiler.views.tables.notebook import frame, page
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler.core.record import Record
 
-
-class Run:
+class Run(store.Run, frozen=True, kw_only=True, dict=True):
     """A run folder as it was when it was loaded. A notebook shows it as a table."""
 
-    def __init__(self, stored: store.Run) -> None:
-        self.folder = stored.folder
-        self.manifest = stored.manifest
-        self.records: tuple[Record, ...] = stored.records
-        self.warnings = stored.warnings
-        self._status = stored.status
-        self._rows: tuple[Row, ...] | None = None
-
-    @property
-    def status(self) -> str:
-        """`complete`, or `partial` where trials are owed, or trials of its sweep are in other shards."""
-        return self._status
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        return read_rows(self.records)
 
     def rows(self) -> tuple[Row, ...]:
         """One row for each case, its rounds pooled, against the same case without checkpointing."""
-        if self._rows is None:
-            self._rows = read_rows(self.records)
         return self._rows
 
     def to_pandas(self) -> pd.DataFrame:
@@ -64,4 +54,4 @@ def load(run: str | Path = "last") -> Run:
         frame = run.to_pandas()
         frame[["strategy", "saved_bytes", "peak_bytes", "step_seconds"]]
     """
-    return Run(store.load(run_folder(str(run))))
+    return Run(**msgspec.structs.asdict(store.load(run_folder(str(run)))))
