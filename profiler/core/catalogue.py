@@ -80,7 +80,7 @@ def read(name: str, table: Mapping[str, str], *, what: str = "name") -> Entry:
         raise UserError(f"which function of '{name}' makes the model?", hint=function_source.which_factory(name))
     entry = listed(family, table) if colon else None
     if is_code(name, table) and not ((meant or entry) and _is_absent(family)):
-        return _users_entry(name, table[USERS])
+        return _entry(name, name, adapter=table[USERS])
     if entry:
         keys = [option.name for option in entry.options]
         form = f"{family}:{keys[0]}=..., its keys are {', '.join(keys)}" if keys else f"'{family}' takes no options"
@@ -145,55 +145,34 @@ def load(choice: Choice, table: Mapping[str, str]) -> tuple[Callable[..., Any], 
     return partial(function, entry.member), keywords  # positional: the user's options may have any name
 
 
-def _entry(name: str, target: str) -> Entry:
+def _entry(name: str, target: str, *, adapter: str | None = None) -> Entry:
+    """Return the entry of a function: of ours, keyword-only parameters are the options; `adapter` calls a user's.
+
+    Of a user's function all parameters but batch_size are options.
+    """
     function = function_source.read(target)
+    every = function_source.arguments(function)
     keywords = {argument.arg for argument in function.args.kwonlyargs}
-    every = function_source.arguments(function)
+    own = [key for key in every if (key == "batch_size" if adapter else key not in keywords)]
     return Entry(
         name=name,
-        target=target,
-        about=_about(function),
-        parameters={key: _text(default) for key, (_, default) in every.items() if key not in keywords},
-        options=tuple(_option(*every[key]) for key in every if key in keywords),
+        target=adapter or target,
+        about=(ast.get_docstring(function) or "").partition("\n")[0],
+        parameters={key: _text(every[key][1]) for key in own},
+        options=tuple(_option(*every[key], is_users=adapter is not None) for key in every if key not in own),
         open=function.args.kwarg is not None,
+        member=name if adapter else None,
     )
 
 
-def _users_entry(name: str, adapter: str) -> Entry:
-    """Return the entry of a user's function, called by our adapter: all its parameters but batch_size are options."""
-    function = function_source.read(name)
-    every = function_source.arguments(function)
-    size = every.pop("batch_size", None)
-    return Entry(
-        name=name,
-        target=adapter,
-        about=_about(function),
-        parameters={"batch_size": _text(size[1])} if size else {},
-        options=tuple(
-            Option(name=key, kind=kind if (kind := _kind(argument)) in KINDS else "value", default=_text(default))
-            for key, (argument, default) in every.items()
-        ),
-        open=function.args.kwarg is not None,
-        member=name,
-    )
-
-
-def _about(function: ast.FunctionDef) -> str:
-    return (ast.get_docstring(function) or "").partition("\n")[0]
-
-
-def _kind(argument: ast.arg) -> str:
-    return ast.unparse(argument.annotation) if argument.annotation else ""
-
-
-def _option(argument: ast.arg, default: ast.expr | None) -> Option:
+def _option(argument: ast.arg, default: ast.expr | None, *, is_users: bool) -> Option:
     annotation = argument.annotation
-    if isinstance(annotation, ast.Subscript):  # Literal["torch", "balanced"]
+    if isinstance(annotation, ast.Subscript) and not is_users:  # Literal["torch", "balanced"]
         words = tuple(str(word) for word in ast.literal_eval(annotation.slice))
         return Option(name=argument.arg, kind=" or ".join(words), default=_text(default), words=words)
-    kind = _kind(argument)
-    assert kind in KINDS, f"option {argument.arg} is annotated '{kind}': take one of {', '.join(KINDS)} or a Literal"
-    return Option(name=argument.arg, kind=kind, default=_text(default))
+    kind = ast.unparse(annotation) if annotation else ""
+    assert is_users or kind in KINDS, f"option {argument.arg} is annotated '{kind}': take one of {', '.join(KINDS)}"
+    return Option(name=argument.arg, kind=kind if kind in KINDS else "value", default=_text(default))
 
 
 def _text(default: ast.expr | None) -> str | None:
@@ -216,28 +195,19 @@ def _values(choice: Choice, declared: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def _value(text: str, option: Option, choice: Choice) -> Any:
-    read_as: dict[str, Callable[[str], Any]] = {
-        "Count": int,
-        "int": int,
-        "float": float,
-        "str": str,
-        "bool": lambda word: {"true": True, "false": False}[word],
-        "value": literal,
-    }
+    kind = KINDS.get(option.kind, option.kind)
     try:
-        value = read_as.get(option.kind, str)(text)
-        if not _allowed(value, option):
-            raise ValueError
+        value = READ.get(option.kind, str)(text)
+        is_allowed = not option.words or value in option.words
+        if option.kind == "Count":
+            is_allowed = 1 <= value < 2**31
+        elif option.kind == "float":
+            is_allowed = math.isfinite(value)
     except (ValueError, KeyError):
-        kind = KINDS.get(option.kind, option.kind)
-        raise UserError(f"'{choice}': {option.name}={text} is not {kind}", hint=f"{option.name} is {kind}") from None
+        is_allowed = False
+    if not is_allowed:
+        raise UserError(f"'{choice}': {option.name}={text} is not {kind}", hint=f"{option.name} is {kind}")
     return value
-
-
-def _allowed(value: Any, option: Option) -> bool:
-    if option.kind == "Count":
-        return bool(1 <= value < 2**31)
-    return math.isfinite(value) if option.kind == "float" else not option.words or value in option.words
 
 
 def literal(text: str) -> Any:
@@ -248,6 +218,15 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
+
+
+READ: dict[str, Callable[[str], Any]] = {
+    "Count": int,
+    "int": int,
+    "float": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+    "value": literal,
+}
 
 
 def _is_absent(module: str) -> bool:
