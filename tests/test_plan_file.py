@@ -21,29 +21,17 @@ def edited(**fields: object) -> bytes:
 
 
 DAMAGED = {
-    "half of it": (edited()[: len(edited()) // 2], "is not a plan: Input data was truncated"),
-    "no text": (b"\xff\xfe\x00", "is not a plan: "),
-    "another document": (b'{"stages": []}', "is not a plan: Object missing required field `schema`"),
-    "an unknown field": (edited(more=1), "is not a plan: Object contains unknown field `more`"),
-    "another schema": (edited(schema=2, more=1), "is of schema 2, this gcprof reads 1"),
-    "no block": (edited(segments=[{"blocks": ["7"]}]), "is not a plan: '7' is not one of its blocks"),
-    "an empty segment": (
-        edited(segments=[{"blocks": []}]),
-        "is not a plan: segment [] is not a sequence of consecutive",
-    ),
-    "another order": (
-        edited(segments=[{"blocks": ["1", "0"]}]),
-        "is not a plan: segment [1 0] is not a sequence of conse",
-    ),
-    "a gap": (
-        edited(segments=[{"blocks": ["0", {"blocks": ["2"]}]}]),
-        "is not a plan: segment [0 2] is not a sequence of consecutive",
-    ),
-    "a block twice": (
-        edited(segments=[{"blocks": ["0", "1"]}, {"blocks": ["1"]}]),
-        "is not a plan: '1' is in two segments",
-    ),
-    "endless nesting": (b'{"schema": 1, "segments": ' + b"[" * 100_000, "is not a plan: "),
+    "half of it": (edited()[: len(edited()) // 2], "truncated"),
+    "no text": (b"\xff\xfe\x00", "not a plan"),
+    "another document": (b'{"stages": []}', "schema"),
+    "an unknown field": (edited(more=1), "more"),
+    "another schema": (edited(schema=2, more=1), "schema 2"),
+    "no block": (edited(segments=[{"blocks": ["7"]}]), "'7' is not one of its blocks"),
+    "an empty segment": (edited(segments=[{"blocks": []}]), "consecutive"),
+    "another order": (edited(segments=[{"blocks": ["1", "0"]}]), "consecutive"),
+    "a gap": (edited(segments=[{"blocks": ["0", {"blocks": ["2"]}]}]), "consecutive"),
+    "a block twice": (edited(segments=[{"blocks": ["0", "1"]}, {"blocks": ["1"]}]), "'1' is in two segments"),
+    "endless nesting": (b'{"schema": 1, "segments": ' + b"[" * 100_000, "not a plan"),
 }
 
 
@@ -53,10 +41,9 @@ def test_a_file_that_is_no_plan_is_refused(content, complaint, tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(content)
 
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=complaint) as caught:
         profiler.apply(chain(), path)
 
-    assert caught.value.message.startswith(f"'{path}' {complaint}")
     assert caught.value.hint
 
 
