@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -120,18 +118,13 @@ def _listed(text: str, choices: tuple[str, ...], *, flag: str) -> list[str]:
 
 
 def _named(loaded: list[tuple[str, Run]]) -> list[tuple[str, tuple[Record, ...]]]:
-    """Return the name and the records of every run; a name is `ref:NAME`, or the end of a path that makes it unique."""
+    """Return the name and the records of every run: `ref:NAME`, the folder's, or the word if two have that name."""
     from profiler.runs.find import REFERENCE
 
-    parts = [(word,) if word.startswith(REFERENCE) else run.folder.resolve().parts for word, run in loaded]
-    return [(_named_apart(own, set(parts)), run.records) for own, (_, run) in zip(parts, loaded, strict=True)]
-
-
-def _named_apart(parts: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> str:
-    """Return the shortest end of a path that no other path ends in."""
-    others = [other for other in every if other != parts]
-    enough = (count for count in range(1, len(parts)) if all(other[-count:] != parts[-count:] for other in others))
-    return str(Path(*parts[-next(enough, len(parts)) :]))
+    names = [word if word.startswith(REFERENCE) else run.folder.resolve().name for word, run in loaded]
+    return [
+        (name if names.count(name) == 1 else word, run.records) for name, (word, run) in zip(names, loaded, strict=True)
+    ]
 
 
 def _tell(judgement: Judgement) -> None:
