@@ -89,12 +89,10 @@ class Holders:
     # ---- what the watch tells
 
     def knows_module(self, module: Any) -> None:
-        if id(module) not in self._modules:
-            self._modules[id(module)] = weakref.ref(module)
+        self._modules.setdefault(id(module), weakref.ref(module))
 
     def knows_optimizer(self, optimizer: Any) -> None:
-        if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
 
     def called(self, phase: str, line: str, *arguments: Any) -> None:
         """Note the inputs of a model that is called now, and read the history so far if it is long."""

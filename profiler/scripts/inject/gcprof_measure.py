@@ -158,9 +158,8 @@ class HostWatch(MeasuredWatch):
         module: Any = profiler
         self._prepare, module._prepare_profiler = module._prepare_profiler, self._other_profiler
 
-    def _tell(self, **more: Any) -> None:
-        row = {"kind": "phase", "phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
-        self.passes.append({**row, **more})
+    def _tell(self) -> None:
+        self.passes.append({"kind": "phase", **self.now})
         with profiler.record_function(MARK):
             pass
 

@@ -161,7 +161,7 @@ class _Models:
         elif within := list(_within(model, PATTERN)):
             self.chosen.update(dict.fromkeys(within, True))
         else:
-            self._tell(model, why=f"--module {PATTERN} is neither it nor one of its modules", is_other=True)
+            self._tell(model, why=f"--module {PATTERN} is neither it nor one of its modules")
         self.look()
         return is_changed
 
@@ -191,7 +191,7 @@ class _Models:
 
     def _tell(self, model: Any, **more: Any) -> None:
         row = {"kind": "applied", "strategy": STRATEGY, "module": _name(model), "num_blocks": 0, "split": None}
-        self.write({**row, "own": [], "why": None, **more})
+        self.write({**row, "why": None, **more})
 
 
 def _is_around(module: Any) -> bool:

@@ -47,15 +47,15 @@ class Values:
     """Follows the operators of this process.
 
     `tell` gets a row for each assumption and each line that reads a value; `end` ends the process with a reason and a
-    line; `phase` returns what changes as the script goes on.
+    line; `watch` knows the phase and the step.
     """
 
     def __init__(
-        self, tell: Callable[[dict[str, Any]], None], end: Callable[[str, str, str], None], phase: Callable[[], Any]
+        self, tell: Callable[[dict[str, Any]], None], end: Callable[[str, str, str], None], watch: Any
     ) -> None:
         self.assumptions = Assumptions(tell, os.environ.get("GCPROF_VALUES", "zeros"))
         self.compute = computing.Computing(self.assumptions)
-        self._tell, self._end, self._phase = tell, end, phase
+        self._tell, self._end, self._watch = tell, end, watch
         self._here = threading.local()  # its count: the size that the running operator will read
         self._reads: set[tuple[str, bool]] = set()
         self._last: tuple[Any, ...] = ()
@@ -196,7 +196,7 @@ class Values:
         if (line, is_size) not in self._reads:
             self._reads.add((line, is_size))
             self._tell({"kind": "read", "line": line, "is_integer": is_size})
-        now = (line, self._phase())
+        now = (line, self._watch.phase, self._watch.step)
         self._num_last = self._num_last + 1 if now == self._last else 1
         self._last = now
         if self._num_last > MOST_READS:

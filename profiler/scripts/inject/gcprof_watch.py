@@ -255,11 +255,16 @@ class Watch:
         self.holders = holding.Holders()
         self._tell()
 
-    def _tell(self, **more: Any) -> None:
+    @property
+    def now(self) -> dict[str, Any]:
+        """Where the script is, as rows have it."""
+        return {"phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
+
+    def _tell(self) -> None:
         devices = self._read()
         if self._is_always_told or any(reserved for _, _, reserved in devices.values()):
-            row = {"kind": "phase", "phase": self.phase, "step": self.step, "line": self.line, "module": self.module}
-            _write({**row, "devices": devices, **self.holders.ended(self.phase, self.step, self.line, devices), **more})
+            held = self.holders.ended(self.phase, self.step, self.line, devices)
+            _write({"kind": "phase", **self.now, "devices": devices, **held})
 
     def _before_forward(self, module: Any, arguments: Any) -> None:
         if torch.compiler.is_compiling() or not self._is_watched():
@@ -434,9 +439,7 @@ class Watch:
         following: Any = import_module("gcprof_values")
         following.observers += [self.work] if self.work else []
         self.values = following.Values(
-            lambda row: _write({**row, "line": row["line"] or self.line, "step": self.step}),
-            self._end_unknown,
-            lambda: (self.phase, self.step),
+            lambda row: _write({**row, "line": row["line"] or self.line, "step": self.step}), self._end_unknown, self
         )
         self.values.begin()
 
@@ -456,7 +459,7 @@ class Watch:
             why = f"memory runs out at {line} for a size, {sized[1]}, of values that a hollow GPU does not compute"
             self._end_unknown("assumed size", f"{why}: {sized[0]}", line)
         with suppress(Exception):  # within the allocator: what it raises would hide the script's own error
-            row = {"phase": self.phase, "step": self.step, "line": lines.line_now() or self.line, "module": self.module}
+            row = {**self.now, "line": lines.line_now() or self.line}
             held: list[dict[str, Any]] = []
             with suppress(Exception):
                 held = self.holders.now(self.phase, self.line, device)

@@ -7,12 +7,12 @@ compared. Torch and the standard library alone.
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import torch
@@ -81,9 +81,4 @@ class Work:
 
 @cache
 def _formulas() -> dict[Any, Callable[..., int]]:
-    spec = spec_from_file_location("gcprof_attention_flops", ATTENTION)
-    assert spec, "a part of gcprof"
-    assert spec.loader
-    attention: Any = module_from_spec(spec)
-    spec.loader.exec_module(attention)
-    return {**flop_registry, **attention.FORMULAS}
+    return {**flop_registry, **runpy.run_path(ATTENTION)["FORMULAS"]}
