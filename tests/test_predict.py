@@ -18,7 +18,6 @@ from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
-from profiler.predicting import device_trace, prediction
 from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace import matmul_workspaces
@@ -78,20 +77,6 @@ def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(m
     monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
     assert absent_gpus.for_gpus("t4", say=said.append) == "fake:t4"
     assert said == ["note: estimated, not rehearsed: the device lacks cudaNoSuchFunction"]
-
-
-def test_one_more_step_that_fails_costs_a_rehearsed_row_its_time_alone(monkeypatch):
-    case = make.case("none", device="rehearse:h100")
-    record = make.record("none", case=case, readings=Readings(peak_bytes=GIB))
-
-    def failing(case, **words):
-        raise RuntimeError("the second half is missing")
-
-    monkeypatch.setattr(device_trace, "trace_case", failing)
-    estimated = prediction.with_estimates(record, Trial(case=case))
-
-    assert (estimated.outcome, estimated.readings) == (record.outcome, record.readings)
-    assert [(note.code, "the second half is missing" in note.text) for note in estimated.notes] == [("GCP057", True)]
 
 
 @pytest.mark.slow

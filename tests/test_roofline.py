@@ -6,8 +6,8 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.gpu_specs import Flops, Rates
-from profiler.core.trace_data import Operator, Trace
-from profiler.predicting.trace.roofline import scaled, seconds, stated_error
+from profiler.core.roofline import scaled, seconds, stated_error
+from profiler.core.trace_data import Operator
 
 LAUNCH = 3e-6
 ROUND = Rates(
@@ -21,15 +21,15 @@ ROUND = Rates(
 SIXTEEN = ("bf16", "fp16", "amp-bf16", "amp-fp16")
 
 
-def step_of(*operators: Operator) -> Trace:
-    return Trace(allocations=(), operators=operators, marks=())
+def step_of(*operators: Operator) -> tuple[Operator, ...]:
+    return operators
 
 
-def forward(name: str, *, flops: int = 0, moved: int = 0) -> Trace:
+def forward(name: str, *, flops: int = 0, moved: int = 0) -> tuple[Operator, ...]:
     return step_of(Operator(name, "", "forward", flops, moved))
 
 
-def product(size: int) -> Trace:
+def product(size: int) -> tuple[Operator, ...]:
     """A square matrix product in fp32."""
     return forward("aten.mm", flops=2 * size**3, moved=3 * size**2 * 4)
 

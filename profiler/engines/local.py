@@ -35,7 +35,12 @@ DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its 
 RUN_TRIALS = f"{WORKER}:run_trials"
 PREDICT_TRIALS = f"{TRACING}:run_trials"
 RUN_TOGETHER = f"{WORKER}:run_together"
-SHARED = {"predicted": PREDICT_TRIALS, "timed": RUN_TOGETHER}  # by how a group of trials shares a child
+RUN_REHEARSED = f"{WORKER}:run_rehearsed"
+SHARED = {
+    "predicted": PREDICT_TRIALS,
+    "rehearsed": RUN_REHEARSED,
+    "timed": RUN_TOGETHER,
+}  # by how a group of trials shares a child
 TRAIN = "profiler.workflows.published.trainer_trial:run_trials"
 
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held

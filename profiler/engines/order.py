@@ -40,10 +40,11 @@ def in_waves(
 
 
 def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
-    """Yield groups of adjacent trials that may share a process, with how: "predicted", "timed", or "" for one alone.
+    """Yield groups of adjacent trials that may share a process, with how: "" for one alone, or else by one word.
 
-    Predictions of one baseline share a process, unless they run the user's code. So do measured strategies of one
-    baseline and round if only their time is read: on one model, they share the steps without a strategy.
+    Predictions ("predicted") and rehearsals ("rehearsed") of one baseline share a process, unless they run the user's
+    code or are of several ranks. So do measured strategies of one
+    baseline and round ("timed") if only their time is read: on one model, they share the steps without a strategy.
     """
     for (kind, _), several in groupby(trials, key=_sharing):
         group = list(several)
@@ -55,8 +56,10 @@ def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
 def _sharing(trial: Trial) -> tuple[str, object]:
     """Return how a trial shares its process, and a key that all trials in that process have in common."""
     case = trial.case
-    if case.is_predicted and not catalogue.is_code(case.model.name, models.TABLE):
-        return "predicted", case.baseline
+    if (case.is_predicted or case.is_rehearsed) and not (
+        case.ranks or catalogue.is_code(case.model.name, models.TABLE)
+    ):
+        return "predicted" if case.is_predicted else "rehearsed", case.baseline
     if schedule.is_time_alone(trial):
         return "timed", (case.baseline, trial.round)
     return "", trial
@@ -89,9 +92,9 @@ def _wave(trial: Trial) -> tuple[bool, bool, bool]:
 def _close_wave(trial: Trial) -> tuple[object, ...]:
     """Return the key of a wave that keeps predictions of one baseline together, so that they can share a process."""
     is_later, is_predicted, waits = _wave(trial)
-    return (
-        (is_later, is_predicted, trial.case.baseline, bool(trial.if_own)) if is_predicted else (is_later, False, waits)
-    )
+    if is_predicted or trial.case.is_rehearsed:
+        return is_later, is_predicted, trial.case.baseline, bool(trial.if_own)
+    return is_later, False, waits
 
 
 def _digests(case: Case, records: Records) -> dict[str, str] | None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.record import Note, Record
 from profiler.core.trace_data import Followed
+from profiler.engines import rehearsed_rows
 from profiler.engines.error_record import error_record, without_readings
 from profiler.engines.replies import answer, asked, run_each, send, started, tell
 from profiler.engines.tracing import survey as survey
 from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
 from profiler.measuring.trial import measure, measure_together
 from profiler.predicting import device_trace, late_compiler
-from profiler.predicting.prediction import predict, with_estimates
+from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
 from profiler.rehearsal import device as rehearsed_device
 from profiler.scripts.inject import gcprof_replaced
@@ -52,6 +54,15 @@ def run_together(request: str, channel: int) -> None:
         if asked(channel) is None:
             return
         send(channel, started(record, 0.0))
+
+
+def run_rehearsed(request: str, channel: int) -> None:
+    """Rehearse trials of one baseline in forks of this process; send their records, each when it is asked for."""
+    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
+    since = asked(channel)
+    late_compiler.install()
+    told = _open(trials[0].case.device)
+    rehearsed_rows.run(trials, channel, since, by=partial(_rehearse, told=told))
 
 
 def follow_rehearsed(request: str, channel: int) -> None:
@@ -109,14 +120,16 @@ def _open(device: str) -> list[str]:
     return told
 
 
-def _rehearse(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
-    """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first."""
-    late_compiler.install()
-    told = _open(trial.case.device)
+def _rehearse(trial: Trial, *, on_pass: Callable[[str], None], told: list[str] | None = None) -> Record:
+    """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first.
+
+    `told` is what `_open` returned, where it has been called.
+    """
+    if told is None:
+        late_compiler.install()
+        told = _open(trial.case.device)
     group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
     record = measure(trial, on_pass=on_pass, group=group)
-    if "flops" in trial.passes:  # not a step of which only the bytes are asked
-        record = with_estimates(record, trial)
     if told:
         record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP018", text="; ".join(told))))
     said = rehearsed_device.convolutions()

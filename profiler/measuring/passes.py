@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 
-from profiler.core import rehearsed_gpu
+from profiler.core import gpu_specs, rehearsed_gpu, roofline
 from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes
@@ -32,6 +32,8 @@ NO_ROOM = (
     "the step without the strategy does not fit into the same process, or fails there, so the two are not timed "
     "alternately: the ratio compares rounds in separate processes"
 )
+COUNTED = "FLOPs, and how often each block runs"
+LOGGED = 4096  # bytes to the host that a step's own logs and metrics may take
 MOST_NAMED = 3  # modules
 
 
@@ -39,17 +41,74 @@ def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
     """Run the requested passes in the order of the table; return the fields of their Readings."""
     readings: dict[str, Any] = {}
     for name, run in TABLE.items():
-        if name in passes:
+        if name in passes and not (name == "flops" and _counts_after_memory(bench)):
             bench.begin(name)
             readings |= run(bench)
     return readings
 
 
-def _counted(bench: Bench) -> dict[str, Any]:
-    bench.num_steps += 1
+def _counts_after_memory(bench: Bench) -> bool:
+    """Whether operators are counted in one more step of the memory pass's model, as on a hollow device."""
+    return bench.device.is_hollow and {"flops", "memory"} <= set(bench.trial.passes)
+
+
+def _flops(bench: Bench) -> dict[str, Any]:
+    return bench.extra(COUNTED, lambda: _counted(bench, *_unused(bench), count=_of_gradients)) or {}
+
+
+def _unused(bench: Bench) -> tuple[Assembled, list[int]]:
+    """Return the model of the build, or else a fresh one, with its counts of calls."""
     calls: list[int] = []
     built, calls = bench.unused or (bench.build(calls=calls), calls)
     bench.unused = None
+    return built, calls
+
+
+def _of_gradients(built: Assembled, look: flops.Look, reads: AbstractContextManager[Any]) -> dict[str, Any]:
+    with reads:
+        return flops.read(built.workload, look)
+
+
+def _of_step(
+    bench: Bench,
+    step: Callable[..., torch.Tensor],
+    built: Assembled,
+    look: flops.Look,
+    reads: AbstractContextManager[Any],
+) -> dict[str, Any]:
+    counted = flops.of_step(step, look, reads)
+    return counted.readings() | _estimated(bench, built, counted)
+
+
+def _estimated(bench: Bench, built: Assembled, counted: flops.Counted) -> dict[str, Any]:
+    """Return the seconds that the GPU of a hollow device would take for a step, as its rates say.
+
+    None where a rate is missing: of several ranks, of compiled code, of what goes to the host and back.
+    """
+    case = bench.trial.case
+    if case.ranks:
+        text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
+        bench.note("GCP037", f"{text} itself; no time, as the network's rates are unknown")
+        return {}
+    is_compiled = built.applied.changes_kernels or compiled_modules(built.workload.module)
+    if not case.is_rehearsed or is_compiled or counted.num_to_host > LOGGED:
+        return {}
+    rates = gpu_specs.find(rehearsed_gpu.of_device(case.device).gpu)
+    bench.note("GCP016", roofline.stated_error(rates, case.precision))
+    seconds = roofline.seconds(counted.operators, rates, case.precision)
+    return {f"{phase}_seconds": (value,) for phase, value in seconds.items()}
+
+
+def _counted(
+    bench: Bench,
+    built: Assembled,
+    calls: list[int],
+    *,
+    count: Callable[[Assembled, flops.Look, AbstractContextManager[Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Run a step that counts what its operators do; note what it shows of the model and its strategy."""
+    bench.num_steps += 1
+    calls[:] = [0] * len(calls)
     reads, recomputes, kept = ValueReads(), OwnRecomputes(), dict[str, int]()
     by_blocks = SavedByBlocks(built.workload) if _has_found_blocks(built) else None
     unknown_masks.clear()
@@ -64,8 +123,8 @@ def _counted(bench: Bench) -> dict[str, Any]:
             bench.note("GCP051", text)
 
     try:
-        with reads if bench.device.is_hollow else nullcontext(), by_blocks.watched() if by_blocks else nullcontext():
-            counted = flops.read(built.workload, look, watching=recomputes.watching())
+        with recomputes.watching(), by_blocks.watched() if by_blocks else nullcontext():
+            counted = count(built, look, reads if bench.device.is_hollow else nullcontext())
     finally:
         _tell_reads(bench, reads)
     readings = {**counted, "block_calls": tuple(calls)}
@@ -129,8 +188,16 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
 
 def _memory(bench: Bench) -> dict[str, Any]:
     """Return the readings of the rank with the highest peak; with several ranks, also the bytes of each."""
+    if bench.unused:
+        bench.device.release()  # what observed forwards left free
     held_before = bench.leftovers.held_bytes()
-    own, gathered = _own_memory(bench)
+    try:
+        own, gathered = _own_memory(bench)
+    except Exception:  # raised again: whether the step reads values may explain it
+        if _counts_after_memory(bench):
+            bench.device.release()
+            _flops(bench)
+        raise
     if bench.device.held_bytes() is not None:  # else the meter counts only what happens within a step
         bench.device.release()
         bench.misread_bytes = bench.leftovers.in_peak(held_before)
@@ -158,25 +225,33 @@ def _tell_edge(bench: Bench, taken_bytes: int) -> None:
 
 def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     """Return this rank's readings and its peak bytes of gathered parameters; the model is freed on return."""
-    built = bench.build()
+    built, calls = _unused(bench)
     optimizer, step = built.trainer()
     numbers = count(1)
 
-    def counted(mark: Mark) -> torch.Tensor:
+    def seeded(mark: Mark, **look: flops.Look) -> torch.Tensor:
         built.seed(next(numbers))
-        loss = bench.counted(step, mark)
+        loss = bench.counted(partial(step, **look), mark)
         if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
             text = f"the loss is {float(loss)}: the gradients are meaningless; memory and time are still valid"
             bench.note("GCP007", text)
         return loss
 
-    with memory_pass_digests.watched(bench, built, counted) as watched:
+    with memory_pass_digests.watched(bench, built, seeded) as watched:
         own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None
+    if _counts_after_memory(bench):
+        unknown = f"{COUNTED}, and how long a step takes"
+        run = partial(_counted, bench, built, calls, count=partial(_of_step, bench, seeded))
+        counted, left_again = memory_growth.left_by(
+            built.workload, optimizer, bench.device, lambda: bench.extra(unknown, run)
+        )
+        own |= counted or {}
+        left_bytes = min(left_bytes, left_bytes if left_again is None else left_again)
     if any(bench.group.gather(left_bytes > 0)):
         total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
         room = total - own["peak_bytes"] - memory_growth.NUM_STEPS * left_bytes if total and is_known else None
-        grows = partial(_tell_growth, bench, built, optimizer, counted, room)
+        grows = partial(_tell_growth, bench, built, optimizer, seeded, room)
         bench.extra("whether memory grows from step to step", grows)
     return own, gathered
 
@@ -249,7 +324,7 @@ def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
 
 
 TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "flops": lambda bench: bench.extra("FLOPs, and how often each block runs", lambda: _counted(bench)) or {},
+    "flops": _flops,
     "memory": _memory,
     OPERATORS: lambda bench: bench.extra("what operators take besides their results", lambda: _operators(bench)) or {},
     "time": _time,

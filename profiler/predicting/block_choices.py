@@ -9,9 +9,9 @@ from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
 from profiler.planning.candidates import all_stages
 from profiler.planning.simulator import simulate
+from profiler.predicting.staging.chains import chain_of
 from profiler.predicting.staging.pooled_seconds import NOTHING
 from profiler.predicting.staging.stage_operators import refuse_backward_in_forward, spans
-from profiler.predicting.staging.stages import chain_of
 from profiler.training.blocks import offered_blocks
 
 MOST = 24  # choices that are evaluated, the shallowest first

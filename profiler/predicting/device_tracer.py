@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -22,16 +21,13 @@ from profiler.core.allocator_history import Block, blocks_in_use
 from profiler.core.errors import Unsupported
 from profiler.core.trace_data import Operator
 from profiler.core.user_code import is_ours
-from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
-from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.late_compiler import flop_formulas
+from profiler.measuring.meters.flops import bytes_to_host, kind_of
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear
 from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
 from profiler.training.workload import dense_parts, tensors, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
 MOST_EVENTS = 10_000_000
-FLOP_FORMULAS = flop_formulas()
 CHECKPOINT = "torch.utils.checkpoint"  # the module whose hooks rerun the model's own code
 OWN_HOOKS = (
     "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), so that the bytes of other "
@@ -123,7 +119,7 @@ class DeviceTracer(TorchDispatchMode):
         return True  # it sees what compiled code runs, not how it is compiled
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, kind = kwargs or {}, _kind(func)
+        kwargs, kind = kwargs or {}, kind_of(func)
         if kind.is_question:
             return func(*args, **kwargs)
         start = self._note_unseen()
@@ -132,14 +128,13 @@ class DeviceTracer(TorchDispatchMode):
         torch._C._cuda_resetPeakMemoryStats(self._device)
         is_written = is_in_place(func, args) or is_sum_in_place(func, args)
         out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
-        self.num_to_host += _num_to_host(args, out)
+        self.num_to_host += bytes_to_host(args, out)
         current, peak = self._count()
         torch._C._cuda_setMemoryMetadata(f"{self.label}{number}.")
         torch._C._cuda_resetPeakMemoryStats(self._device)
         phase, module, made_by = self._place(number)
-        flops = kind.flops(*args, **kwargs, out_val=out) if kind.flops else 0
-        moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
-        self.ran.append(Ran(Operator(kind.name, module, phase, flops, moved), made_by, start, current, peak))
+        operator = Operator(kind.name, module, phase, *kind.work(args, kwargs, out))
+        self.ran.append(Ran(operator, made_by, start, current, peak))
         return out
 
     @contextmanager
@@ -278,38 +273,10 @@ def _refused_hooks() -> Iterator[None]:
         yield
 
 
-class _Kind:
-    """The properties of an operator that are the same for every call."""
-
-    __slots__ = ("flops", "is_question", "is_view", "name")
-
-    def __init__(self, func: Any) -> None:
-        self.name = operator_name(func)
-        self.flops: Any = ATTENTION.get(func._overloadpacket) or FLOP_FORMULAS.get(func._overloadpacket)
-        self.is_question = func.namespace in ("prim", "profiler")
-        self.is_view = bool(func.is_view) or self.name == "aten.detach"
-
-
-_kind = cache(_Kind)
-
-
 def _written(func: Any, args: Any, kwargs: Any) -> Any:
     """Write over the first argument, as autograd does where no dispatch mode is on."""
     in_place = getattr(torch.ops.aten, f"{func._overloadpacket.__name__}_")
     return getattr(in_place, func._overloadname)(*args, **kwargs).detach()
-
-
-def _num_to_host(args: Any, out: Any) -> int:
-    """Return the bytes that an operator copies from the device to the host."""
-    if not isinstance(out, torch.Tensor) or not out.is_cpu:
-        return 0
-    return _nbytes(out) if any(isinstance(one, torch.Tensor) and one.is_cuda for one in args) else 0
-
-
-def _nbytes(tree: Any) -> int:
-    if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.itemsize
-    return sum(map(_nbytes, tree)) if isinstance(tree, (tuple, list)) else 0
 
 
 def snapshot(device: int | None = None) -> dict[str, Any]:

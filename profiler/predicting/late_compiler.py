@@ -21,7 +21,6 @@ USED_LATE = {  # functions and classes that model libraries import, and seldom c
     f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),  # transformers.masking_utils
     "scipy.optimize": ("linear_sum_assignment",),  # transformers.loss
 }
-KERNELS = "triton.runtime.jit"
 
 
 def install() -> None:
@@ -43,30 +42,6 @@ def install() -> None:
     sys.modules |= {COMPILER: compiler, SOURCE: source}
     setattr(sys.modules["torch"], "_dynamo", compiler)  # noqa: B010  the import sets it, too
     sys.meta_path.insert(0, _Late())
-
-
-def flop_formulas() -> Any:
-    """Return PyTorch's FLOP formulas by operator, importing their module without triton if triton is not imported yet.
-
-    The module uses only triton's type of user-written kernels, whose import takes 0.1 s.
-    """
-    is_late = KERNELS not in sys.modules and find_spec("triton") is not None
-    if is_late:
-        kernels = sys.modules[KERNELS] = ModuleType(KERNELS)
-        vars(kernels).update(JITFunction=_LateKernel("JITFunction", (), {}))
-    try:
-        return import_module("torch.utils.flop_counter").flop_registry
-    finally:
-        if is_late:
-            del sys.modules[KERNELS]
-
-
-class _LateKernel(type):
-    """Metaclass of a stand-in for triton's JITFunction: has the real class's instances once triton is imported."""
-
-    def __instancecheck__(cls, value: object) -> bool:
-        real = getattr(sys.modules.get(KERNELS), "JITFunction", cls)
-        return real is not cls and isinstance(value, real)
 
 
 def is_late() -> bool:

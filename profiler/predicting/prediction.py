@@ -10,20 +10,17 @@ from typing import Any
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core import roofline
 from profiler.core.case import Case, Trial
-from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
+from profiler.core.record import PHASES, Environment, PhaseBytes, Readings, Record, Timeline
 from profiler.core.trace_data import STATIC, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
 from profiler.measuring.meters.memory import timeline
-from profiler.predicting import device_trace, prediction_notes
+from profiler.predicting import prediction_notes
 from profiler.predicting.block_choices import block_choices
-from profiler.predicting.trace import roofline
 from profiler.predicting.traced_case import known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
-from profiler.training.compiled_code import compiled_modules
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
 
@@ -58,38 +55,6 @@ def predict(
             *prediction_notes.stated(trial, rates, assumed),
         ),
         stage_seconds={"build": time.monotonic() - began},
-    )
-
-
-def with_estimates(record: Record, trial: Trial) -> Record:
-    """Return the record of a rehearsed trial with an estimate of its time, from one more step on the same device.
-
-    Without one where a rate is missing: of several ranks, of compiled code, of what goes to the host and back.
-    """
-    case = trial.case
-    if case.ranks:
-        text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
-        note = Note(code="GCP037", text=f"{text} itself; no time, as the network's rates are unknown")
-        return msgspec.structs.replace(record, notes=(*record.notes, note))
-    rates = gpu_specs.find(rehearsed_gpu.of_device(case.device).gpu)
-    try:
-        step = device_trace.trace_case(case, data_directory=trial.data_directory)
-    except Unsupported:
-        return record
-    except Exception as error:  # noqa: BLE001  the step has run before: that one more fails decides nothing
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        text = f"not known, as a step that gcprof adds to find out fails: how long a step takes ({why})"
-        return msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP057", text=text)))
-    if step.trace.uses_host or step.built.applied.changes_kernels or compiled_modules(step.built.workload.module):
-        return record
-    seconds = roofline.seconds(step.trace, rates, case.precision)
-    note = Note(code="GCP016", text=roofline.stated_error(rates, case.precision))
-    return msgspec.structs.replace(
-        record,
-        readings=msgspec.structs.replace(
-            record.readings, **{f"{phase}_seconds": (value,) for phase, value in seconds.items()}
-        ),
-        notes=(*record.notes, note),
     )
 
 
@@ -168,10 +133,10 @@ def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | Non
     if rates is None or trace.uses_host:  # transfers to the host have no rates
         return {}
     case, measured = trial.case, prediction_notes.measured_seconds(trial, rates)
-    estimate = roofline.seconds(trace, rates, case.precision)
+    estimate = roofline.seconds(trace.operators, rates, case.precision)
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
-        estimated = roofline.seconds(bare, rates, case.precision)["step"]
+        estimated = roofline.seconds(bare.operators, rates, case.precision)["step"]
         estimate = roofline.scaled(estimate, measured=measured, estimated=estimated)
     return {f"{phase}_seconds": (value,) for phase, value in estimate.items()}
 

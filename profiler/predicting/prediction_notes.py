@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
+from profiler.core import roofline
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
 from profiler.core.record import Note
 from profiler.core.trace_data import Allocation, Trace
 from profiler.measuring.meters import own_recomputes
-from profiler.predicting.trace import roofline
 from profiler.predicting.traced_case import Assumed, kind_of
 from profiler.training.assemble import Assembled
 from profiler.training.blocks import offered_blocks

@@ -21,8 +21,8 @@ from profiler.planning.chain import Chain
 from profiler.predicting import device_trace
 from profiler.predicting.device_tracer import DeviceTracer
 from profiler.predicting.staging import estimated_seconds
+from profiler.predicting.staging.chains import chain_of
 from profiler.predicting.staging.stage_operators import spans
-from profiler.predicting.staging.stages import chain_of
 from profiler.scripts import applying
 from profiler.training import blocks as finding
 from profiler.training.checkpointing import called_blocks

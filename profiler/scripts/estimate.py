@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from profiler.core.gpu_specs import Rates
+from profiler.core.roofline import operator_seconds, stated_error
 from profiler.core.trace_data import Operator
-from profiler.predicting.trace.roofline import operator_seconds, stated_error
 
 NOT_REACHED = "no second step was made"
 COLLECTIVES = "c10d"

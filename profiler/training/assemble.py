@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from profiler.core import catalogue
-from profiler.core.case import Case, Choice
+from profiler.core.case import Case, Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Applied, Built, Note
 from profiler.training import (
@@ -27,6 +28,7 @@ from profiler.training import (
 )
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired
+from profiler.training.checkpointing.observed_forward import observe_for_all
 from profiler.training.checkpointing.own_checkpoints import OwnCalls, WatchedLoss
 from profiler.training.compiled_code import compiled_modules, forget, uncompiled_note
 from profiler.training.known_values import in_batch, in_factory, is_real
@@ -78,22 +80,27 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
             drop_gradients(self.workload)
         return self._step(None, scaler, lambda phase: None)
 
-    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[[Mark], torch.Tensor]]:
-        """Return an optimizer and the function that runs a step with it, marks its phases and returns its loss."""
+    def trainer(self) -> tuple[torch.optim.Optimizer, Callable[..., torch.Tensor]]:
+        """Return an optimizer and the function that runs a step with it, marks its phases and returns its loss.
+
+        The function takes `mark` and `look`, which are those of `train_step`.
+        """
         optimizer = _optimizer(self.case, self.workload)
         scaler = precision.scaler(self.case.precision, self.case.torch_device)
-        return optimizer, lambda mark: self._step(optimizer, scaler, mark)
+        return optimizer, partial(self._step, optimizer, scaler)
 
     def _step(
         self,
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
         mark: Mark,
+        look: Callable[[torch.Tensor], None] = lambda loss: None,
     ) -> torch.Tensor:
         return train_step(
             self.workload,
             optimizer,
             mark=mark,
+            look=look,
             accumulate=self.case.accumulate,
             keep_gradients=self.case.keep_gradients,
             scaler=scaler,
@@ -122,7 +129,8 @@ def assemble(
     the model, blocks or strategy are not available, and whatever the model's code raises.
     """
     own = rank if rank is not None else mesh.get_local_rank() if mesh else 0
-    workload, remarks = _build(case, build or _from_catalogue(case, data_directory), own)
+    prepared = None if build or mesh else _prepared.pop(case.baseline, None)
+    workload, remarks = prepared or _build(case, build or _from_catalogue(case, data_directory), own)
     if in_calls:
         workload = called_blocks.repeated(workload)
     own_calls = OwnCalls()
@@ -157,6 +165,20 @@ def assemble(
         remarks=tuple(remarks),
         switch=switch,
     )
+
+
+_prepared: dict[Case, tuple[Workload, list[Note]]] = {}
+
+
+def prepare(trial: Trial) -> None:
+    """Build the model of a trial's case now, for the next `assemble` of a case with that baseline, as forks need it.
+
+    What its blocks do in a forward is observed, too, and remembered for the rest of the process.
+    """
+    case = trial.case.baseline
+    _prepared[case] = _build(case, _from_catalogue(case, trial.data_directory), 0)
+    workload, _ = _prepared[case]
+    observe_for_all(msgspec.structs.replace(workload, loss=WatchedLoss(workload.loss, OwnCalls())))
 
 
 def assemble_beside(built: Assembled, case: Case) -> Assembled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from profiler.core.user_code import is_theirs
 from profiler.training.workload import Workload
 
 UNSEEDED = 67280421310721  # default_rng_seed_val in c10/core/GeneratorImpl.h
+PLAIN = {bool, int, float, str, tuple, list, dict, OrderedDict, set, type(None)}  # of most attributes of a module
 STATE_BYTES = 16  # of the digest of a generator's state
 _BEFORE: ContextVar[dict[int, Callable[[], object]] | None] = ContextVar("_BEFORE", default=None)  # what puts each back
 
@@ -103,6 +105,8 @@ def _generators(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def is_generator(value: Any) -> bool:
     """Whether it is a generator with a state, of Python, torch or numpy."""
+    if type(value) in PLAIN:
+        return False
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
     if numpy := sys.modules.get("numpy.random"):  # only where the model has imported it
         kinds = (*kinds, numpy.Generator, numpy.RandomState)

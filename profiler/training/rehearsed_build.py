@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -76,6 +77,11 @@ def _reads_values(func: Any, arguments: Any) -> bool:
     """Whether an operator's result or its size depends on values; an index tensor counts only if it is a mask."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
+    return _is_by_value(func)
+
+
+@cache
+def _is_by_value(func: Any) -> bool:
     return bool(BY_VALUE & set(func.tags)) or func.name().partition(".")[0] in UNTAGGED
 
 

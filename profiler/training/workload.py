@@ -113,10 +113,12 @@ def train_step(
     accumulate: int = 1,
     keep_gradients: bool = False,
     scaler: torch.amp.GradScaler | None = None,
+    look: Callable[[torch.Tensor], None] = lambda loss: None,
 ) -> torch.Tensor:
     """Zero the gradients, then run forward, loss and backward for each micro-batch, then the optimizer's step.
 
-    `mark` is called with the phase that begins: zero, forward, backward, optimizer, and end. Without an optimizer the
+    `mark` is called with the phase that begins: zero, forward, backward, optimizer, and end; `look` with each loss
+    before its backward. Without an optimizer the
     step ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid as `loss_of` does, and
     if a parameter is written in the backward of a micro-batch before the last, whose gradients are not all there yet.
     """
@@ -131,6 +133,7 @@ def train_step(
         with workload.syncing(number == accumulate):
             mark("forward")
             loss = loss_of(workload)
+            look(loss)
             mark("backward")
             part = loss / accumulate if accumulate > 1 else loss
             versions = [] if number == accumulate else _versions(workload)

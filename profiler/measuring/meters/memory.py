@@ -101,6 +101,8 @@ class _Marks:
         self.labels: list[tuple[str, int | None]] = []
         self._mark: Mark = _unmarked
         self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which parameters may share
+        self._held: dict[int, int] = {}  # of all of them
+        self._held_bytes = 0
         self._persistent: set[int] = set()
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
@@ -120,15 +122,20 @@ class _Marks:
     def _arrived(self, parameter: torch.Tensor) -> None:
         if not self.labels or parameter.grad is None or id(parameter) in self._persistent:
             return
-        self._gradients[id(parameter)] = bytes_by_storage([parameter.grad])
+        own = bytes_by_storage([parameter.grad])
+        if self._gradients.setdefault(id(parameter), own) is not own:  # it arrives again, perhaps elsewhere
+            self._gradients[id(parameter)] = own
+            self._held = {storage: nbytes for held in self._gradients.values() for storage, nbytes in held.items()}
+            self._held_bytes = sum(self._held.values())
+        self._held_bytes += sum(nbytes for storage, nbytes in own.items() if storage not in self._held)
+        self._held |= own
         if self.labels[-1][0] == "forward":
             self.labels[-1] = "forward", None
         else:
             self._label("backward")
 
     def _label(self, phase: str) -> None:
-        held = {storage: nbytes for own in self._gradients.values() for storage, nbytes in own.items()}
-        self.labels.append((phase, sum(held.values())))
+        self.labels.append((phase, self._held_bytes))
         self._mark(follow=phase == "forward")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from profiler.core.gpu_specs import Rates
+from profiler.core.roofline import operator_seconds
 from profiler.core.trace_data import Trace
 from profiler.predicting.staging.pooled_seconds import Seconds
 from profiler.predicting.staging.stage_operators import StageSpan
-from profiler.predicting.trace.roofline import operator_seconds
 
 
 def seconds(

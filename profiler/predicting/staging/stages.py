@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -20,11 +19,12 @@ from profiler.measuring.devices import open_device
 from profiler.measuring.devices.cpu import available_bytes
 from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
-from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
+from profiler.planning.chain import Chain
 from profiler.predicting import device_trace
 from profiler.predicting.staging import estimated_seconds, stage_seconds
+from profiler.predicting.staging.chains import chain_of
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
-from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
+from profiler.predicting.staging.stage_bytes import StageBytes, held
 from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
 from profiler.predicting.trace.matmul_workspaces import taken_workspace
 from profiler.predicting.traced_case import known_rates, observe_case, trace_case, workspace_bytes
@@ -131,42 +131,6 @@ def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *
         if candidates.largest_stage(without_times)[1] > budget_bytes:
             return without_times
     return chain(_seconds(trial, works, trace, stage_spans, selective, rates, on_step=on_step, in_calls=in_calls))
-
-
-def chain_of(
-    trace: Trace,
-    stage_spans: Sequence[StageSpan],
-    prints: Mapping[str, tuple[str, ...]],
-    seconds: Sequence[Seconds],
-    *,
-    options: Mapping[str, Mapping[str, StageBytes]],
-) -> Chain:
-    """Return the chain of a step without checkpointing.
-
-    `prints` has the parameters of each block in order, `options` the bytes of stages under each save option, by name.
-    """
-    blocks = [StageModule(name=name, parameters=parameters) for name, parameters in prints.items()]
-    made = [
-        _stage(
-            span,
-            bytes_,
-            time,
-            blocks=tuple(blocks[index] for index in span.blocks),
-            options={save: of[span.name] for save, of in options.items() if span.name in of},
-        )
-        for span, bytes_, time in zip(stage_spans, held(trace, stage_spans), seconds, strict=True)
-    ]
-    return Chain(
-        input_bytes=0,  # the batch is live before the step
-        static_bytes=static_bytes(trace, stage_spans),
-        floor_bytes=floor_bytes(trace),
-        traced_peak_bytes=max(live(trace)),
-        stages=tuple(_apart(made, stage_spans)),
-        doubts={
-            {EVERY: RECOMPUTED, TOGETHER: INNER}.get(way, way): doubt
-            for way, doubt in next((time.doubts for time in seconds if time.doubts), {}).items()
-        },
-    )
 
 
 def _refuse_compiled_around(workload: Workload) -> None:
@@ -278,63 +242,3 @@ def _selective(trial: Trial, case: Case, save: str, build: Build | None, *, in_c
     stage_spans = spans(trace, built.workload.blocks)
     bytes_of = dict(zip((span.name for span in stage_spans), held(trace, stage_spans), strict=True))
     return trace, {span.name: span for span in stage_spans if span.blocks}, bytes_of
-
-
-def _stage(
-    span: StageSpan,
-    bytes_: StageBytes,
-    time: Seconds,
-    *,
-    blocks: tuple[StageModule, ...],
-    options: Mapping[str, StageBytes],
-) -> Stage:
-    return Stage(
-        name=span.name,
-        forward_seconds=time.forward,
-        backward_seconds=time.backward,
-        early_stop_seconds=time.early_stop,
-        inner_recompute_seconds=time.inner,
-        inner_error_seconds=time.inner_error,
-        **msgspec.structs.asdict(bytes_),
-        error_seconds=time.error,
-        options=tuple(_option(save, options[save], time) for save in options if save in time.options),
-        pinned=not span.blocks,
-        blocks=blocks,
-    )
-
-
-def _option(save: str, bytes_: StageBytes, time: Seconds) -> SaveOption:
-    forward, backward = time.options[save]
-    return SaveOption(
-        name=save,
-        saved_bytes=bytes_.saved_bytes,
-        own_saved_bytes=bytes_.own_saved_bytes,
-        forward_extra_bytes=bytes_.forward_extra_bytes,
-        backward_extra_bytes=bytes_.backward_extra_bytes,
-        forward_seconds=forward,
-        backward_seconds=backward,
-        error_seconds=time.option_errors.get(save, 0.0),
-    )
-
-
-def _apart(made: Sequence[Stage], stage_spans: Sequence[StageSpan]) -> list[Stage]:
-    """Insert an empty pinned stage wherever two blocks must not be computed together."""
-    stages = [made[0]]
-    for (before, span), stage in zip(pairwise(stage_spans), made[1:], strict=True):
-        if before.blocks and span.blocks and not before.feeds_next:
-            stages.append(_nothing(f"between {before.name} and {span.name}"))
-        stages.append(stage)
-    return stages
-
-
-def _nothing(name: str) -> Stage:
-    return Stage(
-        name=name,
-        forward_seconds=0.0,
-        backward_seconds=0.0,
-        output_bytes=0,
-        saved_bytes=0,
-        forward_extra_bytes=0,
-        backward_extra_bytes=0,
-        pinned=True,
-    )

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,17 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
-from profiler.measuring.meters.attention_flops import FORMULAS as ATTENTION
-from profiler.measuring.meters.operators import operator_name
-from profiler.predicting.late_compiler import flop_formulas
+from profiler.measuring.meters.flops import kind_of
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.unfused import uncompiled
 from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
 from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
-
-FLOP_FORMULAS = flop_formulas()
 
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
 
@@ -92,15 +87,13 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
-        kind = _kind(func)
+        kind = kind_of(func)
         if kind.is_question or self._is_paused:
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         phase, module = self._place()
-        flops = kind.flops(*args, **(kwargs or {}), out_val=out) if kind.flops else 0
-        moved = 0 if kind.is_view else _nbytes(args) + _nbytes(out)
         hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
-        self.operators.append(Operator(kind.name, module, phase, flops, moved, hidden))
+        self.operators.append(Operator(kind.name, module, phase, *kind.work(args, kwargs or {}, out), hidden))
         self.uses_host = self.uses_host or _ON_HOST.get()
         if not kind.is_view and not _ON_HOST.get():
             for tensor in tensors_of(out):
@@ -207,27 +200,6 @@ class Tracer(TorchDispatchMode):
 
 
 uncompiled(Tracer.__torch_dispatch__)
-
-
-class _Kind:
-    """The properties of an operator that are the same for every call."""
-
-    __slots__ = ("flops", "is_question", "is_view", "name")
-
-    def __init__(self, func: Any) -> None:
-        self.name = operator_name(func)
-        self.flops: Any = ATTENTION.get(func._overloadpacket) or FLOP_FORMULAS.get(func._overloadpacket)
-        self.is_question = func.namespace in ("prim", "profiler")  # about a fake tensor's device; or a mark
-        self.is_view = bool(func.is_view) or self.name == "aten.detach"
-
-
-_kind = cache(_Kind)
-
-
-def _nbytes(tree: Any) -> int:
-    if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.itemsize
-    return sum(_nbytes(item) for item in tree) if isinstance(tree, (tuple, list)) else 0
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:

@@ -6,6 +6,7 @@
  *   HOLLOW_CONTEXT_BYTES  what a context takes of it, once per process that uses the device (0)
  *   HOLLOW_COPY_BYTES     copies of more than so many bytes are not made (1 MiB): whole pages of the target read as zeros
  *   HOLLOW_ARCHS          architectures that torch's kernels are compiled for, as `75,80,90` (the device's own)
+ *   HOLLOW_FORKS          1: a process that is forked after the first use has the devices, and what is on them
  *   HOLLOW_LOG            1: names every function that is called and not supported, on stderr
  *   HOLLOW_REFUSED        a folder: names them there, in a file PID.refused
  *   CUDA_VISIBLE_DEVICES  as documented: indices or GPU-UUIDs, up to the first that names no device
@@ -97,7 +98,7 @@ cudaError_t ready(void) {
             copied_bytes = bytes_set("HOLLOW_COPY_BYTES", copied_bytes);
             capacity = bytes_set("HOLLOW_BYTES", kind.bytes);
             context_bytes = bytes_set("HOLLOW_CONTEXT_BYTES", 0);
-            pthread_atfork(0, 0, in_child);
+            if (!getenv("HOLLOW_FORKS")) pthread_atfork(0, 0, in_child);
             __atomic_store_n(&count, read_visible(num_devices), __ATOMIC_RELEASE); /* last: others read it unlocked */
         }
         pthread_mutex_unlock(&lock);

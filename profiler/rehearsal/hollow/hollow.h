@@ -34,7 +34,7 @@ extern __thread int current; /* the thread's device */
 extern pthread_mutex_t lock; /* guards `used`, the table of blocks and the reading of settings */
 
 cudaError_t set_error(cudaError_t error); /* kept for cudaGetLastError, and returned */
-cudaError_t ready(void); /* as cuInit: once; a child that was forked after it cannot use CUDA */
+cudaError_t ready(void); /* as cuInit: once; a child that was forked after it cannot use CUDA, but with HOLLOW_FORKS */
 cudaError_t on_device(void); /* ready, and the current device has a context */
 int take(int device, size_t bytes); /* 1 where the device had so many bytes left: they are counted as used */
 void give_back(int device, size_t bytes); /* undoes `take` */

@@ -88,12 +88,22 @@ _SEEN: ContextVar[Seen | None] = ContextVar("_SEEN", default=None)
 
 @contextmanager
 def remembering(seen: Seen) -> Iterator[None]:
-    """Reuse observations inside the context, for models that are built alike, unless calls take values of the model."""
+    """Reuse observations inside the context, for models that are built alike, unless calls take values of the model.
+
+    Those that are remembered already are added to `seen`.
+    """
+    seen.update(_SEEN.get() or {})
     token = _SEEN.set(seen)
     try:
         yield
     finally:
         _SEEN.reset(token)
+
+
+def observe_for_all(workload: Workload) -> None:
+    """Observe a forward, and remember it for the rest of this process and its forks."""
+    _SEEN.set({})
+    observe(workload)
 
 
 def observe(workload: Workload) -> Observation:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from profiler.core.gpu_specs import Rates
-from profiler.core.trace_data import Operator, Trace
+from profiler.core.trace_data import Operator
 
 # No kernel reaches the datasheet. With a fifth off, BERT-base's published +25 % (batch 64, on T4 and V100) comes out
 # as +27 % where the first 10 of its 12 layers are checkpointed, and as +32 % where all are.
@@ -25,14 +25,14 @@ FREE = (  # operators that launch no kernel: bookkeeping, and mere allocation
 )
 
 
-def seconds(trace: Trace, rates: Rates, precision: str) -> dict[str, float]:
+def seconds(operators: Iterable[Operator], rates: Rates, precision: str) -> dict[str, float]:
     """Return the seconds of forward, backward (recompute included), optimizer and step with ideal kernels.
 
     An operator takes the longer of its arithmetic and its memory traffic, plus one kernel launch (the roofline model:
     Williams, Waterman, Patterson 2009). `precision` is that of a case; a GPU without bf16 units computes bf16 as fp32.
     """
     spans: dict[str, float] = {}
-    for operator in trace.operators:
+    for operator in operators:
         spans[operator.phase] = spans.get(operator.phase, 0.0) + operator_seconds(operator, rates, precision)
     zero, forward, recompute, backward, optimizer = (spans.get(phase, 0.0) for phase in PHASES)
     return {
