@@ -43,8 +43,8 @@ def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
     """Yield groups of adjacent trials that may share a process, with how: "" for one alone, or else by one word.
 
     Predictions ("predicted") and rehearsals ("rehearsed") of one baseline share a process, unless they run the user's
-    code or are of several ranks. So do measured strategies of one
-    baseline and round ("timed") if only their time is read: on one model, they share the steps without a strategy.
+    code or are of several ranks. So do measured strategies of one baseline and round ("timed") if only their time is
+    read: on one model, they share the steps without a strategy.
     """
     for (kind, _), several in groupby(trials, key=_sharing):
         group = list(several)
