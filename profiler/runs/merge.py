@@ -53,10 +53,8 @@ def merge(folders: Sequence[Path]) -> Merged:
     """
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         raise UserError("merging takes two runs or more, each named once", hint="gcprof runs merge RUN RUN -o FOLDER")
-    read = [
-        (store.load(folder), [line for _, line in store.numbered_lines(folder) if not store.is_torn(line)])
-        for folder in folders
-    ]
+    lines_of: list[list[bytes]] = [[] for _ in folders]
+    read = [(store.load(folder, lines=lines), lines) for folder, lines in zip(folders, lines_of, strict=True)]
     read.sort(key=lambda one: (one[0].manifest.created, encode(one[0].manifest), one[1]))
     runs = [run for run, _ in read]
     if len({run.is_script for run in runs}) > 1:

@@ -64,10 +64,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return "partial" if self.manifest.shard else progress.status(self.manifest.plan, self.records)
 
 
-def load(folder: Path, *, without: Collection[str] = ()) -> Run:
+def load(folder: Path, *, without: Collection[str] = (), lines: list[bytes] | None = None) -> Run:
     """Read a run folder, complete or not. Raises UserError (exit code 4) if it is none or cannot be read.
 
-    Readings named in `without` are checked, but not kept.
+    Readings named in `without` are checked, but not kept. `lines` gets the line of each record as it was stored.
     """
     if not os.path.isfile(folder / "manifest.json"):
         raise UserError(f"'{folder}' is not a run folder", hint="`gcprof runs list` shows the runs", exit_code=4)
@@ -88,6 +88,8 @@ def load(folder: Path, *, without: Collection[str] = ()) -> Run:
         _share(record.readings, ("static_bytes",), known)
         records.append(record)
         num_bytes += len(line)
+        if lines is not None:
+            lines.append(line)
     return of_records(folder, manifest, records, num_bytes=num_bytes, is_torn=is_torn_at_end)
 
 
