@@ -20,7 +20,7 @@ from tests.program import PATIENCE_SECONDS, environment
 # What is not run as it is pasted, and why; the first pattern that a line begins with counts.
 PARSED = {
     r"gcprof .*--engine |gcprof run --engine": "needs a cluster",
-    r"gcprof merge|gcprof run --config sweep|gcprof report FIRST": "needs the reader's own runs: test_merge.py",
+    r"gcprof runs merge|gcprof run --config sweep|gcprof report FIRST": "needs the reader's own runs: test_merge.py",
     r"gcprof run --data DIR": "needs MNIST's files",
     r"gcprof .*timm:": "needs an extra",
     r"gcprof run .*plan:file": "needs the plan of the line before: test_plan_strategy.py",
@@ -109,7 +109,7 @@ def reader(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("page", pages())
 def test_the_lines_of_a_page_run_in_a_shell(page, reader):
     lines = [line for line in dict.fromkeys(pages()[page]) if not why_not(line)]
-    rm = [line for line in lines if line.startswith("gcprof rm")]
+    rm = [line for line in lines if line.startswith("gcprof runs rm")]
 
     for line in lines:
         for path in reader.iterdir():  # alternatives on a page write files of one name
