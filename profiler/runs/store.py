@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from msgspec.structs import force_setattr
+from msgspec.structs import astuple, force_setattr
 
 from profiler.analysis import progress
 from profiler.analysis.sanity import impossible_reading, unsound
 from profiler.core import safe_files
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.errors import UserError
-from profiler.core.record import SCHEMA, Environment, Record
+from profiler.core.record import SCHEMA, Environment, Equality, Record
 from profiler.core.schedule import Shard
 
 
@@ -84,7 +84,7 @@ def load(folder: Path, *, without: Collection[str] = (), lines: list[bytes] | No
         record = read_record(line, where)
         for name in without:
             force_setattr(record.readings, name, None)
-        _share(record, ("case", "built", "environment"), known)
+        _share(record, ("case", "built", "equality", "environment"), known)
         _share(record.readings, ("static_bytes",), known)
         records.append(record)
         num_bytes += len(line)
@@ -98,6 +98,10 @@ def _share(struct: msgspec.Struct, names: Iterable[str], known: dict[tuple[str, 
     for name in names:
         part = getattr(struct, name)
         key = tuple(part.items()) if isinstance(part, dict) else part
+        if isinstance(part, Equality):
+            key = None if part.digests else astuple(part)[:-1]  # all of it but its digests, which cannot be a key
+        if part is None or key is None:
+            continue
         force_setattr(struct, name, known.setdefault((name, key), part))
 
 
