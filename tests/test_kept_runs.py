@@ -47,13 +47,6 @@ def test_a_run_is_found_by_a_tag_that_no_other_has(results: Path):
         run_folder("bot")
 
 
-def test_a_part_that_several_have_is_refused_with_the_newest(results: Path):
-    with pytest.raises(UserError, match="'mlp' is part of the names of 2 runs") as raised:
-        run_folder("mlp")
-
-    assert raised.value.hint == f"the newest is {SECOND}; `gcprof runs list` shows the runs"
-
-
 @pytest.mark.parametrize("word", ["", "resnet"])
 def test_what_is_part_of_no_name_is_no_run(word: str, results: Path):
     with pytest.raises(UserError, match="is not a run"):

@@ -116,17 +116,6 @@ def test_a_row_may_differ_between_the_sizes_and_stand_for_several_figures(tmp_pa
     assert system.cpu.request.model == "mlp"
 
 
-def test_the_published_shares_of_mnist_are_those_of_the_published_bytes():
-    wanted = reproduce.find("mnist-cnn").full.wanted
-    taken = {one.strategy: one.published for one in wanted if one.quantity == "peak_bytes"}
-    shares = {one.strategy: one.published for one in wanted if one.quantity == "peak_share"}
-
-    assert taken["none"] == 1139
-    assert shares == {
-        strategy: round((1139 - taken[strategy]) / (1139 - 580) * 100, 1) for strategy in taken if strategy != "none"
-    }
-
-
 EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
     "dense-16-32": [64, 192, 196],
     "simple-mlp": [64 * 45 * 4 + 8, 64 * 45 * 4 + 8 + RANDOM_STATE, "1 2 1", "equal"],

@@ -163,13 +163,6 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
 
 
-def test_parts_of_before_which_knew_nothing_of_their_sweep_are_whole_if_none_is_missing():
-    parts = [(Shard(index=index, count=2, places=(index - 1,)), [Trial(case=make.case("none"))]) for index in (1, 2)]
-
-    assert schedule.left_of(parts) is msgspec.UNSET
-    assert schedule.left_of(parts[:1]) == parts[0][0]
-
-
 def test_parts_of_two_sweeps_are_no_whole(tmp_path, capsys):
     """The first half of one and the second of another, of as many trials."""
     other = tuple(msgspec.structs.replace(trial, case=msgspec.structs.replace(trial.case, seed=1)) for trial in sweep())
@@ -226,23 +219,6 @@ def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
     assert merged.manifest.plan == whole.manifest.plan
     assert [read(record) for record in by_plan(merged)] == [read(record) for record in by_plan(whole)]
     assert answer(["validate", "merged"]) == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("shared")
-def test_a_part_of_a_later_round_alone_can_be_read_and_gone_on_with(here, capsys):
-    words = ["run", "--model", "mlp", "--strategies", "all", *QUICK, "--rounds", "2", "--shard", "2/2"]
-
-    assert answer([*words, "-o", "part"]) == 0
-
-    (none, _) = rows(store.load(Path("part")).records)
-    assert (none.readings.peak_bytes, none.peak_ratio, none.gradients) == (None, None, "not checked")
-    assert none.step_seconds is not None
-    for command in (["show"], ["export", "--to", "csv", "-o", "t.csv"], ["report", "-o", "r.html"], ["validate"]):
-        assert answer([command[0], "part", *command[1:]]) == 0
-    assert "shard 2/2 of a sweep" in capsys.readouterr().err
-    assert answer(["run", "--resume", "part"]) == 0
-    assert answer([*words[:-2], "--resume", "part"]) == 0  # by the words of the whole sweep
 
 
 @pytest.mark.usefixtures("shared")

@@ -163,20 +163,6 @@ def test_wandb_never_asks_for_a_login(run):
     assert "WANDB_API_KEY holds no key" in done.stderr
 
 
-@pytest.mark.parametrize("kind", trackers.TRACKERS)
-def test_where_the_library_is_missing_the_extra_is_named(kind, run, monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.partition(".")[0] == kind]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, kind, None)
-    monkeypatch.delitem(sys.modules, f"profiler.integrations.trackers.{kind}", raising=False)
-
-    assert answer(["export", "run", "--to", kind]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"gcprof: this needs {kind}",
-        f"hint: pip install 'gcprof[{kind}]'",
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", trackers.TRACKERS)
 def test_trackers_are_written_where_torch_is_not_imported(kind, run):
@@ -189,9 +175,3 @@ def test_trackers_are_written_where_torch_is_not_imported(kind, run):
     assert done.returncode == 0, done.stderr
     assert kind in done.stdout.split()
     assert "torch" not in done.stdout.split()
-
-
-def test_a_run_that_comes_with_gcprof_is_not_written_to(capsys):
-    assert answer(["export", "ref:cpu/mnist-cnn", "--to", "tensorboard"]) == 2
-
-    assert "is read-only" in capsys.readouterr().err
