@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +105,12 @@ def _figures(row: dict[str, Any], size: str) -> Iterator[PublishedFigure]:
     fields = {key: value for key, value in row.items() if key not in SIZES} | row.get(size, {})
     if "arithmetic" in fields:
         fields |= {"published": fields["arithmetic"], "arithmetic": True}
-    for strategy in _each(fields.get("strategy")):
-        for quantity in _each(fields["quantity"]):
-            yield _figure({**fields, "strategy": strategy, "quantity": quantity})
-
-
-def _each(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _figure(fields: dict[str, Any]) -> PublishedFigure:
-    words = {key: fields[key] for key in TABLES if fields.get(key) is not None}
-    choices = {key: catalogue.resolve(Choice(word), TABLES[key], what=key) for key, word in words.items()}
-    return msgspec.convert({"label": " ".join(choices.values()), **fields, **choices}, PublishedFigure)
+    lists = [value if isinstance(value, list) else [value] for value in map(fields.get, ("strategy", "quantity"))]
+    for strategy, quantity in product(*lists):
+        given = {**fields, "strategy": strategy, "quantity": quantity}
+        words = {key: given[key] for key in TABLES if given.get(key) is not None}
+        choices = {key: catalogue.resolve(Choice(word), TABLES[key], what=key) for key, word in words.items()}
+        yield msgspec.convert({"label": " ".join(choices.values()), **given, **choices}, PublishedFigure)
 
 
 class Reproduced(msgspec.Struct, frozen=True, kw_only=True):
