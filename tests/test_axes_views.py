@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from profiler.views.geometry import without_overlap
+from profiler.views.plots.labels import Label, place_at_line_ends
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.views.geometry import without_overlap
-from profiler.views.plots.labels import Label, place_at_line_ends
 from profiler.views.plots.plot import draw
 from profiler.views.tables import pivot, terminal
 from profiler.views.tables.terminal import Paper

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+from profiler.views.tables.comparison_parts import parts
 
 from profiler.analysis import comparison
 from profiler.analysis.comparison import MOST_STRATEGIES, compare_runs
 from profiler.core.record import Record
-from profiler.views.tables.comparison_parts import parts
 from tests.compared_runs import against, record
 from tests.counted_calls import num_calls
 from tests.make import MIB

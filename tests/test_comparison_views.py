@@ -7,12 +7,12 @@ from collections import Counter
 
 import msgspec
 import pytest
+from profiler.views.tables.comparison_parts import parts
 
 from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
 from profiler.views.tables import comparison
-from profiler.views.tables.comparison_parts import parts
 from tests import examples, golden_files, make
 from tests.make import MIB
 from tests.printed_comparisons import before_and_after, printed

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from profiler.views.plots.labels import Label, place
 
 from profiler.analysis.rows import Row, rows
 from profiler.core.case import Choice
@@ -17,7 +18,6 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.views import PLOTS
 from profiler.views.plots import theme
-from profiler.views.plots.labels import Label, place
 from profiler.views.plots.plot import draw, plot
 from tests import examples, make
 

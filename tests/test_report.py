@@ -12,6 +12,10 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from profiler.views.geometry import around
+from profiler.views.report.areas import Area, PhaseMark, areas
+from profiler.views.report.bars import dot_rows, phase_bars
+from profiler.views.report.frontier_points import NARROW, frontier
 
 from profiler.analysis.rows import rows
 from profiler.cli import answer
@@ -22,11 +26,7 @@ from profiler.core.secret_filter import HIDDEN
 from profiler.core.units import MISSING
 from profiler.runs.store import Run, load
 from profiler.views import report
-from profiler.views.geometry import around
 from profiler.views.report import MOST_BYTES, render
-from profiler.views.report.areas import Area, PhaseMark, areas
-from profiler.views.report.bars import dot_rows, phase_bars
-from profiler.views.report.frontier_points import NARROW, frontier
 from tests import examples, make
 from tests.commands import modules_after
 from tests.make import MIB

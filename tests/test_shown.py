@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from profiler.views.tables.notebook_steps import in_python
 from torch import nn
 
 import profiler
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
-from profiler.views.tables.notebook_steps import in_python
 from tests.transformer import build as transformer
 
 ROOT = Path(__file__).parents[1]

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import (
-    COLOR,
-    aside,
-    next_command,
-    one_of,
-    paper,
-    read_run,
-    say,
-    say_bytes,
-    say_json,
-)
+from profiler.cli.output import aside, next_command, one_of, paper, read_run, say, say_bytes, say_json
 from profiler.cli.script_folder import compared_scripts
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import change_range_text, change_text
@@ -92,7 +81,9 @@ def compare(
 def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str, columns: int | None) -> int:
     """Print scripts beside each other; return the exit code."""
     from profiler.scripts import comparison, gates
+    from profiler.views.export.markdown import markdown
     from profiler.views.tables import script_comparison as view
+    from profiler.views.tables.terminal import text
 
     limits = gates.parse_changes(fail_on) if fail_on is not None else ()
     if len(sides) < 2:
@@ -101,13 +92,13 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     texts = comparison.tripped(compared, limits)
     code = TRIPPED if texts else 0
     if format == "table":
-        view.write(compared, file=sys.stdout, width=paper(columns).width, color=COLOR.get())
+        say(text(view.tables(compared), paper(columns)))
     elif format == "json":
         say_json(view.document(compared, gate=texts if limits else None, exit_code=code))
     else:
-        say_bytes((view.markdown if format == "md" else view.csv)(compared).encode())
-    for text in texts:
-        aside(f"gate: {text}")
+        say_bytes((markdown(view.tables(compared)) if format == "md" else view.csv(compared)).encode())
+    for line in texts:
+        aside(f"gate: {line}")
     if limits and not texts:
         aside("gate: nothing is over the limits")
     return code

@@ -92,21 +92,21 @@ def explain(
 
 def _explain_script(target: str, variants: Sequence[Variant], *, strategies: str | None, json: bool) -> None:
     """Print where the peak of each variant of a script sits. Raises UserError for words that have no effect on it."""
-    from profiler.views.tables import script_explanation as view
+    from profiler.views.tables import script as view
 
     flags = ("--json", "--strategies", "--strategy")
     refuse_flags(flags, ON_SCRIPT, hint="gcprof explain RUN --strategies NAME; it is read, not run again")
     chosen = under(variants, strategies)
     if json:
-        say_json(view.document(chosen))
+        say_json(view.explanation_document(chosen))
         return
-    view.write(chosen, file=sys.stdout, width=paper().width, color=COLOR.get())
+    view.explain(chosen, file=sys.stdout, width=paper().width, color=COLOR.get())
     next_command("gcprof", "timeline", target, "-o", "timeline.png")
 
 
 def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     """Print the explanation of a snapshot of the allocator. Raises UserError for words that have no effect on it."""
-    from profiler.views.tables import snapshot as views
+    from profiler.views.tables import explanation as views
     from profiler.workflows.explain import recorded
 
     hint = "gcprof explain --snapshot FILE"
@@ -115,7 +115,7 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     refuse_flags(("--snapshot", "--json"), "on a snapshot", hint=hint)
     recording = recorded(path)
     if json:
-        say_bytes(views.document(recording))
+        say_bytes(views.snapshot_document(recording))
         return
     say(views.snapshot(recording, title=f"{path.name}, cuda:{recording.device}: recorded", paper=paper()))
 

@@ -69,7 +69,7 @@ def plot(
     # only once there is something to draw
     draw = optional_deps.load(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
 
-    from profiler.views.plots.style import STYLES
+    from profiler.views.plots.figure import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = output or Path(f"{kind}.{chosen.suffix}")
@@ -126,7 +126,7 @@ def export(
             raise UserError(f"--to {kind} is not for the run of a script", hint="--to csv has one row a phase")
         _write_to_tracker(loaded, kind, output)
         return
-    text: bytes = load_function((views.SCRIPT_EXPORTS if is_script else views.EXPORTS)[kind])(loaded)
+    text: bytes = load_function(views.EXPORTS[kind])(loaded)
     if output is None:
         say_bytes(text)
         return

@@ -61,16 +61,16 @@ def reproduce(
 
 
 def _list() -> None:
-    from profiler.views.tables.grid import Column
-    from profiler.views.tables.terminal import fitted
+    from profiler.views.tables.grid import Table, words
+    from profiler.views.tables.terminal import text
     from profiler.workflows.reproduce import find, names
 
     systems = [find(name) for name in names()]
     columns = (
-        Column(head=("name", ""), cells=tuple(system.name for system in systems)),
-        Column(head=("what is published", ""), cells=tuple(system.title for system in systems)),
+        words("name", "", [system.name for system in systems]),
+        words("what is published", "", [system.title for system in systems]),
     )
-    say(fitted(columns, paper=paper()))
+    say(text([Table(columns=columns)], paper()))
     next_command("gcprof", "reproduce", systems[0].name)
 
 

@@ -102,12 +102,12 @@ def _show_script(
     loaded: Run, variants: Sequence[Variant], word: str, *, is_markdown: bool, columns: int | None
 ) -> None:
     """Print the phases of a script's run."""
-    from profiler.views.export.script import markdown
+    from profiler.views.export.markdown import render
     from profiler.views.redaction import redacted
     from profiler.views.tables.script import sentence, write
 
     if is_markdown:
-        say_bytes(markdown(redacted([loaded], level="default")[0]))
+        say_bytes(render(redacted([loaded], level="default")[0]))
         return
     for variant in variants:
         if not variant.processes:

@@ -1,8 +1,8 @@
 """Rows to text, pictures, pages and files.
 
-The two tables list the export formats and the kinds of plot; reading them imports no view. An export is a module with
-`render(run)`, which returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new export or plot takes
-one module, one line here, and its name in the help (cli/plot_export_report.py).
+The two tables list the export formats and the kinds of plot; reading them imports no view. An export is a function that
+returns the whole file as bytes. A plot is a `Plot` (plots/panels.py). A new export or plot takes one function, one line
+here, and its name in the help (cli/plot_export_report.py).
 """
 
 EXPORTS = {
@@ -10,14 +10,7 @@ EXPORTS = {
     "parquet": "profiler.views.export.parquet:render",
     "json": "profiler.views.export.json:render",
     "md": "profiler.views.export.markdown:render",
-    "latex": "profiler.views.export.latex:render",
-}
-SCRIPT_EXPORTS = {  # of a script's run: one row a phase
-    "csv": "profiler.views.export.script:csv",
-    "parquet": "profiler.views.export.parquet:render_script",
-    "json": "profiler.views.export.json:render",
-    "md": "profiler.views.export.script:markdown",
-    "latex": "profiler.views.export.script:latex",
+    "latex": "profiler.views.export.markdown:render_latex",
 }
 PLOTS = {
     "frontier": "profiler.views.plots.frontier:PLOT",
@@ -25,6 +18,6 @@ PLOTS = {
     "time": "profiler.views.plots.bars:TIME",
     "samples": "profiler.views.plots.bars:SAMPLES",
     "heat": "profiler.views.plots.heat:PLOT",
-    "growth": "profiler.views.plots.growth:PLOT",
-    "throughput": "profiler.views.plots.throughput:PLOT",
+    "growth": "profiler.views.plots.lines:GROWTH",
+    "throughput": "profiler.views.plots.lines:THROUGHPUT",
 }

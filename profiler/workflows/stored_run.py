@@ -13,7 +13,8 @@ from profiler.analysis.rows import rows as read_rows
 from profiler.core.units import count_text
 from profiler.runs import store
 from profiler.runs.find import run_folder
-from profiler.views.tables.notebook import frame, page
+from profiler.views.export.frame import frame
+from profiler.views.export.markdown import run_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +39,7 @@ class Run(store.Run, frozen=True, kw_only=True, dict=True):
         return f"<gcprof run {self.folder.name}: {count_text(len(self.rows()), 'row')}, {self.status}>"
 
     def _repr_html_(self) -> str:
-        return page(self.rows(), status=self.status)
+        return run_html(self.rows(), status=self.status)
 
 
 def load(run: str | Path = "last") -> Run:

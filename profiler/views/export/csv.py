@@ -1,30 +1,52 @@
-"""CSV export: one line per case in base units; no cell can run as a formula in a spreadsheet."""
+"""The rows of a run for other programs, in base units, as CSV.
+
+A row is a case, or of a script a phase. No cell can run as a formula in a spreadsheet.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
-from profiler.analysis.flat_row import COLUMNS, flat_row
+from profiler.analysis import flat_row
 from profiler.analysis.rows import Row, rows
+from profiler.core.script import Phase
 from profiler.runs.store import Run
+from profiler.scripts.records import variants
+from profiler.scripts.report import Process, Variant
 from profiler.views.sanitize import plain
 
 FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet runs text that starts so as a formula; full-width too  # noqa: RUF001
+SCRIPT_COLUMNS: dict[str, type] = {
+    "command": str, "device": str, "strategy": str, "values": str, "evidence": str, "process": int, "rank": int,
+    "model": str, "outcome": str, "detail": str, "num_steps": int, "phase": str, "is_first_step": bool,
+    "first_step": int, "num": int, "peak_bytes": int, "live_bytes": int, "reserved_bytes": int, "line": str,
+    "torch": str,
+}  # fmt: skip
 
 
 def render(run: Run) -> bytes:
-    """Return a run as a CSV file in UTF-8."""
+    """Return a run as a CSV file in UTF-8: bytes, median seconds, raw samples; what was not measured is empty."""
+    if run.is_script:
+        lines = [SCRIPT_COLUMNS, *(line.values() for line in phases(run))]
+        return csv_text([safe("" if value is None else value) for value in line] for line in lines).encode()
     return table(rows(run.records)).encode()
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return a CSV line per row: bytes, median seconds, raw samples; a cell is empty if nothing was measured."""
-    return csv_text(chain([COLUMNS], (_cells(row) for row in rows)))
+    """Return a CSV line per row."""
+
+    def cells(row: Row) -> list[Any]:
+        values = list(flat_row.flat_row(row).values())
+        for place, written in WRITTEN:
+            if values[place] is not None:
+                values[place] = written(values[place])
+        return values
+
+    return csv_text([flat_row.COLUMNS, *map(cells, rows)])
 
 
 def csv_text(lines: Iterable[Iterable[Any]]) -> str:
@@ -32,14 +54,6 @@ def csv_text(lines: Iterable[Iterable[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
-
-
-def _cells(row: Row) -> list[Any]:
-    cells = list(flat_row(row).values())
-    for place, written in WRITTEN:
-        if cells[place] is not None:
-            cells[place] = written(cells[place])
-    return cells
 
 
 def safe(value: Any) -> Any:
@@ -61,4 +75,27 @@ KINDS: dict[type, Callable[[Any], Any]] = {  # numbers are written unchanged
     tuple: lambda samples: ";".join(map(repr, samples)),
     bool: safe,
 }
-WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(COLUMNS.values()) if kind in KINDS]
+WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(flat_row.COLUMNS.values()) if kind in KINDS]
+
+
+def phases(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield a row for each phase of a script, by SCRIPT_COLUMNS; None if something is not known."""
+    for variant in variants(run.records):
+        for place, process in enumerate(variant.processes):
+            for phase in process.phases:
+                yield _phase(variant, process, place, phase)
+
+
+def _phase(variant: Variant, process: Process, place: int, phase: Phase) -> dict[str, Any]:
+    values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
+    own = {
+        "command": " ".join(variant.command), "device": variant.words["device"],
+        "strategy": variant.words.get("strategy", "none"), "values": ",".join(values),
+        "evidence": "rehearsed" if variant.gpu else "measured", "process": place, "model": process.module,
+        "phase": phase.name,
+    }  # fmt: skip
+    found = {}
+    for name in SCRIPT_COLUMNS:
+        part = next((part for part in (phase, process) if hasattr(part, name)), None)
+        found[name] = own[name] if name in own else getattr(part, name)
+    return found

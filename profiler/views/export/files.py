@@ -14,7 +14,7 @@ from profiler.core.errors import UserError
 from profiler.runs.store import Run, refuse_link
 from profiler.views.export import csv, markdown
 from profiler.views.plots.panels import has_plane
-from profiler.views.tables.columns import groups
+from profiler.views.tables.columns import groups, main
 
 MANY = 6  # groups of rows at most, for a frontier.png
 
@@ -50,7 +50,7 @@ def write_tables(run: Run) -> list[Path]:
     folder, table = _folder(run), rows(run.records)
     return [
         write_whole(folder / "table.csv", csv.table(table).encode(), force=True),
-        write_whole(folder / "table.md", markdown.table(table).encode(), force=True),
+        write_whole(folder / "table.md", markdown.markdown(main(table)).encode(), force=True),
     ]
 
 

@@ -1,38 +1,75 @@
-"""Markdown export: the table of a run, and the same redacted to paste into an issue."""
+"""Tables as Markdown, LaTeX and HTML: any tables, those of a run, and these redacted to paste into an issue."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
 
 from profiler.analysis.rows import Row, rows
 from profiler.core.record import Environment
-from profiler.core.units import bytes_text
+from profiler.core.units import bytes_text, count_text
 from profiler.runs.store import Run
 from profiler.views.redaction import redacted
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import below, columns, groups, heading
-from profiler.views.tables.grid import Column
+from profiler.views.tables import script
+from profiler.views.tables.columns import group_table, groups, main
+from profiler.views.tables.grid import Column, Table
 
 SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#$~&"})
+LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"\ensuremath{\pm}",
+    }
+)
+MOST = 100  # rows of a table in a notebook: more make it slow
+NUMBER, WORDS = "padding:2px 8px;text-align:right;white-space:nowrap", "padding:2px 8px;text-align:left"
+
+
+def tables(run: Run) -> list[Table]:
+    """Return the tables of any run: a group of rows each, or of a script's a process each."""
+    return script.exported(run) if run.is_script else main(rows(run.records))
 
 
 def render(run: Run) -> bytes:
     """Return a run as a Markdown file."""
-    return table(rows(run.records)).encode()
+    return markdown(tables(run)).encode()
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Return one table per group of rows, with the reasons and the notes as a list below it."""
-    return "\n".join(
-        page([f"### {escaped(heading(group))}", table_text(columns(group).all), bullets(below(group))])
-        for group in groups(rows)
-    )
+def render_latex(run: Run) -> bytes:
+    """Return a run as a LaTeX file to be read by \\input."""
+    return latex(tables(run)).encode()
 
 
-def page(blocks: Iterable[str]) -> str:
-    """Return the blocks that are not empty, one below the other."""
-    return "\n\n".join(filter(None, blocks)) + "\n"
+def markdown(tables: Iterable[Table]) -> str:
+    """Return tables below each other: of each its title, its lines above, its columns, and its lines below."""
+    parts = []
+    for table in tables:
+        title = f"### {escaped(table.title)}" if table.title else ""
+        parts += [title, bullets(table.above), _grid(table), bullets(table.below)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _grid(table: Table) -> str:
+    if not table.columns:
+        return ""
+    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in table.columns) + "|"
+    return "\n".join([_line([column.label for column in table.columns]), rule, *map(_line, table.rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(escaped, cells)) + " |"
 
 
 def bullets(lines: Iterable[str]) -> str:
@@ -40,23 +77,94 @@ def bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {escaped(line)}" for line in lines)
 
 
-def table_text(columns: Sequence[Column]) -> str:
-    """Return columns as a table: the heads, the rule, the rows. Empty without columns."""
-    if not columns:
-        return ""
-    rule = "|" + "|".join(" ---: " if column.is_number else " --- " for column in columns) + "|"
-    rows = [table_line([column.cells[row] for column in columns]) for row in range(len(columns[0].cells))]
-    return "\n".join([table_line([column.label for column in columns]), rule, *rows])
-
-
-def table_line(cells: Sequence[str]) -> str:
-    """Return texts as one line of a Markdown table."""
-    return "| " + " | ".join(escaped(cell) for cell in cells) + " |"
-
-
 def escaped(text: str) -> str:
     """Return the text on one line, with Markdown's special characters escaped."""
     return plain(text).translate(SPECIAL)
+
+
+def latex(tables: Iterable[Table]) -> str:
+    """Return tables with booktabs, their lines in small type below them."""
+    head = "% needs \\usepackage{booktabs} and, for its width, \\usepackage{graphicx}"
+    return "\n".join([head, *map(_latex, tables)])
+
+
+def _latex(table: Table) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return rf"{' & '.join(plain(cell).translate(LATEX) for cell in cells)} \\"
+
+    heads = [cells for cells in zip(*(column.head for column in table.columns), strict=True) if any(cells)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{plain(table.title).translate(LATEX)}}}",
+            r"\resizebox{\textwidth}{!}{%",
+            rf"\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in table.columns)}}}",
+            r"\toprule",
+            *map(line, heads),
+            r"\midrule",
+            *map(line, table.rows),
+            r"\bottomrule",
+            r"\end{tabular}}",
+            *(rf"\par{{\footnotesize {plain(text).translate(LATEX)}}}" for text in (*table.above, *table.below)),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def html(tables: Iterable[Table], *, picture: bytes | None = None) -> str:
+    """Return tables for a notebook, self-contained and without scripts, above an optional png; all text is escaped."""
+    parts = []
+    for table in tables:
+        head = "".join(_cell("th", column, column.label) for column in table.columns)
+        marks = table.marks or ("",) * len(table.columns[0].cells if table.columns else ())
+        body = "".join(
+            f"<tr{' style=opacity:0.5' if mark == 'invalid' else ''}>"
+            f"{''.join(map(_cell, ['td'] * len(cells), table.columns, cells))}</tr>"
+            for mark, cells in zip(marks, table.rows, strict=True)
+        )
+        parts += [f"<p><b>{_shown(table.title)}</b></p>"] if table.title else []
+        parts += [_note(line) for line in table.above]
+        if head:
+            shown = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+            parts.append(f'<table style="border-collapse:collapse;font-size:13px">{shown}</table>')
+        parts += [_note(line) for line in table.below]
+    data = b64encode(picture).decode() if picture else ""
+    parts += (
+        [f'<img style="max-width:100%" alt="the same as a picture" src="data:image/png;base64,{data}">'] if data else []
+    )
+    return f"<div>{''.join(parts)}</div>"
+
+
+def run_html(rows: Sequence[Row], *, status: str) -> str:
+    """Return every group of rows as a table for a notebook, with the reasons and the notes below it."""
+    tables = []
+    for group in groups(rows):
+        table, more = group_table(group[:MOST]), len(group) - MOST
+        below = [f"and {count_text(more, 'row')} more: to_pandas() holds them all"] if more > 0 else []
+        tables.append(msgspec.structs.replace(table, below=(*table.below, *below)))
+    return html([*tables, Table(below=(f"{count_text(len(rows), 'row')}, {status}",))])
+
+
+def _cell(tag: str, column: Column, text: str) -> str:
+    return f'<{tag} style="{NUMBER if column.is_number else WORDS}">{_shown(text)}</{tag}>'
+
+
+def _note(text: str) -> str:
+    return f'<div style="font-size:12px">{_shown(text)}</div>'
+
+
+def _shown(text: str) -> str:
+    return escape(plain(text))
+
+
+def png(draw: Callable[[Path], object]) -> bytes:
+    """Return the bytes of the picture that `draw` writes to a path."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        draw(path)
+        return path.read_bytes()
 
 
 def run_block(run: Run) -> str:
@@ -65,7 +173,7 @@ def run_block(run: Run) -> str:
     shown = rows(run.records)
     environments = [row.environment for row in shown if row.environment] or [run.manifest.environment]
     lines = [plain(run.manifest.command), *dict.fromkeys(map(_where, environments))]
-    return f"{table(shown)}\n{fenced(lines)}\n"
+    return f"{markdown(main(shown))}\n{fenced(lines)}\n"
 
 
 def fenced(lines: Iterable[str]) -> str:
@@ -77,14 +185,11 @@ def fenced(lines: Iterable[str]) -> str:
 
 def _where(environment: Environment) -> str:
     """Return the device and the versions of a run in words, without host or user."""
-    named = {
-        "gcprof": environment.gcprof,
-        "python": environment.python,
-        "torch": environment.torch,
-        "cuda": environment.cuda,
-        "driver": environment.driver,
-    }
-    versions = [f"{name} {version}" for name, version in named.items() if version]
+    versions = [
+        f"{name} {version}"
+        for name in ("gcprof", "python", "torch", "cuda", "driver")
+        if (version := getattr(environment, name))
+    ]
     size = [bytes_text(environment.device_bytes)] if environment.device_bytes else []
     device = [environment.device_name] if environment.device_name else []
     return plain(", ".join([*device, *size, *versions, environment.system]))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
+from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, to_rgb
+from matplotlib.typing import ColorType
 
 from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.memory_fit import device_memory, holds
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, scaled
+from profiler.views.plots.figure import FAINT, FONT, GREY, INK, sized
 from profiler.views.plots.panels import Plot, planes, space_of
-from profiler.views.plots.style import luminance, sized
-from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, has_peak, shortened
+from profiler.views.plots.theme import VERMILLION, has_peak, shortened
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked, value_words
 
@@ -26,7 +27,7 @@ SHADES = (0.06, 0.3, 0.55, 0.8, 0.95)  # blues of falling lightness, distinct in
 Plane = Mapping[tuple[Value, Value], Row]
 
 
-def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw a cell with its peak for each pair of values, and a line between cells that fit the device and others.
 
     All panels share one color scale.
@@ -44,8 +45,7 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
         _cell(axes, row, (x, y), size=size, shade=shade, colours=colours)
     _limit(axes, plane, across, up)
     _name_axes(axes, rows, across, up)
-    axes.set_xlabel(f"{across.label}\nin the cells: {marked('peak memory', rows)} ({unit})", fontsize=sized(FONT))
-    return lambda: None
+    axes.set_xlabel(f"{across.label}\nin the cells: {marked('peak memory', rows)} ({unit})")
 
 
 def _cell(
@@ -61,16 +61,14 @@ def _cell(
         return
     is_number = row is not None and shade is not None
     text = scaled(row.readings.peak_bytes, size) if row and is_number else row.outcome.replace("_", " ") if row else "·"
-    axes.text(
-        x,
-        y,
-        text,
-        ha="center",
-        va="center",
-        fontsize=sized(FONT - (1 if is_number else 2.5)),
-        color=GREY if not is_number else "white" if luminance(colour) < DARK else INK,
-        parse_math=False,
-    )
+    ink = GREY if not is_number else "white" if luminance(colour) < DARK else INK
+    axes.text(x, y, text, ha="center", va="center", fontsize=sized(FONT - (1 if is_number else 2.5)), color=ink)
+
+
+def luminance(colour: ColorType) -> float:
+    """Return the relative luminance by WCAG 2: 0 is black, 1 is white."""
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return float(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
 
 
 def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
@@ -102,14 +100,15 @@ def _limit_text(rows: Sequence[Row]) -> str:
 def _name_axes(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:
     """Labels the axes with their values; numbers rise upwards, words go down from the first."""
     xs, ys = ([shortened(word) for word in value_words(axis, rows)] for axis in (across, up))
-    axes.set_xticks(range(len(xs)), xs, parse_math=False)
-    axes.set_yticks(range(len(ys)), ys, parse_math=False)
+    axes.set_xticks(range(len(xs)), xs)
+    axes.set_yticks(range(len(ys)), ys)
     ends = -0.5, len(up.values) - 0.5
     axes.set(xlim=(-0.5, len(across.values) - 0.5), ylim=ends if up.is_number else ends[::-1])
-    axes.tick_params(colors=INK, labelsize=sized(FONT - 1), length=0)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     if up.is_number:
-        axes.set_ylabel(up.label, fontsize=sized(FONT))
+        axes.set_ylabel(up.label)
 
 
 PLOT = Plot(

@@ -28,7 +28,7 @@ class Plot(NamedTuple):
     has: Callable[[Row], bool]  # whether a row has the numbers that are drawn
     height: Callable[[Sequence[Row], float], float]  # inches that a panel of these rows needs at this width
     # draws a panel; the second argument is the rows of all panels. Returns a function to call once the layout is final
-    draw: Callable[[Axes, Sequence[Row], Sequence[Row]], Callable[[], object]]
+    draw: Callable[[Axes, Sequence[Row], Sequence[Row]], Callable[[], object] | None]
     needs: str  # the numbers that are drawn, in words
     width: float = 8.5  # inches of a panel
     is_beside: bool = False  # whether panels stand beside each other

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import nan
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from profiler.core.errors import UserError
-from profiler.core.script import Phase
 from profiler.core.units import byte_unit, scaled
 from profiler.scripts.report import Process, Variant, name_of, phase_name
 from profiler.views.plots import theme
-from profiler.views.plots.plot import DPI, MOST, USUAL, refuse, save
-from profiler.views.plots.style import STYLES, Style, at_work, sized
-from profiler.views.plots.theme import BLUE, FONT, GREY, INK, ORANGE, SKY, VERMILLION
+from profiler.views.plots.figure import FONT, GREY, INK, MOST, USUAL, Style, at_work, picture, refuse, save, sized
+from profiler.views.plots.theme import BLUE, ORANGE, SKY, VERMILLION
 from profiler.views.sanitize import plain, short
 
 WIDTH = 9.0  # inches
-BAR_INCHES, AROUND = 0.3, 1.0
+BAR_INCHES, AROUND, POINTS_INCHES = 0.3, 1.0, 2.6
 THICK = 0.8  # of the height for the bars of a phase
 COLOURS = (BLUE, ORANGE, GREY, SKY, VERMILLION, INK)
+LINES = {"reserved": ("reserved", GREY, "s"), "peak": ("peak", BLUE, "o"), "live": ("live at its end", ORANGE, "v")}
 LONGEST = 60  # letters of a name
+Shown = list[tuple[Variant, Process]]
 
 
 def bars(variants: Sequence[Variant], *, path: Path, force: bool = False, style: Style = USUAL) -> Path:
@@ -33,8 +32,14 @@ def bars(variants: Sequence[Variant], *, path: Path, force: bool = False, style:
     Ranks and processes have a panel each, by their place. Raises UserError as `points` does.
     """
     refuse(path, force=force)
+    places: dict[str, Shown] = {}
+    for variant, process in _shown(variants):
+        places.setdefault(process.label(variant.processes), []).append((variant, process))
+    size, unit = byte_unit(_most(process) for group in places.values() for _, process in group)
+    heights = [AROUND + BAR_INCHES * len(_names(group)) * max(1.0, 0.6 * len(group)) for group in places.values()]
+    panels = [partial(_bars, label=label, group=group, size=size, unit=unit) for label, group in places.items()]
     with at_work(style):
-        figure = _bars(_shown(variants), width=style.width or WIDTH)
+        figure = picture(panels, heights, width=style.width or WIDTH)
     return save(figure, path=path, force=force, style=style)
 
 
@@ -44,12 +49,15 @@ def points(variants: Sequence[Variant], *, path: Path, force: bool = False) -> P
     Raises UserError for another suffix, for a file that exists, without `force`, and for too many processes.
     """
     refuse(path, force=force)
-    with at_work(STYLES["default"]):
-        figure = _points(_shown(variants))
+    shown = _shown(variants)
+    size, unit = byte_unit(_most(process) for _, process in shown)
+    panels = [partial(_points, variant=variant, process=process, size=size, unit=unit) for variant, process in shown]
+    with at_work(USUAL):
+        figure = picture(panels, [POINTS_INCHES] * len(panels), width=WIDTH)
     return save(figure, path=path, force=force)
 
 
-def _shown(variants: Sequence[Variant]) -> list[tuple[Variant, Process]]:
+def _shown(variants: Sequence[Variant]) -> Shown:
     shown = [(variant, process) for variant in variants for process in variant.processes if process.phases]
     if not shown:
         raise UserError("nothing to draw: no process used a GPU", hint="`gcprof show` says what ran")
@@ -58,28 +66,7 @@ def _shown(variants: Sequence[Variant]) -> list[tuple[Variant, Process]]:
     return shown
 
 
-def _bars(shown: Sequence[tuple[Variant, Process]], *, width: float) -> Figure:
-    places: dict[str, list[tuple[Variant, Process]]] = {}
-    for variant, process in shown:
-        places.setdefault(process.label(variant.processes), []).append((variant, process))
-    heights = [AROUND + BAR_INCHES * len(_names(group)) * max(1.0, 0.6 * len(group)) for group in places.values()]
-    figure, axes = _figure(heights, width)
-    size, unit = byte_unit(_most(process) for _, process in shown)
-    for panel, (label, group) in zip(axes, places.items(), strict=True):
-        _bar_panel(panel, group, size)
-        kinds = "rehearsed" if group[0][0].gpu else "measured"
-        called = ", ".join(filter(None, (group[0][1].module or "no model", label)))
-        panel.set_title(
-            short(plain(called), LONGEST), loc="left", fontsize=sized(FONT), weight="bold", parse_math=False
-        )
-        reserved = "" if group[0][1].reserved_bytes is None else ", and a line at what is reserved"
-        panel.set_xlabel(f"{kinds} memory by phase: peak{reserved} ({unit})")
-    theme.legend_below(figure, axes)
-    return figure
-
-
-def _bar_panel(axes: Axes, group: Sequence[tuple[Variant, Process]], size: int) -> None:
-    theme.plain_axes(axes, grid="x")
+def _bars(axes: Axes, *, label: str, group: Shown, size: int, unit: str) -> None:
     names = _names(group)
     thick = THICK / len(group)
     for number, (variant, process) in enumerate(group):
@@ -92,58 +79,43 @@ def _bar_panel(axes: Axes, group: Sequence[tuple[Variant, Process]], size: int) 
                 edges = [at - thick / 2, at + thick / 2]
                 axes.plot([phase.reserved_bytes / size] * 2, edges, color=INK, linewidth=sized(1))
             if len(group) <= len(COLOURS):
-                text = scaled(phase.peak_bytes, size)
-                theme.note(axes, text, (peak, at), offset=(3, 0), size=FONT - 3, va="center")
+                theme.note(axes, scaled(phase.peak_bytes, size), (peak, at), offset=(3, 0), size=FONT - 3, va="center")
         theme.legend_square(axes, short(plain(name_of(variant)), LONGEST), colour)
     axes.set_yticks(range(len(names)), [plain(name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12 * max(_most(process) for _, process in group) / size)
+    axes.grid(visible=False, axis="y")
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.12 * max(_most(process) for _, process in group) / size))
+    variant, process = group[0]
+    _title(axes, process.module or "no model", label)
+    reserved = "" if process.reserved_bytes is None else ", and a line at what is reserved"
+    axes.set_xlabel(f"{'rehearsed' if variant.gpu else 'measured'} memory by phase: peak{reserved} ({unit})")
 
 
-def _names(group: Sequence[tuple[Variant, Process]]) -> list[str]:
+def _names(group: Shown) -> list[str]:
     """Return the names of all phases, in the order of the process that has most."""
     ordered = sorted((process for _, process in group), key=lambda process: -len(process.phases))
     return list(dict.fromkeys(phase_name(phase) for process in ordered for phase in process.phases))
 
 
-def _points(shown: Sequence[tuple[Variant, Process]]) -> Figure:
-    figure, axes = _figure([2.6] * len(shown), WIDTH)
-    size, unit = byte_unit(_most(process) for _, process in shown)
-    for panel, (variant, process) in zip(axes, shown, strict=True):
-        theme.plain_axes(panel, grid="y")
-        drawn = (("reserved", GREY, "s"), ("peak", BLUE, "o"), ("live", ORANGE, "v"))
-        for name, colour, marker in drawn:
-            sizes = [getattr(phase, f"{name}_bytes") for phase in process.phases]
-            taken = [nan if size_bytes is None else size_bytes / size for size_bytes in sizes]
-            label = {"live": "live at its end", "peak": "peak", "reserved": "reserved"}[name]
-            panel.plot(range(len(taken)), taken, marker=marker, color=colour, label=label, linewidth=sized(1))
-        _mark(panel, process, process.peak, size)
-        names = [phase_name(phase) for phase in process.phases]
-        panel.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=sized(FONT - 3))
-        panel.set_ylim(0, 1.25 * _most(process) / size)
-        panel.set_ylabel(unit)
-        called = ", ".join(filter(None, (process.module, process.label(variant.processes), name_of(variant))))
-        panel.set_title(
-            short(plain(called), LONGEST), loc="left", fontsize=sized(FONT), weight="bold", parse_math=False
-        )
-    theme.legend_below(figure, axes)
-    return figure
-
-
-def _mark(axes: Axes, process: Process, peak: Phase, size: int) -> None:
-    """Write the line of the script above its peak."""
-    at = process.phases.index(peak)
+def _points(axes: Axes, *, variant: Variant, process: Process, size: int, unit: str) -> None:
+    for name, (label, colour, marker) in LINES.items():
+        sizes = [getattr(phase, f"{name}_bytes") for phase in process.phases]
+        taken = [nan if size_bytes is None else size_bytes / size for size_bytes in sizes]
+        axes.plot(range(len(taken)), taken, marker=marker, color=colour, label=label, linewidth=sized(1))
+    peak, at = process.peak, process.phases.index(process.peak)
     text = " ".join(filter(None, (scaled(peak.peak_bytes, size), plain(peak.line))))
     side = "right" if at > len(process.phases) / 2 else "left"
-    theme.note(axes, text, (at, (peak.peak_bytes or 0) / size), offset=(0, 6), size=FONT - 2, ha=side, parse_math=False)
+    theme.note(axes, text, (at, (peak.peak_bytes or 0) / size), offset=(0, 6), size=FONT - 2, ha=side)
+    names = [plain(phase_name(phase)) for phase in process.phases]
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=sized(FONT - 3))
+    axes.grid(visible=False, axis="x")
+    axes.set(ylim=(0, 1.25 * _most(process) / size), ylabel=unit)
+    _title(axes, process.module, process.label(variant.processes), name_of(variant))
+
+
+def _title(axes: Axes, *words: str) -> None:
+    axes.set_title(short(plain(", ".join(filter(None, words))), LONGEST), fontsize=sized(FONT))
 
 
 def _most(process: Process) -> int:
     """Return the most bytes that are drawn of a process; 1 where nothing was measured."""
     return process.reserved_bytes or process.peak_bytes or 1
-
-
-def _figure(heights: Sequence[float], width: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, sum(heights) + 0.4), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).flat)

@@ -3,50 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import ScaledTranslation
 
 from profiler.analysis import live_bytes
-from profiler.analysis.live_bytes import Peak, curve, recomputes
+from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
-from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, Trace
+from profiler.core.record import Timeline
+from profiler.core.strategy_label import strategy_label
+from profiler.core.trace_data import Trace
 from profiler.core.units import byte_unit, bytes_text
 from profiler.views.plots import theme
-from profiler.views.plots.plot import DPI, refuse, save
-from profiler.views.plots.style import STYLES, at_work
-from profiler.views.plots.theme import BLUE, FONT, GREEN, GREY, INK, LONGEST_NAME, ORANGE, SKY, VERMILLION
+from profiler.views.plots.figure import FONT, INK, USUAL, at_work, picture, refuse, save
+from profiler.views.plots.theme import COLOURS, LONGEST_NAME, WORDS
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.explanation import CATEGORIES as WORDS
+from profiler.views.tables.evidence import peak_name
 from profiler.views.tables.explanation import where
-from profiler.views.tables.grid import broken
 
-MAUVE, SILVER = "#CC79A7", "#B8B8B8"  # the first is of Okabe and Ito too
-PLUM, TEAL = "#8A2C66", "#2F6F8F"  # categories of several ranks only; darker than their neighbors in the stack
-COLOURS = {
-    "parameters": GREY,
-    "buffers": SILVER,
-    "gradients": VERMILLION,
-    "optimizer": GREEN,
-    "inputs": MAUVE,
-    "workspaces": INK,
-    BUCKETS: PLUM,
-    GATHERED: TEAL,
-    "saved": BLUE,
-    "recomputed": SKY,
-    "temporaries": ORANGE,
-}
-assert tuple(COLOURS) == CATEGORIES, "every category has its colour, in the order of the stack"
 NUM_POINTS = 2000  # across a panel, about one a pixel
 WIDTH, CROWD = 10.0, 5  # inches; panels are lower from this many strategies on
 PANELS = ((2.0, 1.22), (1.35, 1.4))  # height in inches, and axis over highest peak, as room for the names of the phases
 SHADE = "#DCE9F2"  # a light SKY
 LEAST = 0.002  # of the axis: a category that never reaches it is invisible, and not in the legend
 GAP = 8.0  # pixels between texts
+
+
+class Step(NamedTuple):
+    """What one panel shows: the live bytes of a step at some places, from 0 to `end`."""
+
+    name: str
+    places: Sequence[int]
+    nbytes: Mapping[str, Sequence[int]]  # by category, at each place
+    phases: Sequence[tuple[str, int, int]]  # each with its first and its last place
+    recomputes: Sequence[tuple[int, int]]
+    end: int
+    peak: tuple[int, int]  # its place and bytes
+    words: str  # the peak with its size
+    where: str = ""  # where the peak is
+
+
+def traced(name: str, trace: Trace) -> Step:
+    """Return the step of a trace; a place is the number of an operator."""
+    live, peak = live_bytes.curve(trace, num_points=NUM_POINTS), live_bytes.peak(trace)
+    return Step(
+        name=name,
+        places=live.operators,
+        nbytes=live.nbytes,
+        phases=list(trace.spans()),
+        recomputes=live_bytes.recomputes(trace),
+        end=len(trace.operators),
+        peak=(peak.number, peak.nbytes),
+        words=f"peak {bytes_text(peak.nbytes)}",
+        where=plain(where(peak)),
+    )
+
+
+def recorded(row: Row, timeline: Timeline) -> Step:
+    """Return the step of a row, at the points that its record keeps."""
+    totals = [sum(parts) for parts in zip(*timeline.nbytes.values(), strict=True)]
+    names, firsts = zip(*timeline.phases, strict=True)
+    lasts = [first - 1 for first in (*firsts[1:], len(totals))]
+    return Step(
+        name=strategy_label(row.case.strategy),
+        places=range(len(totals)),
+        nbytes=timeline.nbytes,
+        phases=list(zip(names, firsts, lasts, strict=True)),
+        recomputes=(),
+        end=len(totals) - 1,
+        peak=(totals.index(max(totals)), max(totals)),
+        words=f"{peak_name(row)} {bytes_text(row.readings.peak_bytes)}",
+        where=plain(row.readings.peak_phase or ""),
+    )
 
 
 def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = False) -> Path:
@@ -58,99 +91,83 @@ def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = F
     return save(draw(traces, title=title), path=path, force=force)
 
 
-@at_work(STYLES["default"])
 def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
     """Return a figure with one panel per trace, from top to bottom in the order of the mapping, with shared axes."""
     if not traces:
         raise UserError("nothing to draw: no strategy was traced", hint="name one with --strategies none")
-    peaks = [live_bytes.peak(trace) for trace in traces.values()]
-    size, unit = byte_unit(peak.nbytes for peak in peaks)
-    inches, headroom = PANELS[len(traces) >= CROWD]
-    figure = Figure(figsize=(WIDTH, 1.5 + inches * len(traces)), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.05)  # type: ignore[union-attr, call-arg]
-    axes = list(figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False).flat)
-    axes[0].set_xlim(0, max(1, *(len(trace.operators) for trace in traces.values())))
-    axes[0].set_ylim(0, headroom * max(1, *(peak.nbytes for peak in peaks)) / size)
-    finishers = [
-        _panel(panel_axes, name, traces[name], peak, size)
-        for panel_axes, name, peak in zip(axes, traces, peaks, strict=True)
-    ]
-    _around(figure, axes, title, unit)
-    figure.canvas.draw()  # the layout is computed here, and frozen below
-    figure.set_layout_engine("none")
-    for finish in finishers:
-        finish()
-    return figure
+    steps = [traced(name, trace) for name, trace in traces.items()]
+    with at_work(USUAL):
+        return draw_steps(steps, title=title, along="operators of the step, in their order")
 
 
-def _panel(axes: Axes, name: str, trace: Trace, peak: Peak, size: int) -> Callable[[], None]:
-    """Draw one strategy: live memory, phases, peak. The returned function fits texts once the layout is final."""
-    theme.plain_axes(axes, grid="y")
-    _stack(axes, trace, size)
-    labels = _phases(axes, trace)
-    mark = axes.plot([peak.number], [peak.nbytes / size], "v", markersize=6, color=INK, clip_on=False, label="peak")[0]
+def draw_steps(steps: Sequence[Step], *, title: str, along: str) -> Figure:
+    """Return a figure with one panel per step, with shared axes; `along` says what the places are."""
+    size, unit = byte_unit(step.peak[1] for step in steps)
+    inches, headroom = PANELS[len(steps) >= CROWD]
+    limits = {
+        "xlim": (0, max(1, *(step.end for step in steps))),
+        "ylim": (0, headroom * max(1, *(step.peak[1] for step in steps)) / size),
+        "xlabel": along,
+        "ylabel": f"live memory ({unit})",
+    }
+    panels = [partial(_panel, step=step, size=size, limits=limits) for step in steps]
+    return picture(panels, [inches] * len(steps), width=WIDTH, title=title, is_shared=True, around=1.5)
+
+
+def _panel(axes: Axes, *, step: Step, size: int, limits: Mapping[str, object]) -> Callable[[], None]:
+    """Draw one step: live memory, phases, peak. The returned function fits texts once the layout is final."""
+    axes.set(**limits)
+    axes.label_outer()
+    axes.grid(visible=False, axis="x")
+    theme.number_axis(axes.xaxis)
+    theme.number_axis(axes.yaxis, most=4)
+    _stack(axes, step, size)
+    labels = _phases(axes, step)
+    number, nbytes = step.peak
+    mark = axes.plot([number], [nbytes / size], "v", color=INK, clip_on=False, label="peak")[0]
     mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
-    title = _above(axes, short(name, LONGEST_NAME), at=0, weight="bold")
-    words = f"peak {bytes_text(peak.nbytes)}"
-    beside = _above(axes, f"{words}: {plain(where(peak))}", at=1, weight="normal")
+    over = {"xycoords": "axes fraction", "offset": (0, 4)}
+    name = theme.note(axes, short(step.name, LONGEST_NAME), (0, 1), size=FONT, ha="left", weight="bold", **over)  # type: ignore[arg-type]
+    peak = theme.note(axes, ": ".join(filter(None, (step.words, step.where))), (1, 1), ha="right", **over)  # type: ignore[arg-type]
 
     def finish() -> None:
         for label, first, last in labels:
             _fit(label, axes, first=first, last=last, is_last=label is labels[-1][0])
-        if title.get_window_extent().x1 + GAP > beside.get_window_extent().x0:
-            beside.set_text(words)
+        if name.get_window_extent().x1 + GAP > peak.get_window_extent().x0:
+            peak.set_text(step.words)
 
     return finish
 
 
-def _stack(axes: Axes, trace: Trace, size: int) -> None:
+def _stack(axes: Axes, step: Step, size: int) -> None:
     """Draw the categories as a stack, with those that checkpointing does not change at the bottom."""
-    live = curve(trace, num_points=NUM_POINTS)
-    present = [category for category in COLOURS if any(live.nbytes[category])]
+    present = [category for category in COLOURS if any(step.nbytes.get(category, ()))]
     axes.stackplot(
-        live.operators,
-        [[nbytes / size for nbytes in live.nbytes[category]] for category in present],
+        step.places,
+        [[nbytes / size for nbytes in step.nbytes[category]] for category in present],
         colors=[COLOURS[category] for category in present],
         step="mid",
         linewidth=0,
     )
     visible = LEAST * axes.get_ylim()[1] * size
-    for category in (name for name in present if max(live.nbytes[name]) >= visible):
+    for category in (name for name in present if max(step.nbytes[name]) >= visible):
         theme.legend_square(axes, WORDS.get(category, category), COLOURS[category])
 
 
-def _phases(axes: Axes, trace: Trace) -> list[tuple[Annotation, int, int]]:
+def _phases(axes: Axes, step: Step) -> list[tuple[Annotation, int, int]]:
     """Draw lines where phases begin, and shade recomputes; return the labels of non-empty phases with their ends."""
-    ranges = [(first - 0.5, last - first + 1) for first, last in recomputes(trace)]
+    ranges = [(first - 0.5, last - first + 1) for first, last in step.recomputes]
     if ranges:
         axes.broken_barh(ranges, (0, axes.get_ylim()[1]), color=SHADE, linewidth=0, zorder=0.4)
         theme.legend_square(axes, "recompute", SHADE)
     labels = []
-    for phase, first, last in trace.spans():
-        if last < first:
-            continue
-        axes.axvline(first - 0.5, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
-        at, edge = ((first + last) / 2, 1), ("data", "axes fraction")
-        size = FONT - 2.5
-        label = theme.note(axes, phase, at, offset=(0, -2), size=size, xycoords=edge, ha="center", va="top")
-        labels.append((label, first, last + 1))
+    for phase, first, last in step.phases:
+        if last >= first:
+            axes.axvline(first - 0.5, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
+            at, edge, text = ((first + last) / 2, 1), ("data", "axes fraction"), plain(phase)
+            label = theme.note(axes, text, at, offset=(0, -2), size=FONT - 2.5, xycoords=edge, ha="center", va="top")
+            labels.append((label, first, last + 1))
     return labels
-
-
-def _above(axes: Axes, text: str, *, at: int, weight: str) -> Annotation:
-    """Write a line over the panel, at its left (0) or its right end (1)."""
-    return theme.note(
-        axes,
-        text,
-        (at, 1),
-        offset=(0, 4),
-        size=FONT - at,
-        xycoords="axes fraction",
-        ha="right" if at else "left",
-        parse_math=False,
-        weight=weight,
-    )
 
 
 def _fit(label: Annotation, axes: Axes, *, first: int, last: int, is_last: bool) -> None:
@@ -164,15 +181,3 @@ def _fit(label: Annotation, axes: Axes, *, first: int, last: int, is_last: bool)
         label.set(position=(GAP * 72 / axes.figure.dpi, -2), horizontalalignment="left")
     else:
         label.remove()
-
-
-def _around(figure: Figure, axes: Sequence[Axes], title: str, unit: str) -> None:
-    """Add the title, the labels of the axes and one legend for all panels."""
-    characters = int(WIDTH * 72 / ((FONT + 2) * 0.66))
-    lines = "\n".join(broken(plain(title), characters))
-    figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT + 2, weight="bold", color=INK, parse_math=False)
-    figure.supylabel(f"live memory ({unit})", fontsize=FONT)
-    axes[-1].set_xlabel("operators of the step, in their order", fontsize=FONT)
-    theme.number_axis(axes[0].xaxis)
-    theme.number_axis(axes[0].yaxis, most=4)
-    theme.legend_below(figure, axes)

@@ -11,34 +11,32 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
-import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from profiler.analysis import progress
 from profiler.analysis.rows import Row, rows
 from profiler.core.errors import UserError
-from profiler.core.units import MISSING, count_text, few
+from profiler.core.units import MISSING, bytes_text, count_text, few
 from profiler.runs.store import Run
 from profiler.views.redaction import redacted
-from profiler.views.report.grids import Grid, Head, Twins, cell
-from profiler.views.report.section import PageLimits, Section, section
+from profiler.views.report.grids import Twins
+from profiler.views.report.section import PageLimits, section
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import groups, setting
 from profiler.views.tables.evidence import device
+from profiler.views.tables.grid import Table, of_lines
 
-LONGEST_NAME, LONGEST_COMMAND = 80, 2000  # letters
-LONGEST_MODEL = 60
+LONGEST_NAME, LONGEST_COMMAND, LONGEST_MODEL, LONGEST_CELL = 80, 2000, 60, 100  # letters
 NUM_NAMED = 3  # strategies that the summary of all runs names
 
 MOST_BYTES = 600_000
 LIMITS = (  # the first ones with which the page is small enough are used
-    PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=3),
-    PageLimits(sections=40, rows=400, lines=40, samples=200, timelines=1),
-    PageLimits(sections=24, rows=150, lines=24, samples=60, timelines=1),
-    PageLimits(sections=12, rows=60, lines=12, samples=30, timelines=1),
-    PageLimits(sections=6, rows=30, lines=8, samples=20, timelines=1),
+    PageLimits(sections=40, drawn=6, frontiers=12, rows=400, lines=40, samples=200, timelines=3),
+    PageLimits(sections=24, drawn=3, frontiers=12, rows=150, lines=24, samples=60, timelines=1),
+    PageLimits(sections=6, drawn=2, frontiers=6, rows=30, lines=8, samples=20, timelines=1),
 )
 
 
@@ -49,51 +47,49 @@ def render(runs: Sequence[Run], *, redact: str = "default") -> bytes:
     """
     if not any(run.records for run in runs):
         raise UserError("nothing to report: there is no record yet", hint="`gcprof run --resume` goes on with a run")
-    shown_runs = [
-        ShownRun(
-            run=shown,
-            groups=tuple(tuple(group) for group in groups(rows(shown.records))),
-            num_owed=len(progress.owed(run.manifest.plan, run.records)),
-        )
-        for run, shown in zip(runs, redacted(runs, level=redact), strict=True)
+    shown = [
+        (run, groups(rows(run.records)), len(progress.owed(stored.manifest.plan, stored.records)))
+        for stored, run in zip(runs, redacted(runs, level=redact), strict=True)
     ]
     for limits in LIMITS:
-        page = _page(shown_runs, limits, redact)
+        shown_parts = parts(shown, limits)
+        page = filled(
+            "page.html",
+            script=source("script.js"),
+            parts=shown_parts,
+            num_runs_left_out=len(shown) - len(shown_parts),
+            compared=compared(shown_parts),
+            agreement=agreement(shown_parts),
+            redact=redact,
+            hidden="options of models",
+        )
         if len(page) < MOST_BYTES:
             break
     return page
 
 
-def _page(shown_runs: Sequence[ShownRun], limits: PageLimits, redact: str) -> bytes:
-    shown = parts(shown_runs, limits)
+def filled(template: str, *, script: str, **values: object) -> bytes:
+    """Return a template of this folder as a page in UTF-8, with our style and this script of ours."""
     loader = PackageLoader("profiler.views", "report")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    style, script = source("style.css"), source("script.js")
-    text = environment.get_template("page.html").render(
-        parts=shown,
-        num_runs_left_out=len(shown_runs) - len(shown),
-        compared=compared(shown, shown_runs),
-        agreement=agreement(shown),
-        redact=redact,
+    environment.filters.update(cell=lambda text: short(text, LONGEST_CELL), bytes=bytes_text)
+    style = source("style.css")
+    page = environment.get_template(template).render(
+        **values,
         style=Markup(style),  # ours; the policy allows it by its hash
         script=Markup(script),
         policy=policy(style, script),
     )
-    return text.encode()
+    return page.encode()
 
 
 def policy(style: str, script: str) -> str:
     """Return the content security policy of the page: it allows this style and this script, and nothing else."""
-    return (
-        f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    sources = f"style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
 
 
 def source(name: str) -> str:
@@ -101,53 +97,56 @@ def source(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-class RunPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its sections, and what they share."""
+def parts(runs: Sequence[tuple[Run, list[list[Row]], int]], limits: PageLimits) -> list[dict[str, Any]]:
+    """Return the runs with their first sections, as many as the limits allow in all.
 
-    anchor: str
-    name: str
-    created: str
-    command: str
-    remarks: tuple[str, ...]  # warnings, and what is missing
-    sections: tuple[Section, ...]
-
-
-class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A redacted run, its rows in comparable groups, and how many of its trials are still to be run."""
-
-    run: Run
-    groups: tuple[tuple[Row, ...], ...]
-    num_owed: int
-
-
-def parts(runs: Sequence[ShownRun], limits: PageLimits) -> tuple[RunPart, ...]:
-    """Return the runs with their first sections, as many as the limits allow in all."""
-    run_parts, room = [], limits.sections
-    for number, shown_run in enumerate(runs, start=1):
-        shown = shown_run.groups[:room]
-        room -= len(shown)
-        run_parts.append(_part(shown_run, shown, f"run-{number}", limits))
-    return tuple(run_parts[: max(limits.sections, 1)])
-
-
-def compared(shown: Sequence[RunPart], runs: Sequence[ShownRun]) -> Grid | None:
-    """Return the summary, one line per section; None if there are fewer than two."""
-    lines = []
-    for part, shown_run in zip(shown, runs, strict=False):
-        for group, part_section in zip(shown_run.groups, part.sections, strict=False):
-            model = short(group[0].case.model, LONGEST_MODEL)
-            group_title = ", ".join([model, *setting(group)])
-            lines.append((f"#{part_section.anchor}", part.name, group_title, cell(device(group)), *part_section.brief))
-    is_timed = any(part_section.evidence != "rehearsed" for part in shown for part_section in part.sections)
-    heads = ["run", "what", "device", "peak of none", "take", "its peak", *(["time against none"] if is_timed else [])]
-    named = tuple(Head(text=text, is_number=text in heads[3:] and text != "take") for text in heads)
-    cells = tuple(((anchor, *line[: len(heads)])) for anchor, *line in lines)
-    return Grid(caption="All in brief", heads=named, lines=cells) if len(lines) > 1 else None
+    Of each run are given its groups of rows, and how many of its trials are still to be run.
+    """
+    run_parts, num_shown = [], 0
+    for number, (run, run_groups, num_owed) in enumerate(runs[: max(limits.sections, 1)], start=1):
+        twins = Twins(row for group in run_groups for row in group)
+        shown = run_groups[: limits.sections - num_shown]
+        sections = []
+        for at, group in enumerate(shown, start=1):
+            anchor = f"run-{number}-{at}"
+            sections.append(section(group, twins=twins, anchor=anchor, limits=limits, number=num_shown + at - 1))
+            sections[-1]["group_title"] = ", ".join([short(group[0].case.model, LONGEST_MODEL), *setting(group)])
+            sections[-1]["device"] = device(group)
+        num_shown += len(shown)
+        left_out = len(run_groups) - len(shown)
+        owed = [f"{count_text(num_owed, 'trial')} of this run not there yet"] if num_owed else []
+        more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
+        run_parts.append(
+            {
+                "anchor": f"run-{number}",
+                "name": short(run.folder.name, LONGEST_NAME),
+                "created": plain(run.manifest.created),
+                "command": short(run.manifest.command, LONGEST_COMMAND),
+                "remarks": [*map(plain, run.warnings), *owed, *more],
+                "sections": sections,
+            }
+        )
+    return run_parts
 
 
-def agreement(shown: Sequence[RunPart]) -> str:
+def compared(shown: Sequence[dict[str, Any]]) -> Table | None:
+    """Return the summary, one line per section, which begins with its anchor; None if there are fewer than two."""
+    lines = [
+        (f"#{its['anchor']}", part["name"], its["group_title"], its["device"], *its["brief"])
+        for part in shown
+        for its in part["sections"]
+    ]
+    heads = ["anchor", "run", "what", "device", "peak of none", "take", "its peak", "time against none"]
+    is_timed = any(its["evidence"] != "rehearsed" for part in shown for its in part["sections"])
+    heads = heads if is_timed else heads[:-1]
+    numbers = ("peak of none", "its peak", "time against none")
+    columns = of_lines(heads, [line[: len(heads)] for line in lines], numbers=numbers)
+    return Table(title="All in brief", columns=columns) if len(lines) > 1 else None
+
+
+def agreement(shown: Sequence[dict[str, Any]]) -> str:
     """Return a sentence on whether the sections advise the same strategy, and how many have a peak at all."""
-    advised = [part_section.brief[1] for part in shown for part_section in part.sections]
+    advised = [its["brief"][1] for part in shown for its in part["sections"]]
     taken = Counter(name for name in advised if name != MISSING)
     if not taken:
         return "Nothing here has a peak, so there is nothing to take."
@@ -159,23 +158,3 @@ def agreement(shown: Sequence[RunPart]) -> str:
         return f"All {them} say the same: {next(iter(taken))}."
     named = [f"{name} ({number} of {total})" for name, number in taken.most_common()]
     return f"The {them} do not say the same: {few(named, NUM_NAMED)}."
-
-
-def _part(shown_run: ShownRun, shown: Sequence[tuple[Row, ...]], anchor: str, limits: PageLimits) -> RunPart:
-    manifest = shown_run.run.manifest
-    twins = Twins(row for group in shown_run.groups for row in group)
-    sections = [
-        section(group, twins=twins, anchor=f"{anchor}-{number}", limits=limits)
-        for number, group in enumerate(shown, start=1)
-    ]
-    left_out = len(shown_run.groups) - len(shown)
-    owed = [f"{count_text(shown_run.num_owed, 'trial')} of this run not there yet"] if shown_run.num_owed else []
-    more = [f"{count_text(left_out, 'group')} of rows left out, so that this page stays small"] if left_out else []
-    return RunPart(
-        anchor=anchor,
-        name=short(shown_run.run.folder.name, LONGEST_NAME),
-        created=plain(manifest.created),
-        command=short(manifest.command, LONGEST_COMMAND),
-        remarks=(*(plain(warning) for warning in shown_run.run.warnings), *owed, *more),
-        sections=tuple(sections),
-    )

@@ -32,9 +32,9 @@ function followBudget(section) {
 }
 
 function drawBudget(chart, budget, best) {
-  const [low, high, start, end] = ["low", "high", "start", "end"].map((name) => Number(chart.dataset[name]));
-  const y = start + ((budget - low) / (high - low)) * (end - start);
-  for (const name of ["y1", "y2"]) chart.querySelector(".budget").setAttribute(name, Math.max(y, 16));
+  const [low, high, bottom, top] = ["low", "high", "bottom", "top"].map((name) => Number(chart.dataset[name]));
+  const y = bottom + ((budget - low) / (high - low)) * (top - bottom);
+  for (const name of ["y1", "y2"]) chart.querySelector(".budget").setAttribute(name, Math.min(Math.max(y, top), bottom));
   for (const point of all(".point", chart)) {
     point.classList.toggle("beyond", Number(point.dataset.peak) > budget);
     point.classList.toggle("best", point.dataset.case === best);
@@ -46,7 +46,7 @@ function drawBudget(chart, budget, best) {
 function followPoints(chart) {
   const time = (point) => Number.parseFloat(point.querySelector(".mark").getAttribute("cx"));
   const points = all(".point", chart).sort((one, other) => time(one) - time(other));
-  const shown = chart.parentElement.querySelector(".shown");
+  const shown = chart.closest("figure").querySelector(".shown");
   const show = (point) => { shown.textContent = point.getAttribute("aria-label"); };
   const enter = (point) => {
     for (const one of points) one.setAttribute("tabindex", one === point ? "0" : "-1");

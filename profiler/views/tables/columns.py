@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.core.case import SWITCHES, Case, Choice
 from profiler.core.record import IN_BUILD, Environment
@@ -27,7 +25,7 @@ from profiler.core.units import (
     uncertainty_text,
 )
 from profiler.views.tables.evidence import device, outcome
-from profiler.views.tables.grid import Column, numbers, words
+from profiler.views.tables.grid import Column, Table, numbers, telling, words
 
 SAVES = 0.995  # of the peak without checkpointing: a saving below half a percent is not marked as one
 COUNTED = "counting CUDA itself and all that is reserved"  # how it is checked whether a prediction fits
@@ -41,24 +39,17 @@ UNSHOWN = (
 )  # readings that no table of rows needs
 NOISE = "too noisy to tell"  # instead of a ratio whose interval is too wide
 OWN_OPTIMIZER = "its own optimizer"
+MARKS = {"ok": "ok", "invalid": "invalid"}  # of rows that are not on the frontier; of others bad
 MAX_NAMED = 4  # strategies that one note names before it only counts them
 
 
-class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of a group of rows, in the parts into which a narrow screen may split the table."""
-
-    name: Column
-    memory: tuple[Column, ...]
-    time: tuple[Column, ...]
-    verdict: tuple[Column, ...]
-
-    @property
-    def all(self) -> tuple[Column, ...]:
-        return (self.name, *self.memory, *self.time, *self.verdict)
+def main(rows: Iterable[Row]) -> list[Table]:
+    """Return the table of every group of rows that may be compared, with reasons and notes below it."""
+    return [group_table(group) for group in groups(rows)]
 
 
-def columns(rows: Sequence[Row]) -> Columns:
-    """Return the columns of one group of rows, without those that are empty for every row.
+def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
+    """Return the table of one group of rows, without columns that are empty for every row; bare: only the columns.
 
     All bytes share one unit, all seconds another.
     """
@@ -69,17 +60,14 @@ def columns(rows: Sequence[Row]) -> Columns:
         words("gradients", "", [row.gradients for row in rows]),
         words("outcome", "", [outcome(row) for row in rows], wrong),
     )
-    return Columns(
-        name=words("strategy", "", labels, unbeaten),
-        memory=telling(_memory(rows)),
-        time=telling(_time(rows)),
-        verdict=telling(verdict),
+    memory, time = telling(_memory(rows)), telling(_time(rows))
+    return Table(
+        title="" if is_bare else heading(rows),
+        columns=(words("strategy", "", labels, unbeaten), *memory, *time, *telling(verdict)),
+        cuts=(1, 1 + len(memory)),
+        below=() if is_bare else tuple(below(rows)),
+        marks=tuple("frontier" if row.on_frontier else MARKS.get(row.outcome, "bad") for row in rows),
     )
-
-
-def telling(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Return the columns without those that are empty."""
-    return tuple(column for column in columns if any(cell != MISSING for cell in column.cells))
 
 
 def groups(rows: Iterable[Row]) -> list[list[Row]]:

@@ -1,59 +1,37 @@
-"""A comparison of runs as text for a terminal, Markdown, CSV or JSON."""
+"""A comparison of runs as tables and lines of text, in the order in which they are read, as CSV or as JSON."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
 from profiler.analysis.gates import Judgement
+from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast
+from profiler.analysis.ranking import MOST_STRATEGIES, Order
 from profiler.core.case import encode
+from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
+from profiler.views.export import markdown as language
 from profiler.views.export.csv import csv_text, safe
-from profiler.views.export.markdown import bullets, escaped, page, table_text
-from profiler.views.tables.comparison_parts import ComparisonPart, parts
-from profiler.views.tables.grid import grid
-from profiler.views.tables.terminal import WIDE, Paper, clean, fitted, paragraph, styled
+from profiler.views.tables.evidence import device_word, difference_text
+from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 SCHEMA = 1
+MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
 
 def table(comparison: Comparison, *, paper: Paper = WIDE) -> Text:
     """Return what differs, then the peak and time of every row, then orders, advice and remarks."""
-    return Text("\n\n").join([_drawn(part, paper) for part in parts(comparison)])
+    return text(tables(comparison), paper)
 
 
 def markdown(comparison: Comparison) -> str:
     """Return the same as Markdown."""
-    return page(block for part in parts(comparison) for block in _blocks(part))
-
-
-def _blocks(part: ComparisonPart) -> list[str]:
-    heading = f"### {escaped(part.heading)}" if part.heading else ""
-    return [heading, bullets(part.above), table_text(part.columns), bullets(part.lines)]
-
-
-def _drawn(part: ComparisonPart, paper: Paper) -> Text:
-    lines = [paragraph(part.heading, paper, style="bold")] if part.heading else []
-    lines += [paragraph(line, paper) for line in part.above]
-    if part.columns:
-        lines += [Text()] if lines else []
-        lines.append(_laid_out(part, paper))
-    lines += [Text()] if part.columns and part.lines else []
-    lines += [paragraph(line, paper) for line in part.lines]
-    return Text("\n").join(lines)
-
-
-def _laid_out(part: ComparisonPart, paper: Paper) -> Text:
-    """Return the first that fits: one table; values and changes apart; a table of changes per side; a block per row."""
-    name, values, *changes = ([clean(column, paper) for column in piece] for piece in part.pieces)
-    together = [column for piece in changes for column in piece]
-    for cut in ([values + together], [values, together], [values, *changes]):
-        grids = [grid(name + piece, width=paper.width) for piece in cut if piece]
-        if all(grids):
-            return Text("\n\n").join([styled(lines or []) for lines in grids])
-    return fitted(name + values + together, paper)
+    return language.markdown(tables(comparison))
 
 
 def csv(comparison: Comparison) -> str:
@@ -95,3 +73,218 @@ def _csv_line(match: Match, side: SideSummary, cell: Cell, baseline: Cell | None
 def _against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
     names = ("ratio", "low", "high", "verdict")
     return {f"{quantity}_{name}": getattr(contrast, name) if contrast else None for name in names}
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """Return all tables; the differences between the sides come first, since they explain the numbers."""
+    groups: dict[str, list[Match]] = {}
+    for match in comparison.matches:
+        shared = [_worded(name, text) for name, text in match.key.items() if name != "strategy"]
+        groups.setdefault(", ".join(shared) or "all rows", []).append(match)
+    shown = [_differences(comparison)]
+    for name, matches in groups.items():
+        troubles = tuple(line for match in matches for line in _troubles(comparison, match))
+        shown += [*_quantities(comparison, name, matches), *([Table(below=troubles)] if troubles else [])]
+    notes = tuple(f"note: {remark}" for remark in comparison.remarks)
+    return [*shown, *_orders(comparison), *_advice(comparison), *([Table(below=notes)] if notes else [])]
+
+
+def _differences(comparison: Comparison) -> Table:
+    kinds = [f", {side.evidence}" if _is_mixed(comparison) else "" for side in comparison.sides]
+    runs = [f"{side.label}: {side.run}{kind}" for side, kind in zip(comparison.sides, kinds, strict=True)]
+    found = comparison.differences
+    columns = (
+        words("differs", "", [difference.what for difference in found]),
+        *(
+            words(side.name, "", [device_word(difference.values[place]) for difference in found])
+            for place, side in enumerate(comparison.sides)
+        ),
+    )
+    shared = ", ".join(
+        f"{same.what} {device_word(same.values[0])}" for same in comparison.same if same.values[0] != MISSING
+    )
+    below = (f"{'' if found else 'nothing differs; '}the same in all: {shared}",) if shared else ()
+    return Table(above=(f"{runs[0]}, the baseline", *runs[1:]), columns=columns if found else (), below=below)
+
+
+def _is_mixed(comparison: Comparison) -> bool:
+    """Whether the sides have different kinds of evidence, which are then named everywhere."""
+    return len({side.evidence for side in comparison.sides}) > 1
+
+
+def _named(side: SideSummary) -> str:
+    return f"{side.label} {side.evidence}"
+
+
+def _worded(name: str, text: str) -> str:
+    return text if name in ("model", "precision") else f"{name.replace('_size', '')} {text}"
+
+
+class _Quantity(NamedTuple):
+    """A quantity that a table shows for every side."""
+
+    name: str
+    unit: str
+    text_of: Callable[[Cell], str]
+    changes_of: Callable[[Comparison, int, Sequence[Match]], tuple[Column, ...]]  # of a side against the first
+
+
+def _quantities(comparison: Comparison, group: str, matches: Sequence[Match]) -> list[Table]:
+    """Return the tables of peaks and of step times; a rehearsal has no times, and so no column for them."""
+    cells = [cell for match in matches for cell in match.cells if cell]
+    size, unit = byte_unit(cell.peak_bytes for cell in cells)
+    second, second_name = second_unit(cell.step_seconds for cell in cells)
+    peaks = _Quantity("peak", unit, lambda cell: scaled(cell.peak_bytes, size), _peak_changes)
+    steps = _Quantity("step", second_name, lambda cell: scaled(cell.step_seconds, second), _time_changes)
+    shown = [_table(comparison, group, matches, range(len(comparison.sides)), peaks)]
+    if any(cell.step_seconds is not None for cell in cells):
+        places = [
+            place
+            for place, side in enumerate(comparison.sides)
+            if side.evidence != "rehearsed" or any(cell and cell.step_seconds for cell in _cells(matches, place))
+        ]
+        shown.append(_table(comparison, group, matches, places, steps))
+    return shown
+
+
+def _table(
+    comparison: Comparison, group: str, matches: Sequence[Match], places: Sequence[int], quantity: _Quantity
+) -> Table:
+    """Return a table with a column of values per side, then the changes against the first, if it is one of them.
+
+    Its title names the sides whose kind of evidence is not the first one's.
+    """
+    is_mixed, columns, first = _is_mixed(comparison), [words("strategy", "", map(_name, matches))], comparison.sides[0]
+    for place in places:
+        side = comparison.sides[place]
+        cells = [_value(cell, quantity.text_of) for cell in _cells(matches, place)]
+        is_plain = side.evidence == "measured" and not is_mixed
+        columns.append(numbers(side.name, quantity.unit if is_plain else f"{side.evidence} {quantity.unit}", cells))
+    cuts = [1]
+    for place in places:
+        if place and 0 in places:
+            cuts.append(len(columns))
+            columns += quantity.changes_of(comparison, place, matches)
+    apart = [_named(comparison.sides[place]) for place in places if comparison.sides[place].evidence != first.evidence]
+    held = f", {' and '.join(apart)} against {_named(first)}" if apart and 0 in places else ""
+    return Table(title=f"{quantity.name}{held}: {group}", columns=tuple(columns), cuts=tuple(cuts))
+
+
+def _peak_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
+    """Return the changes of a side's peaks against the first; between kinds of evidence there is no better or worse."""
+    first, side = comparison.sides[0], comparison.sides[place]
+    contrasts = [cell.peak if cell else None for cell in _cells(matches, place)]
+    changes = [_peak_change(match.cells[0], match.cells[place]) for match in matches]
+    if first.evidence == side.evidence:
+        return numbers(side.label, f"against {first.label}", changes), _verdicts(side, contrasts)
+    equal = [contrast is not None and contrast.verdict == "same" for contrast in contrasts]
+    cells = ["equal" if is_equal else change for is_equal, change in zip(equal, changes, strict=True)]
+    return (numbers(_named(side), f"off {_named(first)} by", cells),)
+
+
+def _time_changes(comparison: Comparison, place: int, matches: Sequence[Match]) -> tuple[Column, ...]:
+    first, side = comparison.sides[0], comparison.sides[place]
+    contrasts = [cell.time if cell else None for cell in _cells(matches, place)]
+    changes = [_change(contrast) for contrast in contrasts]
+    return numbers(side.label, f"against {first.label}", changes), _verdicts(side, contrasts)
+
+
+def _verdicts(side: SideSummary, contrasts: Sequence[Contrast | None]) -> Column:
+    return words(side.label, "is", [contrast.verdict if contrast else MISSING for contrast in contrasts])
+
+
+def _cells(matches: Sequence[Match], place: int) -> list[Cell | None]:
+    return [match.cells[place] for match in matches]
+
+
+def _name(match: Match) -> str:
+    return match.key.get("strategy", "any")
+
+
+def _value(cell: Cell | None, text: Callable[[Cell], str]) -> str:
+    if cell is None:
+        return MISSING
+    return text(cell) if cell.outcome == "ok" else cell.outcome.replace("_", " ")
+
+
+def _peak_change(baseline: Cell | None, cell: Cell | None) -> str:
+    """Return the change of a peak, in bytes if a percentage would round to zero."""
+    before, after = (either.peak_bytes if either else None for either in (baseline, cell))
+    if before is None or after is None or cell is None:
+        return MISSING
+    return difference_text(before, after, change=_change(cell.peak))
+
+
+def _change(contrast: Contrast | None) -> str:
+    if contrast is None:
+        return MISSING
+    text, low, high = change_text(contrast.ratio), contrast.low, contrast.high
+    if contrast.verdict == "too noisy to tell":
+        return "too noisy"
+    return text if low is None or high is None else f"{text} ({change_range_text((low, high))})"
+
+
+def _troubles(comparison: Comparison, match: Match) -> list[str]:
+    """Return the lines on a row that is not on every side, or not ok."""
+    pairs = [(side.label, cell) for side, cell in zip(comparison.sides, match.cells, strict=True) if cell]
+    labels = ", ".join(label for label, _ in pairs)
+    only = [f"{_name(match)}: only in {labels}"] if len(pairs) < len(comparison.sides) else []
+    fine = [label for label, cell in pairs if cell.outcome == "ok"]
+    ok = f"; ok in {', '.join(fine)}" if fine else ""
+    return only + [
+        f"{_name(match)}: {cell.outcome.replace('_', ' ')} in {label}{': ' + cell.detail if cell.detail else ''}{ok}"
+        for label, cell in pairs
+        if cell.outcome != "ok"
+    ]
+
+
+def _orders(comparison: Comparison) -> list[Table]:
+    groups, lines = dict.fromkeys(order.group for order in comparison.orders), []
+    sides, first = {side.label: side for side in comparison.sides}, comparison.sides[0]
+    for order in comparison.orders:
+        of = f" ({', '.join(order.group)})" if len(groups) > 1 else ""
+        side = sides[order.label]
+        is_one_kind = side.evidence == first.evidence
+        held = f"{side.label} against {first.label}" if is_one_kind else f"{_named(side)} against {_named(first)}"
+        left_out = f", without {order.num_left_out:,} more than {MOST_STRATEGIES}" if order.num_left_out else ""
+        lines.append(f"by {order.quantity}, {held}{of}{left_out}: {_agreement(order)}")
+    return [Table(title="order of the strategies", above=tuple(lines))] if lines else []
+
+
+def _agreement(order: Order) -> str:
+    num_apart = order.num_same + len(order.swapped)
+    close = (
+        f"; {order.num_close} {'equal' if order.quantity == 'peak' else 'too close to tell'}" if order.num_close else ""
+    )
+    if not num_apart:
+        return f"no pair of strategies can be told apart on both{close}"
+    if not order.swapped:
+        return f"{f'all {num_apart} pairs' if num_apart > 1 else 'the one pair'} in the same order{close}"
+    named = "; ".join(f"{first} and {second}" for first, second in order.swapped[:MAX_SWAPPED])
+    more = f"; and {len(order.swapped) - MAX_SWAPPED} more" if len(order.swapped) > MAX_SWAPPED else ""
+    share = f"{order.num_same} of {count_text(num_apart, 'pair')} in the same order (tau {order.tau:.2f})"
+    return f"{share}; swapped: {named}{more}{close}"
+
+
+def _advice(comparison: Comparison) -> list[Table]:
+    if all(side.evidence == "rehearsed" for side in comparison.sides):
+        return []  # nothing is the fastest without times
+    plain = "" if _is_mixed(comparison) else "measured"
+    kinds = {side.label: "" if side.evidence == plain else f" ({side.evidence})" for side in comparison.sides}
+    names = {side.label: f"{side.name}{kinds[side.label]}" for side in comparison.sides}
+    groups: dict[tuple[str, ...], list[SideAdvice]] = {}
+    for side_advice in comparison.advice:
+        groups.setdefault(side_advice.group, []).append(side_advice)
+    shown = []
+    for group, advice in groups.items():
+        size, unit = second_unit(side_advice.step_seconds for side_advice in advice)
+        columns = (
+            words("on", "", [names[one.label] for one in advice]),
+            words("use", "", [one.strategy or one.reason or MISSING for one in advice]),
+            numbers("memory", "MiB", [scaled(one.memory_bytes, MIB) for one in advice]),
+            numbers("needs", "MiB", [scaled(one.needed_bytes, MIB) for one in advice]),
+            numbers("step", unit, [scaled(one.step_seconds, size) for one in advice]),
+        )
+        of_group = f": {', '.join(group)}" if len(groups) > 1 and group else ""
+        shown.append(Table(title=f"the fastest that fits each memory{of_group}", columns=columns))
+    return shown

@@ -1,26 +1,31 @@
-"""The explanation of a step's peak as text for a terminal or as JSON."""
+"""Explanations of a peak, of a step or of a CUDA memory snapshot, and timelines of steps: as tables or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import msgspec
 from rich.text import Text
 
 from profiler.analysis.explanation import CHUNKS, Explanation
 from profiler.analysis.live_bytes import HIDDEN as TEMPORARIES
-from profiler.analysis.live_bytes import Peak
+from profiler.analysis.live_bytes import Holder, Peak, peak
+from profiler.analysis.snapshot import SnapshotExplanation
 from profiler.core.case import encode
 from profiler.core.record import Evidence
-from profiler.core.trace_data import BlockChoice, BlockChoices
+from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
-from profiler.views.tables.grid import Column, grid, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph
+from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
 LONGEST_NAME, LONGEST_TITLE, LONGEST_SPLIT = 28, 76, 20  # so that it stays within 25 lines of 80 columns
+LONGEST_LINE = 40  # characters of a line of code of a snapshot
+NOWHERE = "(no line of yours)"
 MARGIN = 4  # columns beside a title
 MOST_MODULES = 8  # for the same reason
 NOTEWORTHY = 0.02  # of the peak: the workspace of an operator is shown from here on
@@ -44,15 +49,18 @@ def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> T
 
     If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
-    said = [paragraph(line, paper) for line in sentences(explained)]
     room = len(title) if paper.width is None else max(LONGEST_TITLE, paper.width - MARGIN)
-    head = paragraph(shortened(title, room), paper, style="bold")
-    parts = [head, *said, Text(), _live(explained, paper)]
-    if explained.holders:
-        parts += [Text(), _holders(explained, paper), Text()]
-    if explained.remedies:
-        parts.append(paragraph(remedies_text(explained), paper))
-    return Text("\n").join(parts)
+    return text(tables(explained, title=shortened(title, room)), paper)
+
+
+def tables(explained: Explanation, *, title: str, notes: Sequence[str] = ()) -> list[Table]:
+    """Return the sentences above what is live, by category beside by module, and the largest allocations by line."""
+    below = [remedies_text(explained)] if explained.remedies else []
+    below += [f"note: {note}" for note in notes]
+    first = Table(title=title, above=tuple(sentences(explained)), columns=_live(explained), cuts=(0, 2))
+    if not explained.holders:
+        return [msgspec.structs.replace(first, below=tuple(below))]
+    return [first, Table(columns=_holders(explained), below=tuple(below))]
 
 
 def sentences(explained: Explanation) -> list[str]:
@@ -105,22 +113,8 @@ def better_text(choices: BlockChoices, better: BlockChoice) -> str:
     return f"{text}, and the peak of `all` {bytes_text(better.all_bytes)}{instead}"
 
 
-def _live(explained: Explanation, paper: Paper) -> Text:
-    """Return the tables of categories and modules side by side, or one below the other on a narrow screen."""
-    below = live_tables(explained)
-    most = max(len(columns[0].cells) for columns in below)
-    padded = [
-        msgspec.structs.replace(column, cells=(*column.cells, *[""] * (most - len(column.cells))))
-        for columns in below
-        for column in columns
-    ]
-    if grid(padded, width=paper.width):
-        return fitted(padded, paper)
-    return Text("\n\n").join([fitted(columns, paper) for columns in below])
-
-
-def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Column, Column]]:
-    """Return what is live at the peak, by category and by block or module, in one unit."""
+def _live(explained: Explanation) -> tuple[Column, ...]:
+    """Return what is live at the peak, by category and beside it by block or module, in one unit."""
     size, unit = byte_unit(share.nbytes for share in (*explained.categories, *explained.modules))
     kinds = [(_category(share.name, explained), scaled(share.nbytes, size)) for share in explained.categories]
     modules = [(module_name(share.name), scaled(share.nbytes, size)) for share in explained.modules[:MOST_MODULES]]
@@ -128,7 +122,14 @@ def live_tables(explained: Explanation) -> tuple[tuple[Column, Column], tuple[Co
     if num_others := explained.num_others + len(left):
         others_bytes = explained.others_bytes + sum(share.nbytes for share in left)
         modules.append((count_text(num_others, "other"), scaled(others_bytes, size)))
-    return _columns("live at the peak", unit, kinds), _columns("block or module", unit, modules)
+    lines = [(*kind, *module) for kind, module in zip_longest(kinds, modules, fillvalue=("", ""))]
+    names, nbytes, blocks, block_bytes = zip(*lines, strict=True)
+    return (
+        words("live at the peak", "", names),
+        numbers(unit, "", nbytes),
+        words("block or module", "", blocks),
+        numbers(unit, "", block_bytes),
+    )
 
 
 def _category(name: str, explained: Explanation) -> str:
@@ -139,36 +140,87 @@ def _category(name: str, explained: Explanation) -> str:
     return CATEGORIES.get(name, name)
 
 
-def _holders(explained: Explanation, paper: Paper) -> Text:
-    """Return a table of what is live at the peak by operator and line of code, the largest first."""
-    size, unit = byte_unit(holder.nbytes for holder in explained.holders)
-    cells = [
-        (
-            shortened(holder.operator, LONGEST_NAME) or BEFORE_STEP,
-            shortened(holder.line, LONGEST_NAME) or "-",
-            CATEGORIES.get(holder.category, holder.category),
-            str(holder.count),
-            scaled(holder.nbytes, size),
-        )
-        for holder in explained.holders
-    ]
-    operators, lines, categories, counts, sizes = zip(*cells, strict=True)
-    columns = [
-        words("largest at the peak", "", operators),
-        words("line", "", lines),
-        words("category", "", categories),
-        numbers("number", "", counts),
-        numbers(unit, "", sizes),
-    ]
-    return fitted(columns, paper)
-
-
-def _columns(head: str, unit: str, shares: Sequence[tuple[str, str]]) -> tuple[Column, Column]:
-    names, sizes = zip(*shares, strict=True)
-    return words(head, "", names), numbers(unit, "", sizes)
+def _holders(explained: Explanation) -> tuple[Column, ...]:
+    """Return what is live at the peak by operator and line of code, the largest first."""
+    found = explained.holders
+    size, unit = byte_unit(holder.nbytes for holder in found)
+    return (
+        words("largest at the peak", "", [shortened(one.operator, LONGEST_NAME) or BEFORE_STEP for one in found]),
+        words("line", "", [shortened(one.line, LONGEST_NAME) or "-" for one in found]),
+        words("category", "", [CATEGORIES.get(one.category, one.category) for one in found]),
+        numbers("number", "", [str(one.count) for one in found]),
+        numbers(unit, "", [scaled(one.nbytes, size) for one in found]),
+    )
 
 
 def remedies_text(explained: Explanation) -> str:
     """Return what would lower the peak, the strongest first, each with an upper bound of its gain."""
     named = [f"{REMEDIES[remedy.kind]} {bytes_text(remedy.nbytes)}" for remedy in explained.remedies[:MOST_REMEDIES]]
     return f"could lower it by: {', '.join(named)}"
+
+
+def in_python(tables: Sequence[Table]) -> list[Table]:
+    """Return tables that say the command line's `--blocks 'x'` as Python's `blocks='x'`."""
+
+    def said(lines: Sequence[str]) -> tuple[str, ...]:
+        return tuple(re.sub(r"--blocks (?=')", "blocks=", line).replace("--blocks", "blocks") for line in lines)
+
+    return [msgspec.structs.replace(table, above=said(table.above), below=said(table.below)) for table in tables]
+
+
+def timelines(traces: Mapping[str, Trace], *, title: str) -> Table:
+    """Return a row per strategy: its peak, its change against the first, and where the peak is."""
+    peaks = [peak(trace) for trace in traces.values()]
+    first = peaks[0].nbytes
+    changes = [change_text(found.nbytes / first if number and first else None) for number, found in enumerate(peaks)]
+    columns = (
+        words("strategy", "", traces),
+        numbers("peak", "", [bytes_text(found.nbytes) for found in peaks]),
+        *([numbers("against", "the first", changes)] if len(peaks) > 1 else []),
+        words("at", "", [where(found) for found in peaks]),
+    )
+    return Table(title=title, columns=columns)
+
+
+def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE) -> Text:
+    """Return the peak of a snapshot, what held it, what stayed, and what was reserved."""
+    lines = [_recorded_peak(explained), _end(explained)]
+    if explained.failed_bytes is not None:
+        lines.append(f"a request of {bytes_text(explained.failed_bytes)} failed: out of memory")
+    parts = [
+        Table(columns=_recorded(head, holders))
+        for head, holders in (("live at the peak", explained.holders), ("stayed, from time to time", explained.grown))
+        if holders
+    ]
+    return text([Table(title=title, above=tuple(lines)), *parts], paper)
+
+
+def snapshot_document(explained: SnapshotExplanation) -> bytes:
+    """Return the explanation of a snapshot as one JSON document."""
+    fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
+    return encode(fields) + b"\n"
+
+
+def _recorded_peak(explained: SnapshotExplanation) -> str:
+    peak, number = bytes_text(explained.peak_bytes), explained.peak_event
+    shares = ", ".join(f"{share.name} {bytes_text(share.nbytes)}" for share in explained.categories)
+    if number is None:
+        return f"peak {peak}: when the recording began; {shares}"
+    at = f", {shortened(explained.peak_line, LONGEST_LINE)}" if explained.peak_line else ""
+    return f"peak {peak}: event {number + 1} of {explained.num_events}{at}; {shares}"
+
+
+def _end(explained: SnapshotExplanation) -> str:
+    held = f"at the end {bytes_text(explained.end_bytes)} live of {bytes_text(explained.reserved_bytes)} reserved"
+    free = f"{bytes_text(explained.free_bytes)} free, at most {bytes_text(explained.largest_free_bytes)} in one piece"
+    return f"{held} in {count_text(explained.num_segments, 'segment')}: {free}"
+
+
+def _recorded(head: str, holders: Sequence[Holder]) -> tuple[Column, ...]:
+    size, unit = byte_unit(holder.nbytes for holder in holders)
+    return (
+        words(head, "", [shortened(holder.line, LONGEST_LINE) or NOWHERE for holder in holders]),
+        words("category", "", [holder.category for holder in holders]),
+        numbers("number", "", [str(holder.count) for holder in holders]),
+        numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
+    )

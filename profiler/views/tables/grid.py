@@ -1,13 +1,17 @@
-"""Columns of text, and their layout as lines that fit a width."""
+"""The one table of all views: columns of text under a title, and their layout as lines that fit a width."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence, Set
-from itertools import chain, zip_longest
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from itertools import chain, pairwise, zip_longest
 
 import msgspec
 from rich.cells import cell_len
+from rich.text import Text
+
+from profiler.core.units import MISSING
+from profiler.views.sanitize import plain_cells
 
 GAP = "  "
 NUMBER = r"(?<=\d),(?=\d{3}(?!\d))|:(?=\d)|(?<=\bref):"  # not broken behind, as in 1,021, cuda:0 and ref:NAME
@@ -40,11 +44,14 @@ def numbers(first: str, second: str, cells: Iterable[str], styles: Iterable[str]
     return Column(head=(first, second), cells=_each_once(cells), is_number=True, styles=tuple(styles))
 
 
-def of_lines(heads: Sequence[str], lines: Sequence[Sequence[str]], *, numbers: Container[str]) -> tuple[Column, ...]:
+def of_lines(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], *, numbers: Container[str], bold: Container[int] = ()
+) -> tuple[Column, ...]:
     """Return the columns of a table that is given in lines; `numbers` are the heads of its columns of numbers."""
     cells = zip(*lines, strict=True) if lines else ((),) * len(heads)
+    styles = tuple("bold" if row in bold else "" for row in range(len(lines)))
     return tuple(
-        Column(head=(head, ""), cells=tuple(column), is_number=head in numbers)
+        Column(head=(head, ""), cells=tuple(column), is_number=head in numbers, styles=styles)
         for head, column in zip(heads, cells, strict=True)
     )
 
@@ -55,62 +62,117 @@ def _each_once(cells: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(first.setdefault, made, made))
 
 
-class GridLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One line of a laid-out table, and the row that it shows: -1 in the head, -2 in the rule."""
-
-    row: int
-    text: str
-    spans: tuple[tuple[int, int, str], ...] = ()  # start and end in characters of the text, and the style there
+def telling(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """Return the columns without those that are empty."""
+    return tuple(column for column in columns if any(cell != MISSING for cell in column.cells))
 
 
-def grid(columns: Sequence[Column], *, width: int | None) -> list[GridLine] | None:
-    """Return the table in lines no wider than `width`; None if a number would have to be cut.
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """A title, lines above, columns, and lines below; any of them may be missing.
 
-    Text columns break over several lines, number columns never do. With a width of None no line is broken.
+    Every view makes tables, and terminal, Markdown, HTML and LaTeX render any of them.
     """
-    distinct = [set(column.cells) for column in columns]
-    widths = _widths(columns, width, distinct)
-    if widths is None:
-        return None
-    lines = [GridLine(row=-1, text=text) for text in _head(columns, widths)]
-    lines.append(GridLine(row=-2, text=GAP.join("-" * column_width for column_width in widths)))
-    cells = [_set(column, size, texts) for column, size, texts in zip(columns, widths, distinct, strict=True)]
+
+    title: str = ""
+    above: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    cuts: tuple[int, ...] = (1,)  # where a narrow screen may cut the columns; those before the first are repeated
+    below: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()  # of the rows: ok, frontier, bad or invalid; empty: none
+
+    @property
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The cells, row by row."""
+        return zip(*(column.cells for column in self.columns), strict=True)
+
+
+def body(table: Table, *, width: int | None, encoding: str = "utf-8") -> Text:
+    """Lay out the columns of a table: in as few pieces as the width allows, else as a block for each row."""
+    columns = [
+        msgspec.structs.replace(
+            column,
+            head=plain_cells(column.head, encoding=encoding),
+            cells=plain_cells(column.cells, encoding=encoding),
+        )
+        for column in table.columns
+    ]
+    dim = {row for row, mark in enumerate(table.marks) if mark == "invalid"}
+    sizes = [_sizes(column) for column in columns]
+
+    def fitting(places: Sequence[int]) -> list[int] | None:
+        return _widths([sizes[place] for place in places], width)
+
+    names, shown = [*range(min(len(columns), table.cuts[0]))], list[list[int]]()
+    for first, last in pairwise((*table.cuts, len(columns))):
+        piece = [*range(first, last)]
+        if shown and fitting([*shown[-1], *piece]) is not None:
+            shown[-1] += piece
+        elif fitting([*names, *piece]) is not None:
+            shown.append([*names, *piece])
+        else:
+            return Text("\n\n").join([_block(columns, row, width, dim) for row in range(len(columns[0].cells))])
+    return Text("\n\n").join([_grid([columns[place] for place in part], fitting(part) or [], dim) for part in shown])
+
+
+def _grid(columns: Sequence[Column], widths: Sequence[int], dim: Set[int]) -> Text:
+    """Return the columns side by side; text columns break over several lines, number columns never do."""
+    heads = [_padded([column.head[line] for column in columns], columns, widths) for line in (0, 1)]
+    lines = [GAP.join(head).rstrip() for head in heads if any(map(str.strip, head))]
+    styles = [(at, 0, len(line), "bold") for at, line in enumerate(lines)]
+    lines.append(GAP.join("-" * size for size in widths))
     is_styled = any(column.styles for column in columns) and len(columns[0].cells) <= MOST_STYLED
+    cells = [_set(column, size) for column, size in zip(columns, widths, strict=True)]
     for row, texts in enumerate(zip(*cells, strict=True)):
         is_broken = None in texts
         for parts in _row([column.cells[row] for column in columns], columns, widths) if is_broken else [texts]:
-            spans = _spans(columns, parts, row) if is_styled else ()
-            lines.append(GridLine(row=row, text=GAP.join(parts).rstrip(), spans=spans))
-    return lines
+            line = GAP.join(parts).rstrip()
+            styles += [(len(lines), 0, len(line), "dim")] if row in dim else []
+            styles += [(len(lines), *span) for span in _spans(columns, parts, row)] if is_styled else []
+            lines.append(line)
+    return _text(lines, styles)
 
 
-def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> tuple[tuple[int, int, str], ...]:
-    """Return the spans of the styled cells of a line, without the blanks that align them."""
-    spans, start = [], 0
-    for column, text in zip(columns, texts, strict=True):
-        if column.styles and column.styles[row] and text.strip():
-            first = start + len(text) - len(text.lstrip())
-            spans.append((first, start + len(text.rstrip()), column.styles[row]))
-        start += len(text) + len(GAP)
-    return tuple(spans)
+def _block(columns: Sequence[Column], row: int, width: int | None, dim: Set[int]) -> Text:
+    """Return one row as its name and lines of `label  value`, for widths at which no table fits.
 
-
-def block(columns: Sequence[Column], *, row: int, width: int | None = None) -> list[GridLine]:
-    """Return one row as lines of `label  value`, for widths at which no table fits."""
-    labels = max(_length(column.label) for column in columns)
-    values = max((_length(column.cells[row]) for column in columns if column.is_number), default=0)
+    If most of the values were not measured, those are left out.
+    """
+    name, *rest = columns
+    measured = [column for column in rest if column.cells[row] != MISSING]
+    rest = measured if len(measured) < len(rest) / 2 else rest
+    labels = max((_length(column.label) for column in rest), default=0)
+    digits = max((_length(column.cells[row]) for column in rest if column.is_number), default=0)
     room = 10**9 if width is None else max(1, width - labels - len(GAP))
-    block_lines = []
-    for column in columns:
-        cell = column.cells[row]
-        style = column.styles[row] if column.styles else ""
-        lines = [_pad(cell, values, right=True)] if column.is_number else broken(cell, room)
-        words = [column.label, *[""] * (len(lines) - 1)]
-        for word, line in zip(words, lines, strict=True):
-            text = f"{_pad(word, labels)}{GAP}{line}".rstrip()
-            first = len(text) - len(line.strip())
-            block_lines.append(GridLine(row=row, text=text, spans=((first, len(text), style),) if style else ()))
-    return block_lines
+    lines, styles = [name.cells[row]], [(0, 0, len(name.cells[row]), "bold")]
+    for column in rest:
+        cell, style = column.cells[row], column.styles[row] if column.styles else ""
+        parts = [_pad(cell, digits, right=True)] if column.is_number else broken(cell, room)
+        for label, part in zip([column.label, *[""] * len(parts)], parts, strict=False):
+            line = f"{_pad(label, labels)}{GAP}{part}".rstrip()
+            styles += [(len(lines), 0, len(line), "dim")] if row in dim else []
+            styles += [(len(lines), len(line) - len(part.strip()), len(line), style)] if style else []
+            lines.append(line)
+    return _text(lines, styles)
+
+
+class Harmless(str):
+    """Text that is known to have no control characters: `translate`, by which rich removes them, does nothing."""
+
+    __slots__ = ()
+
+    def translate(self, table: object) -> str:
+        return self
+
+
+def _text(lines: Sequence[str], styles: Sequence[tuple[int, int, int, str]]) -> Text:
+    """Return the lines with their styles, each from a character to another of a line."""
+    text = Text(Harmless("\n".join(lines)))  # one text: rich takes a second to join 30,000
+    starts = [0, *(len(line) + 1 for line in lines)]
+    for at in range(1, len(starts)):
+        starts[at] += starts[at - 1]
+    for line, first, last, style in styles:
+        text.stylize(style, starts[line] + first, starts[line] + last)
+    return text
 
 
 def broken(text: str, width: int) -> list[str]:
@@ -129,17 +191,24 @@ def broken(text: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _widths(columns: Sequence[Column], width: int | None, distinct: Sequence[Set[str]]) -> list[int] | None:
-    natural = [max(map(_length, chain(column.head, cells))) for column, cells in zip(columns, distinct, strict=True)]
+def _sizes(column: Column) -> tuple[int, int]:
+    """Return the width that a column takes, and the least to which it may shrink."""
+    cells = set(column.cells)
+    natural = max(map(_length, chain(column.head, cells)))
+    if column.is_number:
+        return natural, natural
+    pieces = (piece.rstrip() for text in cells for piece in PIECE.findall(text))
+    return natural, max(map(_length, chain(column.head, pieces)))  # heads are not broken
+
+
+def _widths(sizes: Sequence[tuple[int, int]], width: int | None) -> list[int] | None:
+    """Return the widths of columns of these sizes; None if a number or a piece of text would have to be cut."""
+    natural, least = [size for size, _ in sizes], [size for _, size in sizes]
     if width is None:
         return natural
-    least = [
-        size if column.is_number else _longest_piece(column, cells)
-        for size, column, cells in zip(natural, columns, distinct, strict=True)
-    ]
-    excess = sum(natural) + len(GAP) * (len(columns) - 1) - width
+    excess = sum(natural) + len(GAP) * (len(sizes) - 1) - width
     while excess > 0:  # shrink the widest text columns first, together, down to the width of the next one
-        giving = [index for index in range(len(columns)) if natural[index] > least[index]]
+        giving = [index for index in range(len(sizes)) if natural[index] > least[index]]
         if not giving:
             return None
         widest = max(natural[index] for index in giving)
@@ -152,14 +221,14 @@ def _widths(columns: Sequence[Column], width: int | None, distinct: Sequence[Set
     return natural
 
 
-def _longest_piece(column: Column, cells: Set[str]) -> int:
-    pieces = (piece.rstrip() for text in cells for piece in PIECE.findall(text))
-    return max(_length(text) for text in (*column.head, *pieces))  # heads are not broken
-
-
-def _head(columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    lines = [[column.head[0] for column in columns], [column.head[1] for column in columns]]
-    return [GAP.join(_padded(line, columns, widths)).rstrip() for line in lines if any(line)]
+def _set(column: Column, width: int) -> Iterable[str | None]:
+    """Return the cells padded to the width of the column, each distinct one made once; None for one that is broken."""
+    cells = set(column.cells)
+    if column.is_number:
+        made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
+    else:
+        made = {cell: _pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in cells}
+    return map(made.__getitem__, column.cells)
 
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[list[str]]:
@@ -171,13 +240,13 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
     return [_padded(line, columns, widths) for line in zip_longest(*parts, fillvalue="")]
 
 
-def _set(column: Column, width: int, cells: Set[str]) -> Iterable[str | None]:
-    """Return the cells padded to the width of the column, each distinct one made once; None for one that is broken."""
-    if column.is_number:
-        made: dict[str, str | None] = {cell: _pad(cell, width, right=True) for cell in cells}
-    else:
-        made = {cell: _pad(cell.rstrip(), width) if _length(cell) <= width else None for cell in cells}
-    return map(made.__getitem__, column.cells)
+def _spans(columns: Sequence[Column], texts: Sequence[str], row: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the start, end and style of the styled cells of a line, without the blanks that align them."""
+    start = 0
+    for column, text in zip(columns, texts, strict=True):
+        if column.styles and column.styles[row] and text.strip():
+            yield start + len(text) - len(text.lstrip()), start + len(text.rstrip()), column.styles[row]
+        start += len(text) + len(GAP)
 
 
 def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:

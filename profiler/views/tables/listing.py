@@ -17,8 +17,8 @@ from profiler.core.units import MISSING, count_text, few
 from profiler.runs.find import REFERENCE, read_tags, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
-from profiler.views.tables.grid import numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, titled
+from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 LISTED_BYTES = 512 << 20  # the largest trials.jsonl that a list reads; 100,000 trials take half of it
 MOST_NAMED = 3  # blocks
@@ -27,33 +27,32 @@ FEEDS = {True: "yes", False: "no", None: MISSING}
 
 def listing(entries: Sequence[Entry], *, paper: Paper = WIDE) -> Text:
     """Return a line per name: its options with their defaults, and what it is about."""
-    columns = (
-        words("name", "", [entry.name for entry in entries]),
-        words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
-        words("about", "", [entry.about for entry in entries]),
-    )
-    return fitted(columns, paper)
+    return listings({"": entries}, paper=paper)
 
 
 def listings(tables: Mapping[str, Sequence[Entry]], *, paper: Paper = WIDE) -> Text:
     """Return several listings, each below its heading."""
-    parts = [Text("\n\n").join([Text(head), listing(entries, paper=paper)]) for head, entries in tables.items()]
-    return Text("\n\n").join(parts)
+    return text([Table(title=head, columns=_listed(entries)) for head, entries in tables.items()], paper)
+
+
+def _listed(entries: Sequence[Entry]) -> tuple[Column, ...]:
+    return (
+        words("name", "", [entry.name for entry in entries]),
+        words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
+        words("about", "", [entry.about for entry in entries]),
+    )
 
 
 def details(entry: Entry, *, paper: Paper = WIDE) -> Text:
     """Return one entry in full, each option with its kind and default."""
-    name = paragraph(entry.name, paper, style="bold")
-    about = paragraph(entry.about, paper, indent="")
-    head, options = Text("\n").join([name, about, Text(), Text()]), entry.options
-    if not options:
-        return head + Text("no options")
+    options = entry.options
     columns = (
         words("option", "", [option.name for option in options]),
         numbers("default", "", ["must be given" if option.default is None else option.default for option in options]),
         words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
     )
-    return head + fitted(columns, paper)
+    below = () if options else ("no options",)
+    return text([Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)], paper)
 
 
 def _short(option: Option) -> str:
@@ -73,9 +72,8 @@ def blocks(outline: ModelSummary, *, better: str | None = None, paper: Paper = W
         words("feeds the next alone", "", [FEEDS[block.feeds_next] for block in listed]),
     )
     remark = _remark(outline)
-    below = [f"note: {text}" for text in (remark, better) if text]
-    body = fitted(columns, paper)
-    return titled(", ".join([*head, *batch]), body, paper, below=below)
+    below = [f"note: {line}" for line in (remark, better) if line]
+    return text([Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))], paper)
 
 
 def _remark(outline: ModelSummary) -> str | None:
@@ -145,7 +143,7 @@ def run_list(listed: Sequence[RunOverview], *, paper: Paper = WIDE) -> Text:
         words("rows ok", "", [_rows_ok(run) for run in listed]),
         *([words("tags", "", [", ".join(run.tags) for run in listed])] if any(run.tags for run in listed) else []),
     )
-    return fitted(columns, paper)
+    return text([Table(columns=columns)], paper)
 
 
 def _read(path: Path, name: str) -> RunOverview:

@@ -11,9 +11,9 @@ from profiler.analysis.memory_fit import Fit
 from profiler.core.case import encode_indented
 from profiler.core.record import Evidence, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
-from profiler.views.tables.columns import batch, telling
-from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, titled
+from profiler.views.tables.columns import batch
+from profiler.views.tables.grid import Column, Table, numbers, telling, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 NOTE = (
     "needed: what the allocator reserves, and 600 MiB for CUDA itself; "
@@ -68,13 +68,12 @@ def table(
             words("one sample", "more", [_beyond(largest, limit) for largest in lines]),
             *([] if kinds == ["rehearsed"] else _rates(lines)),
         ]
-    reasons = [
+    reasons = tuple(
         why_none(largest.strategy, largest.sample_bytes, largest.static_bytes or 0, context_bytes)
         for largest in lines
         if largest.sample_bytes is not None
-    ]
-    body = fitted(telling(columns), paper)
-    return titled(title, body, paper, below=reasons)
+    )
+    return text([Table(title=title, columns=telling(columns), below=reasons)], paper)
 
 
 def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
@@ -111,16 +110,13 @@ def _beyond(largest: LargestBatch, limit: int) -> str:
 
 def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
     """Return a table per case: one line per device, with the strategy that recomputes least of those that fit."""
-    cases = dict.fromkeys(fit.case for fit in all_fits)
-    parts = []
-    for case in cases:
-        lines = [fit for fit in all_fits if fit.case == case]
+    tables = []
+    for case in dict.fromkeys(fit.case for fit in all_fits):
         ranks = f", one of {case.ranks} ranks, {case.parallel}" if case.ranks else ""
-        settings = f"{batch(case)}, {case.optimizer}, {case.precision}{ranks}"
-        head = f"{case.model}, {settings}: {evidence(case, None)}, not measured"
-        parts += [paragraph(head, paper, style="bold")]
-        parts += [fitted(_fit_columns(lines), paper), Text()]
-    return Text("\n").join([Text(), *parts, paragraph(NOTE, paper)])
+        head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}"
+        columns = _fit_columns([fit for fit in all_fits if fit.case == case])
+        tables.append(Table(title=f"{head}: {evidence(case, None)}, not measured", columns=columns))
+    return Text("\n") + text([*tables, Table(above=(NOTE,))], paper)
 
 
 def _fit_columns(case_fits: Sequence[Fit]) -> tuple[Column, ...]:

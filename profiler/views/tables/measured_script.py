@@ -6,32 +6,29 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TextIO
 
-from rich.console import Console
-
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
 from profiler.core.script import Gradients
 from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
 from profiler.core.units import byte_unit, bytes_text, change_range_text, change_text, count_text, scaled, seconds_text
 from profiler.scripts.report import Variant
-from profiler.views.tables.grid import of_lines
-from profiler.views.tables.script import console as console_of
-from profiler.views.tables.script import peak_text, write_phases
-from profiler.views.tables.terminal import ruled
+from profiler.views.tables import script
+from profiler.views.tables.grid import Table, of_lines
+from profiler.views.tables.script import peak_text
 
 Rounds = Sequence[Sequence[float]]
 
 
 def write(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
     """Print of each strategy its sentence and its phases, then one row for each."""
-    console = console_of(file=file, width=width, color=color)
+    tables = []
     for variant in variants:
         if variant.processes or variant.outcome != "ok":
-            console.print(sentence(variant, variants[0]), soft_wrap=True)
-        if variant.processes:
-            write_phases(variant, console)
+            tables.append(Table(above=(sentence(variant, variants[0]),)))
+        tables += script.phases(variant)
     if any(variant.processes for variant in variants):
-        _write_summary(variants, console)
+        tables.append(_summary(variants))
+    script.show(tables, file=file, width=width, color=color)
 
 
 def sentence(variant: Variant, plain: Variant) -> str:
@@ -92,7 +89,7 @@ def equality_text(equality: Gradients, *, is_plain: bool) -> str:
     return f"{word}{where}{more}"
 
 
-def _write_summary(variants: Sequence[Variant], console: Console) -> None:
+def _summary(variants: Sequence[Variant]) -> Table:
     plain = variants[0]
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     rounds = max(len(variant.seconds) for variant in variants)
@@ -102,15 +99,13 @@ def _write_summary(variants: Sequence[Variant], console: Console) -> None:
     for variant in variants:
         peak = max((process.peak_bytes or 0 for process in variant.processes), default=None)
         ratio = ratio_to(variant.seconds, plain.seconds) if variant is not plain else None
-        times = (seconds_text(step_seconds(variant.seconds)), ratio_text(ratio) if ratio else "")
+        times = (seconds_text(step_seconds(variant.seconds)), ratio_text(ratio) if ratio else "")[: len(timed)]
         text = scaled(peak, size) if variant.outcome == "ok" and peak is not None else ""
-        lines.append(
-            (variant.words["strategy"], text, *times[: len(timed)], _verdict(variant, is_plain=variant is plain))
-        )
+        lines.append((variant.words["strategy"], text, *times, _verdict(variant, is_plain=variant is plain)))
     figures = (f"peak {unit}", *timed)
-    console.print(ruled(of_lines(("strategy", *figures, "gradients"), lines, numbers=figures), title=title))
-    if plain.gpu_bytes is None and rounds:
-        console.print("times are of this CPU; those of another device are not known by them", soft_wrap=True)
+    columns = of_lines(("strategy", *figures, "gradients"), lines, numbers=figures)
+    below = "times are of this CPU; those of another device are not known by them"
+    return Table(title=title, columns=columns, below=(below,) if plain.gpu_bytes is None and rounds else ())
 
 
 def _verdict(variant: Variant, *, is_plain: bool) -> str:

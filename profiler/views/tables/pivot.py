@@ -16,8 +16,8 @@ from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, sc
 from profiler.views.plots.panels import planes, space_of
 from profiler.views.tables.columns import COUNTED, heading
 from profiler.views.tables.evidence import marked, value_words
-from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph, strips
+from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
@@ -39,25 +39,23 @@ def table(rows: Sequence[Row], *, over: Sequence[str] = (), paper: Paper = WIDE)
 
     Raises UserError if no two settings vary, or if a named one does not.
     """
-    return Text("\n\n").join([_plane(plane, paper) for plane in planes(rows, over)])
+    return text([table for plane in planes(rows, over) for table in _plane(plane)], paper)
 
 
-def _plane(rows: Sequence[Row], paper: Paper) -> Text:
+def _plane(rows: Sequence[Row]) -> list[Table]:
     space = space_of(rows)
     across, up = two(space)
     cells = grid(rows, space, across, up)
-    parts = [paragraph(heading(rows), paper, style="bold")]
+    tables = [Table(title=heading(rows))]
     for quantity in _quantities(rows):
-        title = f"{quantity.title} by {across.label}"
-        parts += [Text(), paragraph(title, paper, style="bold")]
         columns = grid_columns(cells, across, up, quantity, rows)
-        parts += [strips(columns, paper)]
+        tables.append(
+            Table(title=f"{quantity.title} by {across.label}", columns=columns, cuts=tuple(range(1, len(columns))))
+        )
     if {across.name, up.name} == BATCHES and (best := throughput_frontier(rows)):
-        parts += [Text(), paragraph("the most samples a second up to a peak", paper, style="bold")]
-        parts += [fitted(_stairs(best), paper)]
-    below = _legend(rows, across)
-    parts += [Text()] if below else []
-    return Text("\n").join([*parts, *(paragraph(line, paper) for line in below)])
+        tables.append(Table(title="the most samples a second up to a peak", columns=_stairs(best)))
+    below = tuple(_legend(rows, across))
+    return [*tables, *([Table(below=below)] if below else [])]
 
 
 def grid_columns(

@@ -26,8 +26,8 @@ from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, render
 from profiler.planning.solver import Point
 from profiler.views.export.csv import csv_text
-from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, fitted, titled
+from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the plan that is chosen
@@ -66,8 +66,7 @@ def table(
     paper: Paper = WIDE,
 ) -> Text:
     """Return a line per plan; overheads are relative to the step without checkpointing, `none`."""
-    body = _fitted(way_columns(lines, none), paper)
-    return titled(title, body, paper, below=below)
+    return text([_cut(Table(title=title, columns=way_columns(lines, none), below=tuple(below)))], paper)
 
 
 def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = WIDE) -> Text:
@@ -78,7 +77,7 @@ def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = W
         numbers("time", "against none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
         words("plan", "", [plan_text(point.plan) for point in points]),
     )
-    return titled(title, _fitted(columns, paper), paper)
+    return text([_cut(Table(title=title, columns=columns))], paper)
 
 
 def csv(points: Sequence[Point]) -> bytes:
@@ -89,8 +88,8 @@ def csv(points: Sequence[Point]) -> bytes:
 
 def reading(plans: Iterable[Plan]) -> list[str]:
     """Return how to read the notation of these plans, in a line; nothing if it needs no explanation."""
-    text = " ".join(map(plan_text, plans))
-    said = [words for part, words in READING.items() if part in text]
+    notation = " ".join(map(plan_text, plans))
+    said = [meaning for part, meaning in READING.items() if part in notation]
     return [f"in plans, {'; '.join(said)}"] if said else []
 
 
@@ -196,9 +195,9 @@ def _cost_error(line: Shown, none: Way) -> str:
 
 def _by_costs(way: Way, none: Way) -> str:
     """Return the change of the step time by costs: `+22 %`, or with its error, rounded up, `+22 ±3 %`."""
-    text, reference = _change(way.cost.step_seconds, none.cost.step_seconds), none.cost.step_seconds
+    change, reference = _change(way.cost.step_seconds, none.cost.step_seconds), none.cost.step_seconds
     error = way.cost.error_seconds / reference * 100 if reference else 0.0
-    return f"{text.removesuffix('%')}±{ceil(error)} %" if error else text
+    return f"{change.removesuffix('%')}±{ceil(error)} %" if error else change
 
 
 def plan_text(plan: Plan) -> str:
@@ -215,11 +214,12 @@ def plan_text(plan: Plan) -> str:
     return " ".join(words_).strip()
 
 
-def _fitted(columns: Sequence[Column], paper: Paper) -> Text:
-    """Lay out a table; if it is too wide, it is cut before COSTS_OFF or the first text column after the names."""
+def _cut(table: Table) -> Table:
+    """Return a table that may be cut before COSTS_OFF or the first text column after the names."""
+    columns = table.columns
     begins = (at for at, column in enumerate(columns) if at and (not column.is_number or column.head == COSTS_OFF))
     cut = next(begins, None)
-    return fitted(columns, paper, cut=cut)
+    return msgspec.structs.replace(table, cuts=(1, cut) if cut else (1,))
 
 
 def _change(value: float, reference: float) -> str:
@@ -267,7 +267,7 @@ def stages(chain: Chain, *, title: str, paper: Paper = WIDE) -> Text:
         numbers("backward", "", [seconds_text(stage.backward_seconds) for stage in listed]),
         words("can also be", "", [_options(stage) for stage in listed]),
     )
-    return titled(title, _fitted(columns, paper), paper)
+    return text([_cut(Table(title=title, columns=columns))], paper)
 
 
 def _options(stage: Any) -> str:

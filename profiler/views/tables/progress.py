@@ -15,7 +15,6 @@ from msgspec import UNSET
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from profiler.analysis.cost import Bounds, SweepCost
@@ -28,6 +27,7 @@ from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
+from profiler.views.tables.columns import group_table, groups
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.terminal import Paper
 
@@ -41,7 +41,7 @@ PER_SECOND = 4  # how often the screen is drawn
 
 
 class Follow:
-    """Shows every stored record in a live table on a terminal, elsewhere as plain lines.
+    """Shows every stored record in a live table on a terminal, which is erased afterwards; elsewhere as plain lines.
 
     `cases` are those of all trials: lines name the settings in which they differ. `is_quiet` shows failures only.
     """
@@ -54,43 +54,58 @@ class Follow:
         is_quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._varying = varying(cases)
+        self._varying, self._is_quiet = varying(cases), is_quiet
         self._console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._is_quiet = is_quiet
-        self._shown = 0
         self._said: set[tuple[str, ...]] = set()
-        self._screen = LiveScreen(
-            self._console,
-            clock=clock,
-            first_guess=_guess(cases),
-            num_trials=len(cases),
-            num_later=len(cases) - len(set(cases)),
+        self._now = ""  # what runs now
+        self._clock, self._since = clock, clock()
+        traced = sum(case.is_predicted or case.is_rehearsed for case in cases)
+        self._total, self._later_left = len(cases), len(cases) - len(set(cases))  # in rounds that only time steps
+        self._guess = TRACED_SECONDS * traced + MEASURED_SECONDS * (len(set(cases)) - traced)
+        self._guess += MEASURED_SECONDS * LATER_SHARE * self._later_left
+        self._records: list[Record] = []
+        self._num_ended, self._later_ended = 0, 0
+        self._first_seconds = 0.0  # elapsed when the last trial of a first round ended
+        self._first_own, self._later_own = 0.0, 0.0  # sums of the trials' own durations; several may run at once
+        self._drawn: tuple[int, int, Text] | None = None  # number of records, width of the terminal, and their table
+        self._spinner = Spinner("line")
+        self._live = Live(
+            console=self._console, get_renderable=self.screen, transient=True, refresh_per_second=PER_SECOND
         )
 
     def __enter__(self) -> Follow:
         if self._console.is_terminal and not self._is_quiet:
-            self._screen.start()
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._screen.stop()
+        self._live.stop()
 
     def at_work(self, text: str) -> None:
         """Shows what runs now, on a terminal."""
-        self._screen.now = plain(text, encoding=self._console.encoding)
+        self._now = plain(text, encoding=self._console.encoding)
 
     def show(self, record: Record, *, left: int) -> None:
         """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
-        self._shown += 1
-        total = self._shown + left
-        self._screen.add(record, total=total)
+        self._num_ended += 1
+        self._total, self._now = self._num_ended + left, ""
+        own_seconds = sum(record.stage_seconds.values())
+        if record.round > 1:
+            self._later_own += own_seconds
+            self._later_left, self._later_ended = max(0, self._later_left - 1), self._later_ended + 1
+        else:
+            self._first_own += own_seconds
+            self._first_seconds = self._clock() - self._since
+        if len(self._records) < MOST_ROWS:
+            self._records.append(record)
         is_told = record.outcome != "ok" if self._is_quiet else not self._console.is_terminal
         if is_told:
             line = plain(trial_line(record, varying=self._varying), encoding=self._console.encoding)
-            seconds = self._screen.left_seconds() if left else None
+            seconds = self.left_seconds() if left else None
             remaining = f"; {left_text(seconds)}" if seconds is not None else ""
             # not by rich, which ends the process on a broken pipe; in one write, so that Ctrl-C cannot split the line
-            self._console.file.write(f"[{self._shown:>{len(str(total))}}/{total}] {line}{remaining}\n")
+            number = f"{self._num_ended:>{len(str(self._total))}}"
+            self._console.file.write(f"[{number}/{self._total}] {line}{remaining}\n")
             self._console.file.flush()
 
     def tell_log(self, record: Record, log: Path) -> None:
@@ -103,12 +118,49 @@ class Follow:
             self._console.print(plain(f"the last it printed ({trial}; {log}):", encoding=encoding))
             self._console.print("\n".join(f"    {line}" for line in lines))
 
+    def screen(self) -> Group:
+        """Return what is shown now: the table, if it is not too high, and below it the status line."""
+        self._spinner.update(text=Text(self.line(), overflow="ellipsis", no_wrap=True))
+        width, table = self._console.width, Text()
+        if self._records and self._num_ended <= MOST_ROWS:
+            if self._drawn is None or self._drawn[:2] != (len(self._records), width):
+                bare = [group_table(group, is_bare=True) for group in groups(rows(tuple(self._records)))]
+                self._drawn = len(self._records), width, terminal.text(bare, Paper(width, self._console.encoding))
+            table = self._drawn[2]
+        is_whole = len(table.plain.splitlines()) < self._console.height - 2
+        return Group(table, Text(), self._spinner) if table and is_whole else Group(self._spinner)
 
-def _guess(cases: Sequence[Case]) -> float:
-    """Return a first estimate of the seconds that trials of these cases take, for use until one has ended."""
-    traced = sum(case.is_predicted or case.is_rehearsed for case in cases)
-    later = len(cases) - len(set(cases))
-    return TRACED_SECONDS * traced + MEASURED_SECONDS * (len(cases) - traced - later + LATER_SHARE * later)
+    def line(self) -> str:
+        """Return the status line: `3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
+        count = f"{self._num_ended}/{self._total}" if self._total else ""
+        seconds, left = self._clock() - self._since, self.left_seconds()
+        times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
+        return "  ".join(text for text in (count, times, self._now) if text)
+
+    def left_seconds(self) -> float | None:
+        """Return the estimated seconds left: from the mean of the trials that have ended, before that from the guess.
+
+        None without a total, or if the guess was too short. Until a trial of a later round has ended, one is assumed to
+        take LATER_SHARE of a trial of the first round.
+        """
+        seconds = self._clock() - self._since
+        if not self._total:
+            return None
+        if not self._num_ended:
+            return self._guess - seconds if seconds < self._guess else None
+        left = self._total - self._num_ended
+        later = min(left, self._later_left)
+        first_ended = self._num_ended - self._later_ended
+        first_mean = self._first_seconds / first_ended if first_ended else 0.0
+        later_mean = LATER_SHARE * first_mean
+        if self._later_ended:
+            at_once = max(1.0, self._first_own / self._first_seconds) if self._first_seconds else 1.0
+            later_mean = self._later_own / self._later_ended / at_once
+        return first_mean * (left - later) + later_mean * later
+
+
+def _clock_text(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
@@ -190,101 +242,3 @@ def _range_text(span: Bounds) -> str:
 def _number(value: float) -> str:
     """Return a whole number, or two digits of a small one."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
-
-
-class LiveScreen:
-    """The live lines at the bottom of a terminal while trials run, which are erased afterwards.
-
-    `first_guess` is the estimate in seconds for `num_trials`, which is shown until one has ended; `num_later` of them
-    are of later rounds, which only time steps.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        first_guess: float = 0.0,
-        num_trials: int = 0,
-        num_later: int = 0,
-    ) -> None:
-        self.now = ""  # what runs now
-        self._console, self._clock = console, clock
-        self._first_guess, self._total, self._later_left = first_guess, num_trials, num_later
-        self._records: list[Record] = []
-        self._num_ended, self._later_ended = 0, 0
-        self._first_seconds = 0.0  # elapsed when the last trial of a first round ended
-        self._first_own, self._later_own = 0.0, 0.0  # sums of the trials' own durations; several may run at once
-        self._since = clock()
-        self._drawn: tuple[int, int, Text] | None = None  # number of records, width of the terminal, and their table
-        self._spinner = Spinner("line")
-        self._live = Live(console=console, get_renderable=self.screen, transient=True, refresh_per_second=PER_SECOND)
-
-    def start(self) -> None:
-        self._live.start()
-
-    def stop(self) -> None:
-        self._live.stop()
-
-    def add(self, record: Record, *, total: int) -> None:
-        """Add the record of a trial that has ended; `total` is the number of trials in all."""
-        self._num_ended += 1
-        self._total, self.now = total, ""
-        own_seconds = sum(record.stage_seconds.values())
-        if record.round > 1:
-            self._later_own += own_seconds
-            self._later_left, self._later_ended = max(0, self._later_left - 1), self._later_ended + 1
-        else:
-            self._first_own += own_seconds
-            self._first_seconds = self._clock() - self._since
-        if len(self._records) < MOST_ROWS:
-            self._records.append(record)
-
-    def screen(self) -> Group:
-        """Return what is shown now."""
-        table = self._table()
-        is_whole = len(table.plain.splitlines()) < self._console.height - 2
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(self._spinner, Text(self.line(), overflow="ellipsis", no_wrap=True))
-        return Group(table, Text(), bar) if table and is_whole else Group(bar)
-
-    def line(self) -> str:
-        """Return the status line: `3/21  0:00:07, about 0:00:40 left  segments:k=4 round 1: time`."""
-        count = f"{self._num_ended}/{self._total}" if self._total else ""
-        seconds, left = self._clock() - self._since, self.left_seconds()
-        times = f"{_clock_text(seconds)}{f', about {_clock_text(left)} left' if left is not None else ''}"
-        return "  ".join(text for text in (count, times, self.now) if text)
-
-    def left_seconds(self) -> float | None:
-        """Return the estimated seconds left: from the mean of the trials that have ended, before that from the guess.
-
-        None without a total, or if the guess was too short. Until a trial of a later round has ended, one is assumed to
-        take LATER_SHARE of a trial of the first round.
-        """
-        seconds = self._clock() - self._since
-        if not self._total:
-            return None
-        if not self._num_ended:
-            return self._first_guess - seconds if seconds < self._first_guess else None
-        left = self._total - self._num_ended
-        later = min(left, self._later_left)
-        first_ended = self._num_ended - self._later_ended
-        first_mean = self._first_seconds / first_ended if first_ended else 0.0
-        later_mean = LATER_SHARE * first_mean
-        if self._later_ended:
-            at_once = max(1.0, self._first_own / self._first_seconds) if self._first_seconds else 1.0
-            later_mean = self._later_own / self._later_ended / at_once
-        return first_mean * (left - later) + later_mean * later
-
-    def _table(self) -> Text:
-        records, width = len(self._records), self._console.width
-        if not records or self._num_ended > MOST_ROWS:
-            return Text()
-        if self._drawn is None or self._drawn[:2] != (records, width):
-            text = terminal.bodies(rows(tuple(self._records)), paper=Paper(width, self._console.encoding))
-            self._drawn = records, width, text
-        return self._drawn[2]
-
-
-def _clock_text(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

@@ -9,10 +9,10 @@ from rich.text import Text
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import encode
 from profiler.core.units import MISSING, in_unit_text, spread_text
-from profiler.views.export.markdown import bullets, escaped, page, table_line
+from profiler.views.export import markdown as language
 from profiler.views.tables.evidence import SAID, device_word
-from profiler.views.tables.grid import Column
-from profiler.views.tables.terminal import WIDE, Paper, fitted, titled
+from profiler.views.tables.grid import Table, of_lines
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 OTHER_SIZE = "other size"
 SAME = "none"
@@ -21,23 +21,17 @@ HEADS = ("what", "published", "ours", "difference")
 
 def table(reproduction: Reproduction, *, paper: Paper = WIDE) -> Text:
     """Return every published figure beside ours, then what the source does not say and what was reduced."""
-    cells = [_cells(line) for line in reproduction.lines]
-    columns = [
-        Column(head=(head, ""), cells=tuple(row[index] for row in cells), is_number=index > 0 and head != "published")
-        for index, head in enumerate(HEADS)
-    ]
-    body = fitted(columns, paper)
-    return titled(_heading(reproduction), body, paper, below=_below(reproduction))
+    return text([_table(reproduction)], paper)
 
 
 def markdown(reproduction: Reproduction) -> str:
     """Return the same as Markdown."""
-    rows = [
-        table_line(HEADS),
-        "| --- | ---: | ---: | ---: |",
-        *(table_line(_cells(line)) for line in reproduction.lines),
-    ]
-    return page([f"### {escaped(_heading(reproduction))}", "\n".join(rows), bullets(_below(reproduction))])
+    return language.markdown([_table(reproduction)])
+
+
+def _table(reproduction: Reproduction) -> Table:
+    columns = of_lines(HEADS, [_cells(line) for line in reproduction.lines], numbers=HEADS[2:])
+    return Table(title=_heading(reproduction), columns=columns, below=tuple(_below(reproduction)))
 
 
 def document(reproduction: Reproduction, *, run: str | None, exit_code: int) -> bytes:
@@ -62,8 +56,8 @@ def _cells(line: ComparedFigure) -> tuple[str, str, str, str]:
 def _published(line: ComparedFigure) -> str:
     if line.published is None:
         return "not given"
-    text = _number(line, line.published) if isinstance(line.published, (int, float)) else line.published
-    return f"{text} (by hand)" if line.arithmetic else text
+    said = _number(line, line.published) if isinstance(line.published, (int, float)) else line.published
+    return f"{said} (by hand)" if line.arithmetic else said
 
 
 def _ours(line: ComparedFigure) -> str:
@@ -72,8 +66,8 @@ def _ours(line: ComparedFigure) -> str:
     if isinstance(line.ours, str):
         return line.ours
     unit = "MiB" if line.unit == "M" else line.unit
-    text = in_unit_text(line.ours, unit, signed=line.kind == "change")
-    return text if line.spread is None else f"{text} {spread_text(line.spread)}"
+    ours = in_unit_text(line.ours, unit, signed=line.kind == "change")
+    return ours if line.spread is None else f"{ours} {spread_text(line.spread)}"
 
 
 def _number(line: ComparedFigure, value: float) -> str:

@@ -13,10 +13,9 @@ from profiler.core.record import RankBytes, Record
 from profiler.core.stats import spread, uncertainty
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit, count_text, scaled, second_unit, spread_text
-from profiler.views.sanitize import plain
-from profiler.views.tables.columns import groups, heading, reasons, telling
-from profiler.views.tables.grid import Column, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, fitted, paragraph
+from profiler.views.tables.columns import groups, heading, reasons
+from profiler.views.tables.grid import Column, Table, numbers, telling, words
+from profiler.views.tables.terminal import WIDE, Paper, text
 
 TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
@@ -30,7 +29,7 @@ STOPPED = {
 
 def samples(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
     """Return the samples of each row in the order of the rounds, with their spread and why sampling ended."""
-    return Text("\n\n").join([_group(group, paper) for group in groups(rows)])
+    return text([table for group in groups(rows) for table in _group(group)], paper)
 
 
 def samples_of(row: Row, name: str) -> tuple[float, ...]:
@@ -62,41 +61,36 @@ def _round(record: Record) -> str:
     )
 
 
-def _group(rows: Sequence[Row], paper: Paper) -> Text:
+def _group(rows: Sequence[Row]) -> list[Table]:
     size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
-    has_samples = any(samples_of(row, name) for row in rows for name in ("warmup", *TIMES))
-    title = f"{heading(rows)}, samples in {unit}" if has_samples else heading(rows)
-    parts = [paragraph(title, paper, style="bold")]
+    names_of = {row.case: [name for name in ("warmup", *TIMES) if samples_of(row, name)] for row in rows}
+    tables = [Table(title=f"{heading(rows)}, samples in {unit}" if any(names_of.values()) else heading(rows))]
     for row in rows:
-        names = [name for name in ("warmup", *TIMES) if samples_of(row, name)]
-        lines = [_line(row, name, size, paper) for name in names]
-        if lines:
-            parts += [
-                Text(),
-                Text(plain(strategy_label(row.case.strategy), encoding=paper.encoding), style="bold"),
-                *lines,
-            ]
-            parts += [paragraph(sampling_text(row), paper)] if samples_of(row, "step") else []
+        names = names_of[row.case]
+        columns = (
+            words("part", "", ["warm-up" if name == "warmup" else name for name in names]),
+            numbers("spread", "", ["" if name == "warmup" else _spread(row, name) for name in names]),
+            words("samples, the rounds in order", "", [_values(row, name, size) for name in names]),
+        )
+        sampled = (sampling_text(row),) if samples_of(row, "step") else ()
+        if names:
+            tables.append(Table(title=strategy_label(row.case.strategy), columns=columns, below=sampled))
     untimed = [
         strategy_label(row.case.strategy)
         for row in rows
         if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
     ]
     why = "a rehearsal has no times" if rows[0].evidence == "rehearsed" else "time not measured"
-    below = [*reasons(rows), *(f"{name}: {why}" for name in untimed)]
-    parts += [Text()] if below else []
-    return Text("\n").join([*parts, *(paragraph(line, paper) for line in below)])
+    below = (*reasons(rows), *(f"{name}: {why}" for name in untimed))
+    return [*tables, *([Table(below=below)] if below else [])]
 
 
-def _line(row: Row, name: str, size: float, paper: Paper) -> Text:
-    values = samples_of(row, name)
-    digits = max(len(scaled(value, size)) for value in values)
-    line = " ".join(scaled(value, size).rjust(digits) for value in values)
-    noise = "" if name == "warmup" else plain(spread_text(spread(values)), encoding=paper.encoding)
-    start = f"{'warm-up' if name == 'warmup' else name:<9}  {noise:>8}  "
-    room = max(digits, (paper.width or 10**9) - len(start)) // (digits + 1) * (digits + 1) or digits
-    lines = [line[at : at + room].rstrip() for at in range(0, len(line), room)]
-    return Text(start + ("\n" + " " * len(start)).join(lines))
+def _spread(row: Row, name: str) -> str:
+    return spread_text(spread(samples_of(row, name)))
+
+
+def _values(row: Row, name: str, size: float) -> str:
+    return " ".join(scaled(value, size) for value in samples_of(row, name))
 
 
 class _EqualRanks(NamedTuple):
@@ -127,8 +121,7 @@ def ranks(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text | None:
         *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
         in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
     ]
-    head = paragraph("each rank, and what is static of it:", paper, style="bold")
-    return Text("\n").join([head, fitted(telling(columns), paper)])
+    return text([Table(title="each rank, and what is static of it:", columns=telling(columns))], paper)
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import Any
 
 from profiler.core.units import MISSING, byte_unit, change_text, scaled
 from profiler.scripts.comparison import WHOLE, Comparison, Pair
 from profiler.views.export.csv import csv_text, safe
-from profiler.views.export.markdown import bullets, escaped, page, table_text
-from profiler.views.sanitize import plain
-from profiler.views.tables.grid import Column, of_lines
-from profiler.views.tables.script import console
-from profiler.views.tables.terminal import ruled
+from profiler.views.tables.grid import Column, Table, of_lines
 
 KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair's key
 QUANTITIES = ("peak", "reserved")
 SCHEMA = 1
 
 
-def write(comparisons: Sequence[Comparison], *, file: TextIO, width: int | None, color: str) -> None:
-    """Print a table for each comparison."""
-    screen = console(file=file, width=width, color=color)
-    for compared in comparisons:
-        bold = [at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key]
-        title = plain(f"{compared.before} -> {compared.after}")
-        screen.print(ruled(_columns(compared), title=title, bold=bold))
-        for remark in compared.remarks:
-            screen.print(f"note: {plain(remark)}", soft_wrap=True)
-
-
-def markdown(comparisons: Sequence[Comparison]) -> str:
-    """Return the tables in Markdown."""
-    return "\n".join(page(_blocks(compared)) for compared in comparisons)
+def tables(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Return a table for each comparison."""
+    return [
+        Table(
+            title=f"{compared.before} -> {compared.after}",
+            columns=_columns(compared),
+            below=tuple(f"note: {remark}" for remark in compared.remarks),
+        )
+        for compared in comparisons
+    ]
 
 
 def csv(comparisons: Sequence[Comparison]) -> str:
@@ -64,12 +56,6 @@ def document(comparisons: Sequence[Comparison], *, gate: Sequence[str] | None, e
     return {"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}
 
 
-def _blocks(compared: Comparison) -> Iterator[str]:
-    yield f"### {escaped(f'{compared.before} -> {compared.after}')}"
-    yield table_text(_columns(compared))
-    yield bullets(compared.remarks)
-
-
 def _columns(compared: Comparison) -> tuple[Column, ...]:
     """Return the columns of a table; parts of the key that are the same throughout are left out."""
     points = [point for pair in compared.pairs for point in (pair.before, pair.after) if point]
@@ -82,7 +68,8 @@ def _columns(compared: Comparison) -> tuple[Column, ...]:
     for pair in compared.pairs:
         figures = [cell for quantity in QUANTITIES for cell in _figures(pair, quantity, size)]
         lines.append([*(pair.key[at] for at in varying), *figures, _line(pair)])
-    return of_lines([*heads, "line"], lines, numbers=set(heads) - set(KEYS))
+    bold = {at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key}
+    return of_lines([*heads, "line"], lines, numbers=set(heads) - set(KEYS), bold=bold)
 
 
 def _figures(pair: Pair, quantity: str, size: int) -> list[str]:
@@ -97,4 +84,4 @@ def _line(pair: Pair) -> str:
     points = [point for point in (pair.before, pair.after) if point]
     lines = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
     bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
-    return plain(", ".join([lines, *dict.fromkeys(bad)]) if bad else lines)
+    return ", ".join([lines, *dict.fromkeys(bad)]) if bad else lines

@@ -15,9 +15,10 @@ from profiler.core.trace_data import Trace
 from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.solver import Point
-from profiler.views.tables import notebook_steps, plans
-from profiler.views.tables.explanation import explanation as explanation_text
-from profiler.views.tables.grid import Column
+from profiler.views.export import markdown as languages
+from profiler.views.tables import explanation, plans
+from profiler.views.tables.grid import Table
+from profiler.views.tables.terminal import text
 
 
 class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,17 +34,20 @@ class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
         return self.explanation.peak.nbytes
 
     def __str__(self) -> str:
-        lines = [explanation_text(self.explanation, title=self.title).plain, *(f"note: {note}" for note in self.notes)]
-        return notebook_steps.in_python("\n".join(lines))
+        return text(self._tables).plain
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return notebook_steps.explanation_html(self.explanation, title=self.title, notes=self.notes)
+        return languages.html(self._tables)
 
     def _repr_markdown_(self) -> str:
-        return notebook_steps.explanation_markdown(self.explanation, title=self.title, notes=self.notes)
+        return languages.markdown(self._tables)
+
+    @property
+    def _tables(self) -> list[Table]:
+        return explanation.in_python(explanation.tables(self.explanation, title=self.title, notes=self.notes))
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +71,13 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return f"<gcprof timeline of {self.title}: {', '.join(self.traces)}>"
 
     def _repr_png_(self) -> bytes:
-        return notebook_steps.png(self.save)
+        return languages.png(self.save)
 
     def _repr_html_(self) -> str:
-        columns = notebook_steps.timeline_columns(self.traces)
-        return notebook_steps.table_html(columns, title=self.title, png=self._repr_png_())
+        return languages.html([explanation.timelines(self.traces, title=self.title)], picture=self._repr_png_())
 
     def _repr_markdown_(self) -> str:
-        return notebook_steps.table_markdown(notebook_steps.timeline_columns(self.traces), title=self.title)
+        return languages.markdown([explanation.timelines(self.traces, title=self.title)])
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,23 +105,21 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
         if found is None:
             return None
         view = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
-        png = notebook_steps.png(lambda path: view.plot(found.points, found.chain, title=found.title, path=path))
-        columns, below = self._table(found)
-        return notebook_steps.table_html(columns, title=found.title, below=below, png=png)
+        png = languages.png(lambda path: view.plot(found.points, found.chain, title=found.title, path=path))
+        return languages.html([self._table(found)], picture=png)
 
     def _repr_markdown_(self) -> str | None:
         found = self._found
         if found is None:
             return None
-        columns, below = self._table(found)
-        return notebook_steps.table_markdown(columns, title=found.title, below=below)
+        return languages.markdown([self._table(found)])
 
     @property
     def _found(self) -> Found | None:
         """What the plan was chosen from; None for a copy, which has only what its file has."""
         return self.__dict__.get("found")
 
-    def _table(self, found: Found) -> tuple[Sequence[Column], list[str]]:
+    def _table(self, found: Found) -> Table:
         lines = [plans.Shown(way=way) for way in (found.none, *found.ways)]
         below = [
             *plans.reading(line.way.plan for line in lines),
@@ -126,4 +127,4 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
             "by the costs of the stages, predicted; times are against the step without checkpointing",
             "profiler.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
         ]
-        return plans.way_columns(lines, found.none), below
+        return Table(title=found.title, columns=plans.way_columns(lines, found.none), below=tuple(below))

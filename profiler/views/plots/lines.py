@@ -1,0 +1,198 @@
+"""Plots with one line per strategy: how its peak grows with a numeric setting, and its throughput against its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+
+from profiler.analysis.axes import rising
+from profiler.analysis.growth_fit import exponent, nearest_growth
+from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
+from profiler.analysis.rows import Row
+from profiler.core.case import Choice
+from profiler.core.strategy_label import strategy_label
+from profiler.core.units import byte_unit
+from profiler.views.plots.figure import GREY, INK, sized
+from profiler.views.plots.panels import Plot, batches, curves, space_of
+from profiler.views.plots.theme import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Label,
+    Pair,
+    area,
+    has_peak,
+    is_shown,
+    limit,
+    line_end_share,
+    log_axis,
+    number_axis,
+    place,
+    shortened,
+    stairs,
+)
+from profiler.views.tables.columns import COUNTED
+from profiler.views.tables.evidence import marked
+
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+MARKERS = "o^vDPX<>ph"
+PROPORTIONAL = "1.00"  # the usual exponent of saved bytes over the batch size: not shown
+SMOOTH = 40  # pieces of a dotted curve
+NAME = 0.42  # inches of height for a name with its growth
+LOGARITHMIC = 8  # a memory axis is logarithmic if the largest peak is more than so many times the smallest
+
+
+class StrategyLine(NamedTuple):
+    """The rows of one strategy, and how they are drawn. Markers tell lines apart in grayscale and beyond six colors."""
+
+    strategy: Choice
+    rows: list[Row]
+    colour: str
+    marker: str
+
+    def draw(self, axes: Axes, points: Sequence[Pair], *, hollow: Sequence[Pair] = ()) -> None:
+        """Draw a line and its points; those that are also in `hollow` are drawn hollow."""
+        shape: dict[str, Any] = {"marker": self.marker, "markersize": sized(6), "color": self.colour}
+        axes.plot(*zip(*points, strict=True), **shape, mec="white", mew=sized(0.7), linewidth=sized(1.5), zorder=4)
+        if hollow:
+            axes.plot(*zip(*hollow, strict=True), **shape, mfc="white", mew=sized(1.3), linestyle="none", zorder=5)
+
+
+def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
+    """Return one line per strategy, `none` first."""
+    by_strategy: dict[Choice, list[Row]] = {}
+    for row in rows:
+        by_strategy.setdefault(row.case.strategy, []).append(row)
+    none = by_strategy.pop(Choice("none"), None)
+    others = [
+        StrategyLine(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+        for number, (strategy, of_it) in enumerate(by_strategy.items())
+    ]
+    return [StrategyLine(Choice("none"), none, INK, "s"), *others] if none else others
+
+
+def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+    """Draw one line per strategy on logarithmic axes, and dotted its best fit (constant plus n or 1/n, or a power)."""
+    space = space_of(rows)
+    axis = rising(space)
+    size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
+    shown = [row for row in rows if has_peak(row)]
+    size, unit = byte_unit(row.readings.peak_bytes for row in shown)
+    labels, heights, drawn = list[Label](), list[float](), list[list[Pair]]()
+    for line in of_strategies(shown):
+        points = sorted((size_of[row.case], (row.readings.peak_bytes or 0) / size) for row in line.rows)
+        line.draw(axes, points)
+        labels.append(Label(*points[-1], shortened(strategy_label(line.strategy)) + _fit(axes, line, size_of, size)))
+        heights += [y for _, y in points]
+        drawn.append(points)
+    static = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in shown}
+    floor = sorted((x, y) for x, y in static.items() if y)
+    if axis.name == "ranks" and floor:  # checkpointing does not change static bytes, and ranks may shard them
+        axes.plot(*zip(*floor, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
+        heights += [y for _, y in floor]
+    sizes = [size_of[row.case] for row in shown]
+    wide = (max(sizes) / min(sizes)) ** (1 / (0.94 - line_end_share(axes, [label.text for label in labels])))
+    axes.set(xscale="log", yscale="log", xlim=(min(sizes) / wide**0.06, min(sizes) * wide**0.94))
+    axes.set_ylim(min(heights) / 1.4, max(heights) * 1.6)
+    log_axis(axes.yaxis)
+    axes.minorticks_off()
+    axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
+    top = axes.get_ylim()[1] / 1.12
+    for x in {size_of[row.case] for row in rows if row.outcome == "out_of_memory"}:  # which have no peak
+        axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))
+    limit(axes, rows, size, upright=False)
+    axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest growth, at the name")
+    axes.set_xlabel(f"{axis.label} (n)")
+    axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})")
+    return lambda: place(axes, labels, lines=drawn)
+
+
+def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -> str:
+    """Draw the best fit of a strategy, if three points or more have one, and return it in words."""
+    sizes = [size_of[row.case] for row in line.rows]
+    peaks = [(row.readings.peak_bytes or 0) / size for row in line.rows]
+    growth, saved = nearest_growth(sizes, peaks), exponent(sizes, [row.readings.saved_bytes or 0 for row in line.rows])
+    if growth is None:
+        return ""
+    low, high = min(sizes), max(sizes)
+    steps = [low * (high / low) ** (step / SMOOTH) for step in range(SMOOTH + 1)]
+    heights = [max(growth.at(x), min(peaks) / 10) for x in steps]
+    axes.plot(steps, heights, color=line.colour, linestyle=":", linewidth=sized(1.2), alpha=0.7, zorder=3)
+    kept = "" if saved is None or f"{saved:.2f}" == PROPORTIONAL else f" (saved n^{saved:.2f})"
+    return f"\n{growth.text()}{kept}"
+
+
+def _has_rate(row: Row) -> bool:
+    return is_shown(row) and row.readings.peak_bytes is not None and samples_per_second(row) is not None
+
+
+def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
+    """Draw one line per strategy through its batch sizes, and a step line of the best throughput at each memory."""
+    shown = [row for row in rows if _has_rate(row)]
+    size, unit = byte_unit(row.readings.peak_bytes for row in shown)
+
+    def at(row: Row) -> Pair:
+        return (row.readings.peak_bytes or 0) / size, samples_per_second(row) or 0.0
+
+    lines = [line._replace(rows=sorted(line.rows, key=at)) for line in of_strategies(shown)]
+    drawn = [[at(row) for row in line.rows] for line in lines]
+    for line, points in zip(lines, drawn, strict=True):
+        line.draw(axes, points, hollow=[at(row) for row in line.rows if holds(row) is False])
+    if any(holds(row) is False for row in shown):
+        axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
+    last = [line.rows[-1] for line in lines]
+    names = [f"{shortened(strategy_label(row.case.strategy))}: {row.case.batch_size}" for row in last]
+    _limits(axes, [at(row) for row in shown], 1 / (0.94 - 0.6 * line_end_share(axes, names)))
+    best = throughput_frontier(shown)
+    if best:
+        points = [at(row) for row in best]
+        corners = stairs([*points, (axes.get_xlim()[1], points[-1][1])])
+        look = {"color": GREY, "alpha": 0.3, "zorder": 2, "label": "most samples a second up to this peak"}
+        axes.plot(*zip(*corners, strict=True), linewidth=sized(5), **look)  # type: ignore[arg-type]
+        drawn.append(corners)
+    drawn.append(limit(axes, rows, size, upright=True))
+    axes.set_xlabel(f"{marked('peak memory', rows)} ({unit}); at the marks: batch size")
+    axes.set_ylabel("samples a second")
+    rest = sorted((row for row in shown if row not in last), key=lambda row: row not in best)
+    labels = [Label(*at(row), text) for row, text in zip(last, names, strict=True)]
+    labels += [Label(*at(row), str(row.case.batch_size), must=False) for row in rest]
+    return lambda: place(axes, labels, others=[at(row) for row in shown], lines=drawn)
+
+
+def _limits(axes: Axes, points: Sequence[Pair], room: float) -> None:
+    """Sets the limits, `room` times as wide as the points; peaks far apart get a logarithmic axis."""
+    xs, ys = zip(*points, strict=True)
+    tall = (max(ys) - min(ys)) or max(ys)
+    axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
+    number_axis(axes.yaxis)
+    if max(xs) > LOGARITHMIC * min(xs):
+        wide = (max(xs) / min(xs)) ** room
+        axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
+        log_axis(axes.xaxis)
+        return
+    wide = ((max(xs) - min(xs)) or max(xs)) * room
+    axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
+    number_axis(axes.xaxis)
+
+
+GROWTH = Plot(
+    panels=curves,
+    has=has_peak,
+    height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.strategy for row in rows})),
+    draw=_growth,
+    needs="a peak",
+    is_beside=True,
+)
+THROUGHPUT = Plot(
+    panels=batches,
+    has=_has_rate,
+    height=lambda rows, width: 1.5 + 0.5 * width,
+    draw=_throughput,
+    needs="a peak, a step time and a size of the batch",
+    is_beside=True,
+)
