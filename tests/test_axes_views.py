@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from itertools import combinations
+from itertools import chain, combinations
 
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from profiler.views.geometry import without_overlap
-from profiler.views.plots.labels import Label, place_at_line_ends
 
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
@@ -68,9 +65,11 @@ def test_the_tables_look_as_they_did(name: str):
 @pytest.mark.parametrize("name", CASES)
 def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
     columns = []
-    fitted, strips = terminal.fitted, terminal.strips
-    monkeypatch.setattr(pivot, "fitted", lambda found, paper: columns.extend(found) or fitted(found, paper))
-    monkeypatch.setattr(pivot, "strips", lambda found, paper: columns.extend(found) or strips(found, paper))
+    monkeypatch.setattr(
+        pivot,
+        "text",
+        lambda tables, paper: columns.extend(chain(*(one.columns for one in tables))) or terminal.text(tables, paper),
+    )
 
     for width in range(40, 201, 10):
         text = printed(name, width=width)
@@ -95,7 +94,7 @@ def test_where_only_ascii_can_be_printed_it_is_ascii(name: str):
 
 def cells(text: str, title: str) -> dict[tuple[str, str], str]:
     """The cells of the first table of that title, by the line's name and the column's."""
-    lines = text[text.index(title) :].splitlines()[1:]
+    lines = [line for line in text[text.index(title) :].splitlines()[1:] if line]
     heads = lines[0].split()
     rule = next(at for at, line in enumerate(lines) if line.startswith("---"))
     body = [line.split() for line in lines[rule + 1 :][:3]]
@@ -305,38 +304,6 @@ def test_names_at_the_ends_keep_apart_and_inside():
     for box in boxes:
         assert frame.y0 <= box.y0 < box.y1 <= frame.y1
         assert box.x1 <= frame.x1
-
-
-def test_names_written_straight_beside_their_points_would_meet():
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-
-    written = place_at_line_ends(axes, [Label(x=0.5, y=0.5, text="one"), Label(x=0.5, y=0.5, text="other")])
-    apart = [Text.get_window_extent(text) for text in written]
-    for text in written:
-        text.set_position((0, 0))
-    together = [Text.get_window_extent(text) for text in written]
-
-    assert not apart[0].overlaps(apart[1])
-    assert together[0].overlaps(together[1])
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
-        ([50], [50]),
-        ([50, 50], [50, 60]),
-        ([10, 50, 90], [10, 50, 90]),
-        ([0, 0], [5, 15]),
-        ([99, 99], [85, 95]),
-        ([50] * 20, [5 * (number + 0.5) for number in range(20)]),  # no room: evenly
-        ([], []),
-    ],
-)
-def test_middles_are_moved_no_more_than_it_takes(wanted, found):
-    assert without_overlap(wanted, [10] * len(wanted), low=0, high=100) == found
 
 
 # --- throughput

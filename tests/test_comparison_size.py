@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from profiler.views.tables.comparison_parts import parts
 
 from profiler.analysis import comparison
 from profiler.analysis.comparison import MOST_STRATEGIES, compare_runs
 from profiler.core.record import Record
+from profiler.views.tables.comparison import tables
 from tests.compared_runs import against, record
 from tests.counted_calls import num_calls
 from tests.make import MIB
@@ -54,7 +54,7 @@ def test_of_more_strategies_than_are_ordered_the_first_are():
     assert MOST_STRATEGIES == 64
     assert (peak.num_same, peak.num_left_out) == (64 * 63 // 2, 3)
     assert len(found.matches) == number
-    assert "without 3 more than 64" in str(parts(found))
+    assert "without 3 more than 64" in str(tables(found))
 
 
 def test_of_as_many_as_are_ordered_none_is_left_out():

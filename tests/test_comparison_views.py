@@ -7,7 +7,6 @@ from collections import Counter
 
 import msgspec
 import pytest
-from profiler.views.tables.comparison_parts import parts
 
 from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.core.record import Environment, Record
@@ -66,7 +65,7 @@ CASES = {"pair": before_and_after, "devices": devices, "one": one, "hostile": ho
 
 
 def number_texts(found: Comparison) -> Counter[str]:
-    columns = [column for part in parts(found) for column in part.columns if column.is_number]
+    columns = [column for part in comparison.tables(found) for column in part.columns if column.is_number]
     return Counter(cell for column in columns for cell in column.cells if cell != MISSING)
 
 

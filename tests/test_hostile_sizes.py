@@ -105,7 +105,7 @@ def test_a_clock_falls_where_any_was_higher_before(clocks):
 
 
 def laid_out(columns: list[Column], width: int) -> list[int] | None:
-    return table_grid._widths(columns, width, [set(column.cells) for column in columns])
+    return table_grid._widths([table_grid._sizes(column) for column in columns], width)
 
 
 def one_by_one(natural: list[int], least: list[int], width: int) -> list[int] | None:
@@ -170,7 +170,7 @@ def test_predictions_stand_beside_all_that_they_are_held_against(devices):
 
     assert [pair for row in table for pair in twins.pairs(row)] == held
     shown = grids.predictions(table, twins=twins, most=2)
-    assert (len(shown.lines) if shown else 0) == min(2, len(held))
+    assert (len(list(shown.rows)) if shown else 0) == min(2, len(held))
 
 
 def _evidence(case: Case) -> str:

@@ -107,18 +107,18 @@ def test_rich_would_find_nothing_in_what_it_is_not_asked_to_look_through(first, 
     rows = min(len(first), len(second))
     columns = [words("a", "", first[:rows]), words("b", "", second[:rows])]
 
-    text = terminal.fitted(columns, WIDE).plain if rows else ""
+    text = terminal.text([grids.Table(columns=tuple(columns))], WIDE).plain if rows else ""
 
     assert Text(text).plain == text
 
 
 def test_cells_of_many_rows_are_printed_alike_without_their_styles(monkeypatch):
     column = words("name", "", ["a", "bb", "a"], ["red", "", "green"])
-    styled = grids.grid([column], width=None)
+    styled = grids.body(grids.Table(columns=(column,), cuts=(0,)), width=None)
     monkeypatch.setattr(grids, "MOST_STYLED", 2)
 
-    bare = grids.grid([column], width=None)
+    bare = grids.body(grids.Table(columns=(column,), cuts=(0,)), width=None)
 
-    assert [line.text for line in bare] == [line.text for line in styled]
-    assert [line.spans for line in bare[2:]] == [(), (), ()]
-    assert [line.spans for line in styled[2:]] == [((0, 1, "red"),), (), ((0, 1, "green"),)]
+    assert bare.plain == styled.plain
+    assert [span.style for span in styled.spans] == ["bold", "red", "green"]
+    assert [span.style for span in bare.spans] == ["bold"]

@@ -11,8 +11,9 @@ from matplotlib.text import Text
 
 from profiler.analysis.live_bytes import curve, peak
 from profiler.core.errors import UserError
-from profiler.core.trace_data import Allocation, Operator, Trace, by_category, live
-from profiler.views.plots.timeline import COLOURS, draw, plot
+from profiler.core.trace_data import CATEGORIES, Allocation, Operator, Trace, by_category, live
+from profiler.views.plots.theme import COLOURS
+from profiler.views.plots.timeline import draw, plot
 from tests.traced import by_hand, random_traces, traced
 
 MIB = 2**20
@@ -127,7 +128,7 @@ def test_there_is_one_legend_and_every_colour_in_it_once(traces: dict[str, Trace
 
 
 def test_every_category_has_a_colour_of_its_own():
-    assert len(set(COLOURS.values())) == len(COLOURS)
+    assert len({COLOURS[category] for category in CATEGORIES}) == len(CATEGORIES)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from threading import Event
 
 import pytest
@@ -14,8 +15,9 @@ from rich.console import Console
 
 from profiler.analysis import progress
 from profiler.cli import answer, output
+from profiler.core.case import Case
 from profiler.engines.local import Local
-from profiler.views.tables.progress import LATER_SHARE, Follow, LiveScreen
+from profiler.views.tables.progress import LATER_SHARE, Follow
 from tests import examples, golden_files, make
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -48,32 +50,29 @@ class Clock:
         return self.seconds
 
 
-def live(
-    columns: int, clock: Clock, *, first_guess: float = 0.0, num_trials: int = 0, num_later: int = 0
-) -> LiveScreen:
-    console = Console(file=io.StringIO(), width=columns, height=40, force_terminal=True, color_system=None)
-    return LiveScreen(console, clock=clock, first_guess=first_guess, num_trials=num_trials, num_later=num_later)
+def live(columns: int, clock: Clock, cases: Sequence[Case] = ()) -> Follow:
+    follow = Follow(io.StringIO(), cases, clock=clock)
+    follow._console = Console(file=io.StringIO(), width=columns, height=40, force_terminal=True, color_system=None)
+    return follow
 
 
-def drawn(screen: LiveScreen) -> str:
+def drawn(follow: Follow) -> str:
     """What the terminal shows, without what turns."""
-    console = screen._console
-    with console.capture() as captured:
-        console.print(screen.screen())
+    with follow._console.capture() as captured:
+        follow._console.print(follow.screen())
     return re.sub(r"(?m)^[-\\|/] ", "", captured.get()).replace("\x1b[?25l", "")
 
 
 def test_a_terminal_shows_the_table_as_far_as_it_has_come():
-    columns = 80
-    clock = Clock()
-    screen = live(columns, clock, first_guess=45.0, num_trials=6)
-    shown = [drawn(screen)]
+    columns, clock, records = 80, Clock(), examples.sweep((1, 2))
+    follow = live(columns, clock, [record.case for record in (*records, *records)])
+    shown = [drawn(follow)]
 
-    for seconds, record in zip((8, 20, 30), examples.sweep((1, 2)), strict=True):
+    for seconds, record in zip((8, 20, 30), records, strict=True):
         clock.seconds = seconds
-        screen.add(record, total=6)
-        screen.now = "mnist-cnn segments:k=4 round 1: memory"
-        shown.append(drawn(screen))
+        follow.show(record, left=6 - follow._num_ended - 1)
+        follow.at_work("mnist-cnn segments:k=4 round 1: memory")
+        shown.append(drawn(follow))
 
     golden_files.compare(
         f"live-{columns}.txt", "\n".join(line.rstrip() for line in "\n".join(shown).splitlines()) + "\n"
@@ -83,13 +82,13 @@ def test_a_terminal_shows_the_table_as_far_as_it_has_come():
 
 def test_the_time_left_is_a_guess_until_a_trial_has_ended():
     clock = Clock()
-    screen = live(80, clock, first_guess=10.0, num_trials=4)
+    follow = live(80, clock, [make.case(f"segments:k={k}") for k in range(4)])
     lines = []
 
     for clock.seconds in (3.0, 11.0):
-        lines.append(screen.line())
-    screen.add(make.record(), total=4)
-    lines.append(screen.line())
+        lines.append(follow.line())
+    follow.show(make.record(), left=3)
+    lines.append(follow.line())
 
     assert lines == [
         "0/4  0:00:03, about 0:00:07 left",
@@ -98,26 +97,31 @@ def test_the_time_left_is_a_guess_until_a_trial_has_ended():
     ]
 
 
+def two_cases_in_three_rounds() -> list[Case]:
+    return [make.case("none"), make.case("all")] * 3
+
+
 def test_later_rounds_take_a_part_of_the_first_until_one_has_ended():
     clock = Clock()
-    screen = live(80, clock, num_trials=6, num_later=4)
+    follow = live(80, clock, two_cases_in_three_rounds())
     left = []
 
-    for clock.seconds, number in ((10.0, 1), (20.0, 1), (26.0, 2), (26.0, 2)):  # two of one process come at once
-        screen.add(make.record(round=number, stage_seconds={"build": 1.0, "time": 2.0}), total=6)
-        left.append(screen.left_seconds())
+    for still, (clock.seconds, number) in zip((5, 4, 3, 2), ((10.0, 1), (20.0, 1), (26.0, 2), (26.0, 2)), strict=True):
+        follow.show(make.record(round=number, stage_seconds={"build": 1.0, "time": 2.0}), left=still)
+        left.append(follow.left_seconds())
 
-    assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]
+    assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]  # the last two came at once
 
 
 def test_two_devices_take_half_as_long_for_later_rounds():
     clock = Clock()
-    screen = live(80, clock, num_trials=6, num_later=4)
+    follow = live(80, clock, two_cases_in_three_rounds())
 
-    for clock.seconds, number in ((10.0, 1), (10.0, 1), (13.0, 2)):  # each by itself 10 s, and 6 s
-        screen.add(make.record(round=number, stage_seconds={"time": 10.0 if number == 1 else 6.0}), total=6)
+    for still, (clock.seconds, number) in zip((5, 4, 3), ((10.0, 1), (10.0, 1), (13.0, 2)), strict=True):
+        stages = {"time": 10.0 if number == 1 else 6.0}  # each by itself 10 s, and 6 s
+        follow.show(make.record(round=number, stage_seconds=stages), left=still)
 
-    assert screen.left_seconds() == 3 * 6 / 2
+    assert follow.left_seconds() == 3 * 6 / 2
 
 
 def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():

@@ -15,7 +15,7 @@ from profiler.cli import COMMANDS, answer
 from profiler.core.record import Environment
 from profiler.request import device_choice
 from profiler.views.tables import columns
-from profiler.views.tables.progress import LiveScreen
+from profiler.views.tables.progress import Follow
 from tests import examples, golden_files, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
@@ -79,7 +79,7 @@ def screen(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(sys, "stdout", file)
     monkeypatch.setattr(sys, "stderr", file)
-    monkeypatch.setattr(LiveScreen, "start", lambda self: None)  # what turns while it works is gone in the end
+    monkeypatch.setattr(Follow, "__enter__", lambda self: self)  # what turns while it works is gone in the end
     assert answer([name, *shlex.split(SCREENS[name]), "--color", "always"]) == 0
     return re.sub(
         r"\d{8}T\d{6}Z-plan-transformer-[0-9a-f]{6}", "20261120T174902Z-plan-42ab19", file.buffer.getvalue().decode()

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from profiler.views.tables.notebook_steps import in_python
 from torch import nn
 
 import profiler
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
+from profiler.views.tables.explanation import in_python
+from profiler.views.tables.grid import Table
 from tests.transformer import build as transformer
 
 ROOT = Path(__file__).parents[1]
@@ -178,8 +179,9 @@ def test_an_explanation_shows_itself_as_tables():
 
 
 def test_options_are_named_as_python_names_them():
-    assert in_python("with --blocks '*' the floor is 1 MiB") == "with blocks='*' the floor is 1 MiB"
-    assert in_python("without --blocks the floor is 1 MiB") == "without blocks the floor is 1 MiB"
+    (table,) = in_python([Table(above=("with --blocks '*' the floor", "without --blocks the floor"))])
+
+    assert table.above == ("with blocks='*' the floor", "without blocks the floor")
 
 
 @pytest.mark.slow

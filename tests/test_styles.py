@@ -13,11 +13,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
-from profiler.views.plots.style import IN_GREY, OKABE_ITO, STYLES, at_work, luminance, sized
 
 from profiler.analysis.rows import Row, rows
 from profiler.runs import store
 from profiler.views import PLOTS
+from profiler.views.plots.figure import IN_GREY, OKABE_ITO, STYLES, at_work, sized
+from profiler.views.plots.heat import luminance
 from profiler.views.plots.plot import draw, plot
 from tests import examples
 

@@ -188,9 +188,9 @@ def test_the_rehearsal_of_one_gpu_says_nothing_of_the_prediction_for_another():
 
 
 def labels(found: list[Row] | tuple[Row, ...]) -> str:
-    from profiler.views.tables.columns import columns
+    from profiler.views.tables.columns import group_table
 
-    return " | ".join(column.label for column in columns(found).all)
+    return " | ".join(column.label for column in group_table(found).columns)
 
 
 @pytest.mark.parametrize("device", REHEARSED_ON)

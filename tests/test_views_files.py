@@ -13,9 +13,10 @@ from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 from profiler.core.record import Record
 from profiler.views.export import csv as csv_view
-from profiler.views.export import files, latex, markdown
+from profiler.views.export import files, markdown
 from profiler.views.export.files import write_whole
 from profiler.views.export.json import document
+from profiler.views.tables.columns import main
 from tests import examples, golden_files, make
 from tests.make import MIB
 
@@ -29,7 +30,11 @@ def lines_of(text: str) -> list[dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
 def test_the_export_looks_as_it_did(name: str, suffix: str):
-    render = {"csv": csv_view.table, "markdown": markdown.table, "latex": latex.table}[name]
+    render = {
+        "csv": csv_view.table,
+        "markdown": lambda rows: markdown.markdown(main(rows)),
+        "latex": lambda rows: markdown.latex(main(rows)),
+    }[name]
 
     golden_files.compare(f"troubled.{suffix}", render(examples.table(examples.troubled())))
 

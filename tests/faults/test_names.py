@@ -12,9 +12,10 @@ import pytest
 
 from profiler.runs import store
 from profiler.views.export import csv as csv_view
-from profiler.views.export import latex, markdown
+from profiler.views.export import markdown
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
+from profiler.views.tables.columns import main
 from profiler.views.tables.terminal import Paper
 from tests import examples, make
 from tests.faults.names import NAMES, records
@@ -64,7 +65,7 @@ def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text: str)
 
 
 def test_fault_56_markdown_of_hostile_text_is_still_one_table():
-    text = markdown.table(examples.table([make.record(NAMES["specials"])]))
+    text = markdown.markdown(main(examples.table([make.record(NAMES["specials"])])))
 
     body = next(line for line in text.splitlines() if line.startswith("| a"))
     cells = body.replace("\\|", "").strip("| ").split(" | ")
@@ -74,7 +75,7 @@ def test_fault_56_markdown_of_hostile_text_is_still_one_table():
 
 
 def test_fault_56_latex_of_hostile_text_is_escaped():
-    text = latex.table(examples.table([make.record(NAMES["specials"])]))
+    text = markdown.latex(main(examples.table([make.record(NAMES["specials"])])))
 
     escaped = (
         r"\_d`e[f]\textless{}g\textgreater{}\&h\%i\$j\#k\{l\}m\textasciitilde{}n\textasciicircum{}o\textbackslash{}p"

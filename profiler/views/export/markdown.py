@@ -34,6 +34,7 @@ LATEX = str.maketrans(
     }
 )
 MOST = 100  # rows of a table in a notebook: more make it slow
+DIM = ' style="opacity:0.5"'
 NUMBER, WORDS = "padding:2px 8px;text-align:right;white-space:nowrap", "padding:2px 8px;text-align:left"
 
 
@@ -120,7 +121,7 @@ def html(tables: Iterable[Table], *, picture: bytes | None = None) -> str:
         head = "".join(_cell("th", column, column.label) for column in table.columns)
         marks = table.marks or ("",) * len(table.columns[0].cells if table.columns else ())
         body = "".join(
-            f"<tr{' style=opacity:0.5' if mark == 'invalid' else ''}>"
+            f"<tr{DIM if mark == 'invalid' else ''}>"
             f"{''.join(map(_cell, ['td'] * len(cells), table.columns, cells))}</tr>"
             for mark, cells in zip(marks, table.rows, strict=True)
         )

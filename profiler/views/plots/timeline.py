@@ -108,16 +108,16 @@ def draw_steps(steps: Sequence[Step], *, title: str, along: str) -> Figure:
         "xlim": (0, max(1, *(step.end for step in steps))),
         "ylim": (0, headroom * max(1, *(step.peak[1] for step in steps)) / size),
         "xlabel": along,
-        "ylabel": f"live memory ({unit})",
     }
-    panels = [partial(_panel, step=step, size=size, limits=limits) for step in steps]
+    panels = [partial(_panel, step=step, size=size, unit=unit, limits=limits) for step in steps]
     return picture(panels, [inches] * len(steps), width=WIDTH, title=title, is_shared=True, around=1.5)
 
 
-def _panel(axes: Axes, *, step: Step, size: int, limits: Mapping[str, object]) -> Callable[[], None]:
+def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str, object]) -> Callable[[], None]:
     """Draw one step: live memory, phases, peak. The returned function fits texts once the layout is final."""
     axes.set(**limits)
     axes.label_outer()
+    axes.figure.supylabel(f"live memory ({unit})")
     axes.grid(visible=False, axis="x")
     theme.number_axis(axes.xaxis)
     theme.number_axis(axes.yaxis, most=4)

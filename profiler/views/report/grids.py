@@ -15,7 +15,7 @@ from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
 from profiler.core.strategy_label import strategy_label
 from profiler.core.units import MISSING, bytes_text, error_text, few, seconds_text, spread_text
-from profiler.views.sanitize import plain
+from profiler.views.sanitize import plain, short
 from profiler.views.tables.grid import Table, of_lines
 from profiler.views.tables.samples import TIMES, samples_of
 
@@ -33,7 +33,7 @@ FACTS = {  # the fields of an environment that are shown, with their heads
 }
 MOST = 4  # environments beside each other
 NUM_NAMED = 6  # strategies that a note names
-LONGEST_NOTE = 600  # letters
+LONGEST, LONGEST_NOTE = 100, 600  # letters of a name, and of a note
 NUM_MISSING = 3  # parameters without a gradient that are named
 
 
@@ -157,7 +157,9 @@ def remarks(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
     strategies_of: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for note in row.notes:
-            strategies_of.setdefault((note.code, note.text), []).append(strategy_label(row.case.strategy))
+            strategies_of.setdefault((note.code, note.text), []).append(
+                short(strategy_label(row.case.strategy), LONGEST)
+            )
     return [
         (plain(code), few(strategies_of[code, text], NUM_NAMED), plain(text)[:LONGEST_NOTE])
         for code, text in sorted(strategies_of)

@@ -56,7 +56,7 @@ def frontier(rows: Sequence[Row], anchor: str) -> Picture | None:
     ]
     ends = {"low": low * size, "high": high * size, "bottom": bottom, "top": top, "left": left, "right": right}
     return {
-        **_picture(figure, "Peak memory against step time, a point for each strategy", anchor),
+        **_picture(figure, "Peak memory against step time, a point for each strategy", f"{anchor}-frontier"),
         "points": points,
         **ends,
     }
@@ -81,7 +81,7 @@ def memory(rows: Sequence[Row], anchor: str) -> Picture | None:
     if not shown:
         return None
     figure = draw(shown, kind="memory", style=STYLE, has_titles=False)
-    return _picture(figure, "Peak memory of each strategy, by category", anchor)
+    return _picture(figure, "Peak memory of each strategy, by category", f"{anchor}-memory")
 
 
 def samples(rows: Sequence[Row], anchor: str) -> Picture | None:
@@ -90,7 +90,7 @@ def samples(rows: Sequence[Row], anchor: str) -> Picture | None:
     if not shown:
         return None
     figure = draw(shown, kind="samples", style=STYLE, has_titles=False)
-    return _picture(figure, "Every sample of the step time of each strategy", anchor)
+    return _picture(figure, "Every sample of the step time of each strategy", f"{anchor}-samples")
 
 
 def timelines(rows: Sequence[Row], anchor: str) -> Picture | None:
@@ -100,13 +100,13 @@ def timelines(rows: Sequence[Row], anchor: str) -> Picture | None:
         return None
     with at_work(STYLE):
         figure = draw_steps(steps, title="", along="points of the step, in their order")
-    return _picture(figure, "What is live over the step, by category", anchor)
+    return _picture(figure, "What is live over the step, by category", f"{anchor}-timeline")
 
 
-def _picture(figure: Figure, words: str, anchor: str) -> Picture:
+def _picture(figure: Figure, words: str, name: str) -> Picture:
     """Return a figure for the page, whose policy allows no style attribute: its styles become plain attributes.
 
-    Ids that are referred to are made of the anchor, so that no two pictures of a page share one; the page has its own
+    Ids that are referred to begin with `name`, so that no two pictures of a page share one; the page has its own
     ground.
     """
     for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
@@ -118,7 +118,7 @@ def _picture(figure: Figure, words: str, anchor: str) -> Picture:
     inside = drawing[drawing.index("</style>") : drawing.rindex("</svg>")].partition("</defs>")[2]
     inside = re.sub(r' style="([^"]*)"', lambda style: "".join(_attributes(style[1])), inside)
     inside = re.sub(r' id="(?![mp][0-9a-f]{10})[^"]*"|<!--.*?-->', "", inside)
-    inside = re.sub(r'(id="|#)([mp][0-9a-f]{10})', rf"\1{anchor}-{words[0]}-\2", inside)
+    inside = re.sub(r'(id="|#)([mp][0-9a-f]{10})', rf"\1{name}-\2", inside)
     inside = re.sub(r"(\d+\.\d)\d+", r"\1", inside)  # more decimals cannot be seen
     inside = re.sub(r"\s*\n\s*", " ", inside).replace("> <", "><")
     inside = re.sub(r"(L [\d.]+ [\d.]+ )\1+", r"\1", inside)  # a step draws its corners twice

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from profiler.analysis.comparison import Cell, Comparison, Match, SideSummary
+from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order, SideSummary
 from profiler.analysis.gates import Judgement
 from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast
-from profiler.analysis.ranking import MOST_STRATEGIES, Order
 from profiler.core.case import encode
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
 from profiler.views.export import markdown as language

@@ -45,7 +45,7 @@ REMEDIES = {  # each with its cost, or with what it changes
 
 
 def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> Text:
-    """Return the peak, its floor, the reason, what is live and what would lower it: at most 25 lines of 80 columns.
+    """Return the peak, its floor, the reason, what would lower it, and what is live: at most 25 lines of 80 columns.
 
     If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
@@ -55,12 +55,10 @@ def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> T
 
 def tables(explained: Explanation, *, title: str, notes: Sequence[str] = ()) -> list[Table]:
     """Return the sentences above what is live, by category beside by module, and the largest allocations by line."""
-    below = [remedies_text(explained)] if explained.remedies else []
-    below += [f"note: {note}" for note in notes]
-    first = Table(title=title, above=tuple(sentences(explained)), columns=_live(explained), cuts=(0, 2))
-    if not explained.holders:
-        return [msgspec.structs.replace(first, below=tuple(below))]
-    return [first, Table(columns=_holders(explained), below=tuple(below))]
+    above = [*sentences(explained), *([remedies_text(explained)] if explained.remedies else [])]
+    tables = [Table(title=title, above=tuple(above), columns=_live(explained), cuts=(0, 2))]
+    tables += [Table(columns=_holders(explained))] if explained.holders else []
+    return [*tables, *([Table(below=tuple(f"note: {note}" for note in notes))] if notes else [])]
 
 
 def sentences(explained: Explanation) -> list[str]:
