@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.analysis import progress, timing_doubts
-from profiler.analysis.prediction_error import TwinPeak, TwinPeaks, foretells
+from profiler.analysis.prediction_error import foretells
 from profiler.analysis.rows import rows
-from profiler.core.case import Case, Trial
+from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Conditions, Record
 from profiler.engines.local import Local
@@ -143,15 +143,20 @@ def test_a_long_name_gives_way_in_few_steps():
 
 @given(devices=st.lists(DEVICES, unique=True, max_size=7))
 def test_a_peak_is_held_against_the_first_that_its_prediction_is_of(devices):
-    cases = [on(device).case for device in devices]
-    kept = [(case, TwinPeak(_evidence(case), place, place)) for place, case in enumerate(cases)]
-    peaks = TwinPeaks()
-    for case, peak in kept:
-        peaks.add(case, peak)
+    made = [make.record("none", peak=(at + 1) * make.MIB) for at, _ in enumerate(devices)]
+    table = rows(
+        msgspec.structs.replace(record, case=on(device).case) for record, device in zip(made, devices, strict=True)
+    )
 
-    for case in cases:
-        held = [peak for other, peak in kept if foretells(case, other) or foretells(other, case)]
-        assert peaks.of(case) == min(held, key=lambda peak: peak.evidence, default=None)
+    for row in table:
+        held = [other for other in table if foretells(row.case, other.case) or foretells(other.case, row.case)]
+        other = min(held, key=lambda other: other.evidence, default=None)
+        if other is None:
+            assert row.prediction_error is None
+        else:
+            predicted, real = (row, other) if row.case.is_predicted else (other, row)
+            error = predicted.readings.peak_bytes / real.readings.peak_bytes - 1
+            assert (row.prediction_error, row.prediction_against) == (error, real.evidence)
 
 
 @given(devices=st.lists(DEVICES, unique=True, max_size=7))
@@ -171,10 +176,6 @@ def test_predictions_stand_beside_all_that_they_are_held_against(devices):
     assert [pair for row in table for pair in twins.pairs(row)] == held
     shown = grids.predictions(table, twins=twins, most=2)
     assert (len(list(shown.rows)) if shown else 0) == min(2, len(held))
-
-
-def _evidence(case: Case) -> str:
-    return "predicted" if case.is_predicted else "rehearsed" if case.is_rehearsed else "measured"
 
 
 def test_a_plane_of_more_cells_than_a_run_has_is_refused():

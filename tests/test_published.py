@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler.analysis.quantities import TABLE, UNITS
+from profiler.analysis.reproduction import TABLE, UNITS
 from profiler.cli import answer
 from profiler.core.errors import UserError
 from profiler.core.record import Note

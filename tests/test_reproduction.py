@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from profiler.analysis.growth_fit import exponent
-from profiler.analysis.quantities import TABLE, activation_bytes
-from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
+from profiler.analysis.reproduction import TABLE, PublishedFigure, Reproduction, activation_bytes, lines
 from profiler.analysis.rows import rows
 from profiler.core.case import Choice
 from profiler.core.record import Built, Equality
@@ -71,10 +70,10 @@ def test_calls_and_activations_of_a_chain_are_counted():
     (row,) = rows([msgspec.structs.replace(base, readings=readings)])
 
     assert activation_bytes(chain) == 4 * 16 * 8 == 512
-    assert TABLE["live_activations"].read([row], [row]) == 3
-    assert TABLE["peak_activations"].read([row], [row]) == 2600 // 512
-    assert TABLE["forward_calls"].read([row], [row]) == 6
-    assert TABLE["calls_by_layer"].read([row], [row]) == "3 2 1"
+    assert TABLE["live_activations"].of([row], [row]) == 3
+    assert TABLE["peak_activations"].of([row], [row]) == 2600 // 512
+    assert TABLE["forward_calls"].of([row], [row]) == 6
+    assert TABLE["calls_by_layer"].of([row], [row]) == "3 2 1"
 
 
 def test_activations_are_not_counted_where_they_are_not_all_alike():
@@ -88,7 +87,7 @@ def test_the_difference_of_a_precision_is_that_of_the_baseline():
     )
     (row,) = rows([record("none", equality=equality)])
 
-    assert TABLE["precision_difference"].read([row], [row]) == 0.01
+    assert TABLE["precision_difference"].of([row], [row]) == 0.01
 
 
 @pytest.mark.parametrize("power", [1, 0.5, 2, 0])
@@ -110,7 +109,7 @@ def test_growth_is_fitted_to_the_rows_that_are_ok():
     lost = failed("none", "out_of_memory", "tried", case=case("none", batch_size=57))
     found = rows([*grown, lost])
 
-    assert TABLE["saved_growth"].read(found, found) == pytest.approx(1)
+    assert TABLE["saved_growth"].of(found, found) == pytest.approx(1)
 
 
 def _built(size: int) -> Built:

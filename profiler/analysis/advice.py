@@ -149,9 +149,8 @@ def _is_better(row: Row, before: Row, baseline: Row | None) -> bool:
 
 def _budget_point(best: Row, measured: Sequence[Row]) -> BudgetPoint:
     by = ("time", "flops", "peak")[_cost(best)[0]]
-    timed = [row for row in measured if by == "time" and row.step_seconds is not None and row is not best]
-    fitting = [row for row in timed if _peak(row) <= _peak(best)]
-    rivals = tuple(row for row in fitting if not is_apart(row, best))
+    fitting = [row for row in measured if by == "time" and row is not best and _peak(row) <= _peak(best)]
+    rivals = tuple(row for row in fitting if _is_rival(row, best))
     return BudgetPoint(budget_bytes=_peak(best), best=best, by=by, rivals=rivals)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from profiler.analysis.advice import budget_frontier
 from profiler.analysis.pairing import Side, by_group
@@ -41,35 +42,29 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
     """Return the fit of every predicted case on every device, the device with the least memory first."""
-    predicted = [row for row in rows if row.case.has_estimated_times and row.outcome == "ok"]
     by_case: dict[Case, list[Row]] = {}
-    for row in predicted:
-        by_case.setdefault(row.case.baseline, []).append(row)
+    for row in rows:
+        if row.case.has_estimated_times and row.outcome == "ok":
+            by_case.setdefault(row.case.baseline, []).append(row)
     ordered = sorted(devices, key=lambda device: device.memory_bytes)
     return [_fit(device, case, of_case) for case, of_case in by_case.items() for device in ordered]
 
 
 def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
-    held = [row for row in rows if _needed(row) <= device.memory_bytes]
-    least = min(held, key=lambda row: (_flops(row), row.case != case, _needed(row)), default=None)  # many add no FLOPs
-    chosen = least or min(rows, key=_needed)
-    none = next((row for row in rows if row.case == case), None)
+    needs = [(row, needed_bytes(row.readings), row.readings.flops or 0) for row in rows]
+    held = [need for need in needs if need[1] <= device.memory_bytes]
+    # many strategies add no FLOPs; where nothing fits, the one that needs least is told
+    least = min(held, key=lambda need: (need[2], need[0].case != case, need[1]), default=None)
+    row, nbytes, flops = least or min(needs, key=lambda need: need[1])
+    plain = next((flops for row, _, flops in needs if row.case == case), 0)
     return Fit(
         device=device.name,
         memory_bytes=device.memory_bytes,
         case=case,
-        strategy=str(chosen.case.strategy) if held else None,
-        needed_bytes=_needed(chosen),
-        extra_flops=_flops(chosen) / _flops(none) - 1 if none and held and _flops(none) else None,
+        strategy=str(row.case.strategy) if held else None,
+        needed_bytes=nbytes,
+        extra_flops=flops / plain - 1 if held and plain else None,
     )
-
-
-def _needed(row: Row) -> int:
-    return needed_bytes(row.readings)
-
-
-def _flops(row: Row) -> int:
-    return (row.readings.forward_flops or 0) + (row.readings.backward_flops or 0)
 
 
 def samples_per_second(row: Row) -> float | None:
@@ -80,18 +75,22 @@ def samples_per_second(row: Row) -> float | None:
     return case.batch_size * case.accumulate * case.num_ranks / row.step_seconds
 
 
+def taken_bytes(row: Row) -> int | None:
+    """Return the bytes that a step takes of its device: on a GPU what is reserved, and CUDA's own context.
+
+    None if it is not ok or was not measured.
+    """
+    if row.outcome != "ok" or row.readings.peak_bytes is None:
+        return None
+    return row.readings.peak_bytes if row.case.twin.device == "cpu" else needed_bytes(row.readings)
+
+
 def holds(row: Row) -> bool | None:
     """Whether the step fits its device: a measured one did, a predicted one is compared. None: not known."""
-    if row.outcome == "out_of_memory":
-        return False
-    if row.outcome != "ok":
-        return None
-    if not row.case.is_predicted:
-        return True
-    limit = row.environment.device_bytes if row.environment else None
-    if limit is None or row.readings.peak_bytes is None:
-        return None
-    return (row.readings.peak_bytes if row.case.twin.device == "cpu" else _needed(row)) <= limit
+    if row.outcome != "ok" or not row.case.is_predicted:
+        return {"out_of_memory": False, "ok": True}.get(row.outcome)
+    limit, taken = row.environment.device_bytes if row.environment else None, taken_bytes(row)
+    return None if limit is None or taken is None else taken <= limit
 
 
 def device_memory(rows: Sequence[Row]) -> int | None:
@@ -105,13 +104,16 @@ def throughput_frontier(rows: Iterable[Row]) -> list[Row]:
 
     Rows that do not fit their device are left out.
     """
-    fitting = [row for row in rows if row.outcome == "ok" and holds(row) is not False]
-    points = [(row.readings.peak_bytes, samples_per_second(row), row) for row in fitting]
-    known = [(peak, rate, row) for peak, rate, row in points if peak is not None and rate is not None]
+    points = [
+        (row.readings.peak_bytes, -rate, row)
+        for row in rows
+        if row.outcome == "ok" and holds(row) is not False and row.readings.peak_bytes is not None
+        if (rate := samples_per_second(row)) is not None
+    ]
     best: list[tuple[float, Row]] = []
-    for _, rate, row in sorted(known, key=lambda point: (point[0], -point[1])):
-        if not best or rate > best[-1][0]:
-            best.append((rate, row))
+    for _, slowness, row in sorted(points, key=lambda point: point[:2]):
+        if not best or slowness < best[-1][0]:
+            best.append((slowness, row))
     return [row for _, row in best]
 
 
@@ -137,31 +139,22 @@ def advise_sides(sides: Sequence[Side], *, align: Sequence[str]) -> tuple[SideAd
     )
 
 
-def _taken(row: Row) -> int | None:
-    """Return the bytes that a step takes of its device: on a GPU what is reserved, and CUDA's own context."""
-    if row.outcome != "ok" or row.readings.peak_bytes is None:
-        return None
-    return row.readings.peak_bytes if row.case.device == "cpu" else _needed(row)
-
-
-def _side_advice(group: tuple[str, ...], label: str, of_group: Sequence[Row]) -> SideAdvice:
-    needs = [(row, nbytes) for row in of_group if (nbytes := _taken(row)) is not None]
-    memory = next((row.environment.device_bytes for row in of_group if row.environment), None)
+def _side_advice(group: tuple[str, ...], label: str, rows: Sequence[Row]) -> SideAdvice:
+    memory = next((row.environment.device_bytes for row in rows if row.environment), None)
+    needs = [(taken, row) for row in rows if (taken := taken_bytes(row)) is not None]
+    fitting = [row for taken, row in needs if memory is not None and taken <= memory]
     advice = SideAdvice(group=group, label=label, memory_bytes=memory)
     if not needs:
-        return msgspec.structs.replace(advice, reason="nothing ran" if of_group else "not in this run")
+        return replace(advice, reason="nothing ran" if rows else "not in this run")
     if memory is None:
-        return msgspec.structs.replace(advice, reason="its memory is not known")
-    fitting = [(row.step_seconds, nbytes, row) for row, nbytes in needs if nbytes <= memory]
+        return replace(advice, reason="its memory is not known")
     if not fitting:
-        least = min(nbytes for _, nbytes in needs)
-        return msgspec.structs.replace(advice, needed_bytes=least, reason="none of these fits")
-    if all(seconds is None for seconds, _, _ in fitting):
-        return msgspec.structs.replace(advice, reason="no times")
-    best = budget_frontier([row for _, _, row in fitting])[-1].best
-    return msgspec.structs.replace(
-        advice, strategy=str(best.case.strategy), needed_bytes=_taken(best), step_seconds=best.step_seconds
-    )
+        return replace(advice, needed_bytes=min(taken for taken, _ in needs), reason="none of these fits")
+    if all(row.step_seconds is None for row in fitting):
+        return replace(advice, reason="no times")
+    best = budget_frontier(fitting)[-1].best
+    strategy = str(best.case.strategy)
+    return replace(advice, strategy=strategy, needed_bytes=taken_bytes(best), step_seconds=best.step_seconds)
 
 
 def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start: int) -> int:
@@ -183,17 +176,11 @@ def largest_that_fits(needed: Callable[[int], int | None], *, limit: int, start:
             high = guess
         is_narrow = 2 * (high - low) <= width or low >= 2 * before > 0
         slow = 0 if is_narrow else slow + 1
-        guess = _next_guess(sizes if slow < PATIENCE else {}, low, high, limit)
+        line = _line_meets(sizes, low, high, limit) if slow < PATIENCE else None
+        middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
+        guess = middle if line is None else min(line, low * FARTHEST or high - 1)
+        guess = max(low + 1, min(guess, high - 1))
     return low
-
-
-def _next_guess(sizes: dict[int, int], low: int, high: int, limit: int) -> int:
-    middle = (low + high) // 2 if high <= MOST_TRIED else low * FARTHEST
-    line = _line_meets(sizes, low, high, limit)
-    if line is None:
-        return max(low + 1, min(middle, high - 1))
-    farthest = min(low * FARTHEST or high - 1, high - 1)
-    return max(low + 1, min(line, farthest))
 
 
 def _line_meets(sizes: dict[int, int], low: int, high: int, limit: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from itertools import accumulate, count, groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import msgspec
 
@@ -43,76 +43,61 @@ def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
     differs from step to step. Bytes.
     """
     trace = as_asked(trace)
-    needs = _Needs(trace, blocks)
-    bounds = needs.bounds()
-    at = max(needs.counted(), key=bounds.__getitem__)
+    stage = stage_of(blocks)
+    at_work = _at_work(trace, stage)
+    bounds = _bounds(trace, stage, at_work)
+    counted = (number for number, operator in enumerate(trace.operators, start=1) if operator.phase != "recompute")
+    at = max(counted, key=bounds.__getitem__)
     operator = trace.operators[at - 1]
     return Floor(
         nbytes=bounds[at],
         static_bytes=sum(storage.nbytes for storage in held_at(trace, at) if storage.category in THROUGHOUT),
-        stage=needs.at_work[at - 1],
+        stage=at_work[at - 1],
         phase=operator.phase,
         operator=operator.name,
         module=operator.module,
     )
 
 
-class _Needs:
-    """Finds from which operator on each storage is needed by the stage that runs."""
+def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str]) -> list[int]:
+    """Return the bytes that are needed while each operator runs."""
+    starts: list[int] = []  # the first operator of each stage; recomputes belong to the stage before them
+    stages: list[tuple[str, str]] = []
+    for number, operator in enumerate(trace.operators, start=1):
+        at = operator.phase, at_work[number - 1]
+        if operator.phase != "recompute" and (not stages or at != stages[-1]):
+            starts.append(number)
+            stages.append(at)
+    calls = _calls(trace, at_work)
+    released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is freed
+    lives: list[
+        tuple[Allocation, int | None, bool]
+    ] = []  # the stage that is the last to need each, and if it is its own
+    for storage in trace.allocations:
+        block = stage(storage.module) if storage.category in ("saved", "recomputed") else OUTSIDE
+        place = max(0, bisect_right(starts, storage.died) - 1) if block != OUTSIDE else None
+        is_own = place is not None and stages[place] == ("backward", block)
+        lives.append((storage, place, is_own))
+        if place is not None and is_own and trace.operators[storage.died - 1].phase != "recompute":
+            key = place, calls[storage.born]
+            released[key] = min(storage.died, released.get(key, storage.died))
 
-    def __init__(self, trace: Trace, blocks: tuple[str, ...]) -> None:
-        self.stage = stage_of(blocks)
-        self.at_work = _at_work(trace, self.stage)
-        self._trace = trace
-        self._starts: list[int] = []  # the first operator of each stage; recomputes belong to the stage before them
-        self._stages: list[tuple[str, str]] = []
-        self._cut()
-        self._calls = _calls(trace, self.at_work)
-        self._released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is freed
-        for storage in trace.allocations:
-            if self._own(storage) and trace.operators[storage.died - 1].phase != "recompute":
-                key = self._place(storage.died), self._calls[storage.born]
-                self._released[key] = min(storage.died, self._released.get(key, storage.died))
-
-    def bounds(self) -> list[int]:
-        """Return the bytes that are needed while each operator runs."""
-        lives = (
-            (storage.nbytes, self._since(storage), storage.died)
-            for storage in self._trace.allocations
-            if not (storage.phase == "recompute" and storage.category == "temporaries")
-        )
-        held = summed(lives, len(self._trace.operators))
-        for number, operator in enumerate(self._trace.operators, start=1):
-            held[number] += operator.hidden_bytes
-        return held
-
-    def counted(self) -> list[int]:
-        """Return the operators that run under any checkpointing."""
-        operators = enumerate(self._trace.operators, start=1)
-        return [number for number, operator in operators if operator.phase != "recompute"]
-
-    def _cut(self) -> None:
-        for number, operator in enumerate(self._trace.operators, start=1):
-            stage = operator.phase, self.at_work[number - 1]
-            if operator.phase != "recompute" and (not self._stages or stage != self._stages[-1]):
-                self._starts.append(number)
-                self._stages.append(stage)
-
-    def _place(self, operator: int) -> int:
-        return max(0, bisect_right(self._starts, operator) - 1)
-
-    def _own(self, storage: Allocation) -> bool:
-        """Whether a storage was made by the block whose backward is the last to need it."""
-        stage = self.stage(storage.module)
-        is_activation = storage.category in ("saved", "recomputed") and stage != OUTSIDE
-        return is_activation and self._stages[self._place(storage.died)] == ("backward", stage)
-
-    def _since(self, storage: Allocation) -> int:
-        if storage.category not in ("saved", "recomputed") or self.stage(storage.module) == OUTSIDE:
+    def since(storage: Allocation, place: int | None, is_own: bool) -> int:
+        if place is None:
             return storage.born
-        place = self._place(storage.died)
-        first = self._released.get((place, self._calls[storage.born]), storage.died)
-        return max(storage.born, first if self._own(storage) else self._starts[place])
+        first = released.get((place, calls[storage.born]), storage.died) if is_own else starts[place]
+        return max(storage.born, first)
+
+    needed = (
+        (storage.nbytes, since(storage, place, is_own), storage.died)
+        for storage, place, is_own in lives
+        if not (storage.phase == "recompute" and storage.category == "temporaries")
+    )
+    held = summed(needed, len(trace.operators))
+    return [
+        held[0],
+        *(nbytes + operator.hidden_bytes for nbytes, operator in zip(held[1:], trace.operators, strict=True)),
+    ]
 
 
 def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
@@ -141,9 +126,9 @@ def _calls(trace: Trace, at_work: list[str]) -> list[int]:
     """
     allocating = {storage.born for storage in trace.allocations}
     calls = [0]
-    numbered = zip(count(1), trace.operators, at_work)  # without strict: the count is endless
-    for _, run in groupby(numbered, key=lambda entry: (entry[1].phase, entry[2])):
-        operators = [((operator.name, operator.module), number in allocating) for number, operator, _ in run]
+    numbered = enumerate(zip(trace.operators, at_work, strict=True), start=1)
+    for _, run in groupby(numbered, key=lambda entry: (entry[1][0].phase, entry[1][1])):
+        operators = [((operator.name, operator.module), number in allocating) for number, (operator, _) in run]
         period = _period([name for name, makes_any in operators if makes_any])
         first = calls[-1] + 1
         calls += [first + max(0, sofar - 1) // period for sofar in accumulate(makes_any for _, makes_any in operators)]
@@ -151,12 +136,6 @@ def _calls(trace: Trace, at_work: list[str]) -> list[int]:
 
 
 def _period(names: list[tuple[str, str]]) -> int:
-    """Return the length of the shortest prefix that the whole repeats (Knuth, Morris and Pratt 1977)."""
-    longest = [0] if names else []  # for every prefix, the length of the longest suffix that is also a prefix
-    for at in range(1, len(names)):
-        length = longest[-1]
-        while length and names[at] != names[length]:
-            length = longest[length - 1]
-        longest.append(length + (names[at] == names[length]))
-    period = len(names) - (longest[-1] if names else 0)
-    return period if period and len(names) % period == 0 else max(1, len(names))
+    """Return the length of the shortest prefix that the whole repeats."""
+    sizes = (size for size in range(1, len(names)) if len(names) % size == 0)
+    return next((size for size in sizes if names[:size] * (len(names) // size) == names), max(1, len(names)))

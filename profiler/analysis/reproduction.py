@@ -1,22 +1,38 @@
-"""Compares published figures with ours, line by line."""
+"""Compares published figures with ours: the quantities that they are of, and how rows are read for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
-from profiler.analysis.quantities import TABLE, UNITS, Value, baseline
+from profiler.analysis.growth_fit import exponent
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
 from profiler.core.record import Environment
+
+Value = int | float | str | None  # None if it was not measured
+FLOAT_BYTES = 4
+UNITS = {
+    "bytes": {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "M": 2.0**20, "MB": 1e6, "GB": 1e9},
+    "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
+    "change": {"%": 0.01},
+    "share": {"%": 0.01},
+    "number": {"": 1.0},
+    "words": {"": 1.0},
+}
+GRADIENTS = {"bit-equal": "equal", "within noise": "equal but for rounding", "missing": "missing", "differ": "differ"}
+SAVED, PEAK = attrgetter("readings.saved_bytes"), attrgetter("readings.peak_bytes")
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published figure, and the settings of the rows to compare it with; None allows any."""
 
     label: str
-    quantity: str  # a key of quantities.TABLE
+    quantity: str  # a key of TABLE
     published: int | float | str | None = None  # a number, or words if the source gives none; None: it does not say
     arithmetic: bool = False  # derived by counting, not given by the source
     unit: str = ""
@@ -73,13 +89,15 @@ def lines(figures: Iterable[PublishedFigure], rows: Sequence[Row], *, reduced: b
 def _compared(figure: PublishedFigure, rows: Sequence[Row], reduced: bool) -> ComparedFigure:
     quantity = TABLE[figure.quantity]
     chosen = [row for row in rows if figure.chooses(row.case)]
-    value = quantity.read(chosen, rows) if chosen else None
-    ours = value / UNITS[quantity.kind][figure.unit] if isinstance(value, (int, float)) else value
-    if figure.unit == "B" or (isinstance(value, int) and not figure.unit):
-        ours = value
+    value = quantity.of(chosen, rows) if chosen else None
+    ours = value
+    if isinstance(value, (int, float)) and figure.unit != "B" and (figure.unit or not isinstance(value, int)):
+        ours = value / UNITS[quantity.kind][figure.unit]
     other_size = reduced and quantity.kind in ("bytes", "seconds") and not figure.arithmetic
-    are_numbers = isinstance(ours, (int, float)) and isinstance(figure.published, (int, float)) and not other_size
-    difference = ours - figure.published if are_numbers else None  # type: ignore[operator]  # both are numbers here
+    difference = relative = None
+    if isinstance(ours, (int, float)) and isinstance(figure.published, (int, float)) and not other_size:
+        difference = ours - figure.published
+        relative = difference / figure.published if figure.published else None
     return ComparedFigure(
         what=f"{figure.label}: {quantity.about}" if figure.label else quantity.about,
         kind=quantity.kind,
@@ -87,33 +105,32 @@ def _compared(figure: PublishedFigure, rows: Sequence[Row], reduced: bool) -> Co
         published=figure.published,
         arithmetic=figure.arithmetic,
         ours=ours,
-        reason=_reason(chosen) or (_reason_of_baseline(chosen, rows) if quantity.kind in ("change", "share") else None),
+        reason=_reason(chosen, rows, quantity.kind),
         note=figure.note,
         other_size=other_size,
         spread=_spread(chosen, rows) if quantity.sampled else None,
         difference=difference,
-        relative=difference / figure.published if difference is not None and figure.published else None,  # type: ignore[operator]
+        relative=relative,
     )
 
 
 def _spread(chosen: Sequence[Row], rows: Sequence[Row]) -> float | None:
     """Return the largest of the spreads of the row's and the baseline's steps and half the interval of the ratio."""
-    concerned = [row for first in chosen[:1] for row in (first, baseline(first, rows)) if row]
-    within = [row.step_spread for row in concerned if row.step_spread is not None]
-    ranges = [row.time_ratio_range for row in chosen[:1] if row.time_ratio_range]
-    between = [(most - least) / 2 for least, most in ranges if most > least]  # that of `none` is a point
-    return max([*within, *between], default=None)
+    if not chosen:
+        return None
+    within = [row.step_spread for row in (chosen[0], baseline(chosen[0], rows)) if row]
+    least, most = chosen[0].time_ratio_range or (0.0, 0.0)
+    between = [(most - least) / 2] if most > least else []  # that of `none` is a point
+    return max((spread for spread in [*within, *between] if spread is not None), default=None)
 
 
-def _reason(chosen: Sequence[Row]) -> str | None:
-    """Return the outcome of the first row that is not ok, or that there is no row; None if all are ok."""
+def _reason(chosen: Sequence[Row], rows: Sequence[Row], kind: str) -> str | None:
+    """Return why there is no number of ours, or nothing to compare a change or a share with; None if there is."""
     if not chosen:
         return "not in this run"
-    return next((_outcome(row) for row in chosen if row.outcome != "ok"), None)
-
-
-def _reason_of_baseline(chosen: Sequence[Row], rows: Sequence[Row]) -> str | None:
-    """Return why there is nothing to compare a change or a share with; None if there is."""
+    failed = next((_outcome(row) for row in chosen if row.outcome != "ok"), None)
+    if failed or kind not in ("change", "share"):
+        return failed
     none = baseline(chosen[0], rows)
     if none is None:
         return "nothing to compare with: the run has no row without checkpointing"
@@ -123,3 +140,130 @@ def _reason_of_baseline(chosen: Sequence[Row], rows: Sequence[Row]) -> str | Non
 def _outcome(row: Row) -> str:
     words = row.outcome.replace("_", " ")
     return f"{words}: {row.detail}" if row.detail else words
+
+
+def baseline(row: Row, rows: Sequence[Row]) -> Row | None:
+    """Return the row of the same case without checkpointing; None if there is none."""
+    return next((candidate for candidate in rows if candidate.case == row.case.baseline), None)
+
+
+class Quantity(NamedTuple):
+    """The name of a quantity, the kind of its units, and how a row is read for it.
+
+    A change is against the same case without checkpointing: -0.6 is 60 % less. A share is one of the largest saving,
+    among the strategies that differ only in `k`. Both are None if either row is not ok. A growth is the exponent of the
+    quantity's growth with the number of blocks, over all rows that a figure is about.
+    """
+
+    about: str
+    kind: str  # a key of UNITS
+    read: Callable[[Row], Any]
+    sampled: bool = False  # from times, which have a spread
+    is_growth: bool = False
+
+    def of(self, chosen: Sequence[Row], rows: Sequence[Row]) -> Value:
+        """Return the value for the rows that a figure is about, among all rows of the run."""
+        row, none = chosen[0], baseline(chosen[0], rows)
+        if self.is_growth:
+            points = [(one.built.num_blocks, self.read(one)) for one in chosen if one.built and one.outcome == "ok"]
+            measured = [(size, value) for size, value in points if value is not None]
+            return exponent([size for size, _ in measured], [value for _, value in measured])
+        if self.kind not in ("change", "share"):
+            return self.read(row)  # type: ignore[no-any-return]
+        if row.outcome != "ok" or none is None or none.outcome != "ok":
+            return None
+        mine, base = self.read(row), self.read(none)
+        if mine is None or not base:
+            return None
+        if self.kind == "change":
+            return mine / base - 1  # type: ignore[no-any-return]
+        peers = [self.read(peer) for peer in rows if peer.outcome == "ok" and _family(peer.case) == _family(row.case)]
+        smallest = min(value for value in peers if value is not None)
+        return (base - mine) / (base - smallest) if base > smallest else None  # type: ignore[no-any-return]
+
+
+def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
+    options = tuple((key, value) for key, value in case.strategy.options.items() if key != "k")
+    return case.baseline, case.strategy.name, options
+
+
+def _saved_but_loss(row: Row) -> int | None:
+    """Return the saved bytes without the loss, a scalar that is counted in them but not kept for the backward."""
+    return None if row.readings.saved_bytes is None else row.readings.saved_bytes - FLOAT_BYTES
+
+
+def _forward_peak(row: Row) -> int | None:
+    return row.readings.phases["forward"].allocated if row.readings.phases else None
+
+
+def _static(row: Row, category: str) -> int | None:
+    return row.readings.static_bytes[category] if row.readings.static_bytes else None
+
+
+def _optimizer_ratio(row: Row) -> float | None:
+    static = row.readings.static_bytes
+    return static["optimizer"] / static["parameters"] if static and static["parameters"] else None
+
+
+def _live_activations(row: Row) -> int | None:
+    """Return how many whole activations of a dense-chain of one width the forward leaves live."""
+    layer_bytes = activation_bytes(row.case)
+    return None if layer_bytes is None or row.readings.saved_bytes is None else row.readings.saved_bytes // layer_bytes
+
+
+def _peak_activations(row: Row) -> int | None:
+    """Return how many whole activations and gradients of activations are live at the peak besides static bytes."""
+    layer_bytes, readings = activation_bytes(row.case), row.readings
+    peak, start, gradients = readings.peak_bytes, readings.start_bytes, readings.peak_gradient_bytes
+    if layer_bytes is None or peak is None or start is None or gradients is None:
+        return None
+    return (peak - start - gradients) // layer_bytes
+
+
+def activation_bytes(case: Case) -> int | None:
+    """Return the bytes of a layer's output in an fp32 dense-chain of one width; None for any other model."""
+    widths = set(case.model.options.get("widths", "").split("+"))
+    if case.model.name != "dense-chain" or len(widths) != 1 or case.precision != "fp32":
+        return None
+    (width,) = widths
+    return FLOAT_BYTES * int(width) * case.batch_size if width.isdigit() and case.batch_size else None
+
+
+def _calls(row: Row) -> tuple[int, ...]:
+    return row.readings.block_calls or ()
+
+
+TABLE = {
+    "saved_bytes": Quantity("saved", "bytes", SAVED),
+    "saved_but_loss": Quantity("saved, without the loss itself", "bytes", _saved_but_loss),
+    "forward_peak_bytes": Quantity("forward peak", "bytes", _forward_peak),
+    "peak_bytes": Quantity("step peak", "bytes", PEAK),
+    "saved_change": Quantity("saved, against none", "change", SAVED),
+    "forward_peak_change": Quantity("forward peak, against none", "change", _forward_peak),
+    "peak_change": Quantity("step peak, against none", "change", PEAK),
+    "saved_share": Quantity("saved, share of the saving", "share", SAVED),
+    "forward_peak_share": Quantity("forward peak, share of the saving", "share", _forward_peak),
+    "peak_share": Quantity("step peak, share of the saving", "share", PEAK),
+    "static_bytes": Quantity("static", "bytes", attrgetter("static_bytes")),
+    "parameter_bytes": Quantity("parameters", "bytes", partial(_static, category="parameters")),
+    "gradient_bytes": Quantity("gradients", "bytes", partial(_static, category="gradients")),
+    "optimizer_bytes": Quantity("optimizer state", "bytes", partial(_static, category="optimizer")),
+    "optimizer_ratio": Quantity("optimizer state / parameters", "number", _optimizer_ratio),
+    "step_seconds": Quantity("step", "seconds", attrgetter("step_seconds"), sampled=True),
+    "time_change": Quantity("step, against none", "change", attrgetter("time_ratio"), sampled=True),
+    "forward_calls": Quantity("forward computations", "number", lambda row: sum(_calls(row)) or None),
+    "calls_by_layer": Quantity(
+        "forward computations of each layer", "words", lambda row: " ".join(map(str, _calls(row))) or None
+    ),
+    "live_activations": Quantity("activations live after the forward", "number", _live_activations),
+    "peak_activations": Quantity("activations and their gradients live at the peak", "number", _peak_activations),
+    "gradients": Quantity("gradients", "words", lambda row: GRADIENTS.get(row.gradients)),
+    "precision_difference": Quantity(
+        "largest relative difference of a gradient to fp32",
+        "number",
+        lambda row: row.equality.precision_difference if row.equality else None,
+    ),
+    "saved_growth": Quantity("saved ~ blocks to the power of", "number", SAVED, is_growth=True),
+    "peak_growth": Quantity("step peak ~ blocks to the power of", "number", PEAK, is_growth=True),
+    "time_growth": Quantity("step ~ blocks to the power of", "number", attrgetter("step_seconds"), is_growth=True),
+}

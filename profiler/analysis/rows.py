@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from profiler.analysis import time_ratio, timing_doubts
-from profiler.analysis.prediction_error import TwinPeaks, prediction_error, twin_peaks
+from profiler.analysis.prediction_error import prediction_errors
 from profiler.analysis.small_savings import reason_of_readings
 from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
 from profiler.core.case import Case
@@ -91,10 +91,10 @@ def rows(records: Iterable[Record], *, largest: int | None = None) -> tuple[Row,
         of_case.sort(key=lambda record: record.round)
         groups.setdefault(case.baseline, {})[case] = of_case
     pooled = {case: _pooled(of_case) for case, of_case in rounds.items()}
-    peaks = twin_peaks(pooled)
+    errors = prediction_errors(pooled)
     table: dict[Case, Row] = {}
     for baseline, of_group in groups.items():
-        built = _built(baseline, of_group, pooled, peaks)
+        built = _built(baseline, of_group, pooled, errors)
         table.update(_judged(built, is_asked=largest is None or len(built) <= largest))
     return tuple([table[case] for case in rounds])
 
@@ -126,7 +126,7 @@ def _built(
     baseline: Case,
     group: Mapping[Case, list[Record]],
     pooled: Mapping[Case, Record],
-    peaks: Mapping[Case, TwinPeaks],
+    errors: Mapping[Case, tuple[float, Evidence]],
 ) -> list[Row]:
     """Return the rows of one group, not compared with each other yet."""
     none_rounds = group.get(baseline, [])
@@ -145,7 +145,7 @@ def _built(
         time = pairs or _unpaired(rounds, none_seconds)
         if not is_ok or case == baseline:
             time = ITSELF if is_ok and none_seconds else None
-        error, against = prediction_error(record, peaks.get(case.twin)) if peaks else (None, None)
+        error, against = errors.get(case, (None, None))
         notes = [note for of_round in rounds for note in of_round.notes]
         notes += [*drift, *timing_doubts.doubts(rounds, time, pairs=pairs, baseline=none_rounds)]
         built.append(
