@@ -179,7 +179,7 @@ class Quantity(NamedTuple):
             return mine / base - 1  # type: ignore[no-any-return]
         peers = [self.read(peer) for peer in rows if peer.outcome == "ok" and _family(peer.case) == _family(row.case)]
         smallest = min(value for value in peers if value is not None)
-        return (base - mine) / (base - smallest) if base > smallest else None  # type: ignore[no-any-return]
+        return (base - mine) / (base - smallest) if base > smallest else None
 
 
 def _family(case: Case) -> tuple[Case, str, tuple[tuple[str, str], ...]]:
