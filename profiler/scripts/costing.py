@@ -17,7 +17,6 @@ from torch import nn
 
 from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
-from profiler.planning.chain import Chain
 from profiler.predicting import device_trace
 from profiler.predicting.device_tracer import DeviceTracer
 from profiler.predicting.staging import estimated_seconds
@@ -40,10 +39,6 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[str, ...]
     linked: tuple[bool, ...]  # which blocks feed the next alone
     prints: dict[str, tuple[str, ...]]  # the parameters of each block
-
-    @property
-    def nbytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.module.parameters())
 
 
 class Costing:
@@ -96,38 +91,40 @@ class Costing:
         if self._tracer:
             self._tracer.mark(phase)
 
+    @property
+    def _largest(self) -> _Model:
+        return max(self._models, key=lambda model: sum(one.nbytes for one in model.module.parameters()))
+
     def is_of(self, module: nn.Module) -> bool:
         """Whether the call of this module begins what is traced."""
-        return module is max(self._models, key=lambda model: model.nbytes).module
+        return module is self._largest.module
 
     def begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Begin to trace, right before the model is called with these arguments."""
         self._look(False)
-        model = max(self._models, key=lambda one: one.nbytes)
-        self._precision = _precision(model.module)
-        self._dropped = _dropped(model.module, arguments, keywords)
-        self._tracer = DeviceTracer(model.module, with_saves=True)
+        module = self._largest.module
+        kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        self._precision = (
+            f"amp-{KINDS.get(kind, 'fp16')}" if kind else KINDS.get(next(module.parameters()).dtype, "fp32")
+        )  # as cases have it
+        self._dropped = _dropped(module, arguments, keywords)
+        self._tracer = DeviceTracer(module, with_saves=True)
         self._following.enter_context(self._tracer.follow())
         self._tracer.mark("forward")
 
     def _tell(self, tracer: DeviceTracer) -> None:
-        model = max(self._models, key=lambda one: one.nbytes)
-        line = {"kind": "chain", "module": type(model.module).__name__}
+        """Write the stages of the traced step: bytes as the allocator gave them, seconds by the GPU's rates."""
+        model, rates = self._largest, gpu_specs.of_device(torch.cuda.get_device_name())
+        assert rates, "a hollow GPU has the name of one whose rates are known"
+        line = {"kind": "chain", "module": type(model.module).__name__, "chain": None, "why": None}
         try:
-            chain = msgspec.to_builtins(_chain(model, tracer, self._dropped, self._precision))
-            self._write({**line, "chain": chain, "why": None})
+            trace = device_trace.trace_of(tracer, self._dropped)
+            stage_spans = spans(trace, model.blocks, linked=model.linked)
+            seconds = estimated_seconds.seconds(trace, stage_spans, {}, rates, self._precision)
+            chain = chain_of(trace, stage_spans, model.prints, seconds, options={})
+            self._write({**line, "chain": msgspec.to_builtins(chain)})
         except Unsupported as error:
-            self._write({**line, "chain": None, "why": str(error)})
-
-
-def _chain(model: _Model, tracer: DeviceTracer, dropped: DeviceTracer | None, precision: str) -> Chain:
-    """Return the stages of the traced step: bytes as the allocator gave them, seconds by the GPU's rates."""
-    trace = device_trace.trace_of(tracer, dropped)
-    stage_spans = spans(trace, model.blocks, linked=model.linked)
-    rates = gpu_specs.of_device(torch.cuda.get_device_name())
-    assert rates, "a hollow GPU has the name of one whose rates are known"
-    seconds = estimated_seconds.seconds(trace, stage_spans, {}, rates, precision)
-    return chain_of(trace, stage_spans, model.prints, seconds, options={})
+            self._write({**line, "why": str(error)})
 
 
 def _dropped(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> DeviceTracer | None:
@@ -143,10 +140,3 @@ def _dropped(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, 
     finally:
         torch.clear_autocast_cache()
     return tracer
-
-
-def _precision(module: nn.Module) -> str:
-    """Return in what the model computes, as cases have it: fp32, bf16, amp-bf16."""
-    if torch.is_autocast_enabled("cuda"):
-        return f"amp-{KINDS.get(torch.get_autocast_dtype('cuda'), 'fp16')}"
-    return KINDS.get(next(module.parameters()).dtype, "fp32")
