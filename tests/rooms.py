@@ -33,7 +33,7 @@ ROOMS = {
     "rehearsal": _room("core", "torch"),
     "measuring": _room("core training", "torch psutil pynvml"),
     "predicting": _room("core planning analysis training measuring", "torch"),
-    "scripts": _room("core planning training rehearsal predicting", "torch"),
+    "scripts": _room("core training rehearsal predicting", "torch"),
     "runs": _room("core analysis"),
     "engines": _room(
         "core analysis training request rehearsal measuring predicting scripts runs", "torch ray submitit"

@@ -27,12 +27,16 @@ PROGRAMS = (
            decided=UNPACKED),
     Script(name="gathered", words=("torchrun", "--nproc-per-node", "2", "--master-port", "29764", "gathered.py"),
            num_gpus=2, needs=("accelerate",)),
+    Script(name="captured_ranks", words=(*TWO, "29751", "captured_ranks.py"), num_gpus=2),
+    Script(name="reduce_overhead", words=("python", "reduce_overhead.py")),
 )  # fmt: skip
 SAID = {
     "tensor_parallel": ": all arrived",
     "lightning_fsdp": ": stepped 8 times",
     "trainer_fsdp1": ": saved ['checkpoint-2', 'checkpoint-4']",
     "gathered": ": all arrived",
+    "captured_ranks": ": replayed",
+    "reduce_overhead": "compiled 1 times, recorded 3 graphs",  # forward, backward, and one that holds their pool
 }
 
 
@@ -132,35 +136,26 @@ def test_a_run_of_which_a_rank_is_killed_ends_and_leaves_nothing(launcher, seed,
 # ---- CUDA graphs: captured to the byte as without the watch, with collectives, and replayed
 
 
-class Pair:
-    """A script run without the watch, then watched."""
-
-    def __init__(self, words, here, kept, num_gpus=1):
-        copied(here)
-        self.control = control(words, cwd=here, kept=kept, num_gpus=num_gpus, messages=True)
-        self.watched = rehearsed(words, cwd=here, num_gpus=num_gpus)
-        for run in (self.control, self.watched):
-            assert run.exit_code == 0, run.said
-        assert self.watched.figures == self.control.figures
-
-    def say(self, text):
-        return [run.said.count(text) for run in (self.control, self.watched)]
-
-
 @pytest.fixture(scope="module")
 def graphs(hollow, tmp_path_factory):
-    return Pair(("python", "graphs.py"), tmp_path_factory.mktemp("graphs"), tmp_path_factory.mktemp("kept"))
+    """A script run watched, and without the watch."""
+    here, kept = copied(tmp_path_factory.mktemp("graphs")), tmp_path_factory.mktemp("kept")
+    runs = rehearsed(("python", "graphs.py"), cwd=here), control(("python", "graphs.py"), cwd=here, kept=kept)
+    assert [run.exit_code for run in runs] == [0, 0], runs
+    assert runs[0].figures == runs[1].figures
+    return runs
 
 
 @pytest.mark.slow
 def test_what_a_graph_allocates_is_in_its_own_pool(graphs):
     """Gradients, which another thread allocates, and what a second stream does, too."""
-    assert graphs.say("in the graph's own pool: True") == graphs.say("beside it: True") == [1, 1]
+    for run in graphs:
+        assert run.said.count("in the graph's own pool: True") == run.said.count("beside it: True") == 1
 
 
 @pytest.mark.slow
 def test_each_replay_of_a_step_is_a_step(graphs):
-    (process,) = graphs.watched.document["variants"][0]["processes"]
+    (process,) = graphs[0].document["variants"][0]["processes"]
     num = {phase["name"]: phase["num"] for phase in process["phases"]}
 
     assert process["num_steps"] == 3 + 5  # before the capture, and replays
@@ -175,22 +170,3 @@ def test_a_script_ends_after_as_many_replays_as_steps_are_asked_for(graphs, holl
     assert done.exit_code == 0
     assert process["num_steps"] == 5
     assert "in the graph's own pool" not in done.said
-
-
-@pytest.mark.nightly
-def test_compiled_steps_are_recorded_once_as_without_the_watch(hollow, tmp_path_factory):
-    words = ("python", "reduce_overhead.py")
-    pair = Pair(words, tmp_path_factory.mktemp("compiled"), tmp_path_factory.mktemp("kept"))
-
-    for run in (pair.control, pair.watched):
-        assert "compiled 1 times, recorded 3 graphs" in run.said  # forward, backward, and one that holds their pool
-    assert pair.watched.printed == pair.control.printed
-
-
-@pytest.mark.nightly
-def test_collectives_are_captured(hollow, tmp_path_factory):
-    words = (*TWO, "29751", "captured_ranks.py")
-    pair = Pair(words, tmp_path_factory.mktemp("ranks"), tmp_path_factory.mktemp("kept"), num_gpus=2)
-
-    assert pair.say(": replayed") == [2, 2]
-    assert pair.watched.printed == pair.control.printed
