@@ -15,7 +15,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
-from profiler.core.strategy_label import strategy_label
+from profiler.core.plan_file import strategy_label
 from profiler.core.units import bytes_text
 from profiler.planning import chain as chains
 from profiler.planning.chain import SaveOption, StageModule

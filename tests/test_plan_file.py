@@ -12,8 +12,7 @@ import profiler
 from profiler.core import plan_file
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile, Segment
-from profiler.core.strategy_label import files_of_labels, strategy_label, strategy_labels
+from profiler.core.plan_file import PlanFile, Segment, files_of_labels, strategy_label, strategy_labels
 from tests.counted_chains import calls, chain, plan
 from tests.plans import Saving
 

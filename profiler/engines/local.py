@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from profiler.analysis import progress
 from profiler.core.case import Trial, decode, encode
 from profiler.core.errors import UserError
+from profiler.core.plan_file import strategy_label
 from profiler.core.record import Environment, Record
 from profiler.core.rehearsed_gpu import MOST_BYTES, limited, of_device, resolve
 from profiler.core.schedule import Pairing, pairing
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
-from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import REHEARSED, TRACING, WORKER
 from profiler.engines.child import Child, Ended, Server

@@ -17,8 +17,8 @@ from profiler.analysis.snapshot import SnapshotExplanation, explain_snapshot
 from profiler.core import allocator_history
 from profiler.core.case import Case, Choice, Trial, encode
 from profiler.core.errors import UserError
+from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
-from profiler.core.strategy_label import strategy_label
 from profiler.core.trace_data import Followed
 from profiler.engines import TRACING, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec

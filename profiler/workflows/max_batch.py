@@ -16,10 +16,9 @@ from profiler.core import gpu_specs, rehearsed_gpu
 from profiler.core.case import FAKE, Case, Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
-from profiler.core.plan_file import PlanFile
+from profiler.core.plan_file import PlanFile, strategy_label
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.schedule import in_rounds
-from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning.chain import with_sure_options

@@ -12,7 +12,7 @@ from profiler.analysis.growth_fit import exponent, nearest_growth
 from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice
-from profiler.core.strategy_label import strategy_label
+from profiler.core.plan_file import strategy_label
 from profiler.core.units import byte_unit
 from profiler.views.plots.figure import GREY, INK, sized
 from profiler.views.plots.panels import Plot, batches, curves, space_of

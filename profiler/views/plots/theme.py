@@ -18,7 +18,7 @@ from profiler.analysis import live_bytes
 from profiler.analysis.memory_fit import device_memory
 from profiler.analysis.rows import Row
 from profiler.core import trace_data
-from profiler.core.strategy_label import strategy_label
+from profiler.core.plan_file import strategy_label
 from profiler.core.trace_data import BUCKETS, GATHERED, WORKSPACES
 from profiler.core.units import bytes_text
 from profiler.views.plots.figure import EM, FONT, GREY, INK, sized

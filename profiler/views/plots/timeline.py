@@ -15,8 +15,8 @@ from matplotlib.transforms import ScaledTranslation
 from profiler.analysis import live_bytes
 from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
+from profiler.core.plan_file import strategy_label
 from profiler.core.record import Timeline
-from profiler.core.strategy_label import strategy_label
 from profiler.core.trace_data import Trace
 from profiler.core.units import byte_unit, bytes_text
 from profiler.views.plots import theme

@@ -11,9 +11,9 @@ import msgspec
 from profiler.analysis.prediction_error import foretells
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
+from profiler.core.plan_file import strategy_label
 from profiler.core.record import PHASES, Environment, Equality, Readings
 from profiler.core.stats import spread
-from profiler.core.strategy_label import strategy_label
 from profiler.core.units import MISSING, bytes_text, error_text, few, seconds_text, spread_text
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.grid import Table, of_lines

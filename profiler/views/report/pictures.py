@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from profiler.analysis.rows import Row
-from profiler.core.strategy_label import strategy_label
+from profiler.core.plan_file import strategy_label
 from profiler.core.units import byte_unit, bytes_text, change_text, seconds_text, spread_text
 from profiler.views.plots.bars import MEMORY, SAMPLES
 from profiler.views.plots.figure import Style, at_work

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from profiler.analysis.rows import Row, is_all_out_of_memory, smallest_request
 from profiler.core.case import SWITCHES, Case, Choice
+from profiler.core.plan_file import files_of_labels, strategy_label, strategy_labels
 from profiler.core.record import IN_BUILD, Environment
-from profiler.core.strategy_label import files_of_labels, strategy_label, strategy_labels
 from profiler.core.units import (
     MISSING,
     batch_text,

@@ -22,8 +22,8 @@ from profiler.analysis.progress import FAILURES
 from profiler.analysis.rows import rows
 from profiler.core import safe_files
 from profiler.core.case import Case, Choice
+from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
-from profiler.core.strategy_label import strategy_label
 from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rich.text import Text
 
 from profiler.analysis.rows import Row
+from profiler.core.plan_file import strategy_label
 from profiler.core.record import RankBytes, Record
 from profiler.core.stats import spread, uncertainty
-from profiler.core.strategy_label import strategy_label
 from profiler.core.units import byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.tables.columns import groups, heading, reasons
 from profiler.views.tables.grid import Column, Table, numbers, telling, words
