@@ -52,31 +52,10 @@ def test_the_fastest_that_saves_most_is_advised_with_what_it_saves_and_costs():
     assert said(records).startswith("sqrt halves the peak (100 MiB to 50.0 MiB) for 19 % more time; below 50.0 MiB")
 
 
-def test_a_saving_that_is_no_half_is_told_in_percent():
-    records = [
-        make.record("none", peak=100 * MIB, seconds=times(1)),
-        make.record("all", peak=70 * MIB, seconds=times(2)),
-    ]
-
-    assert said(records).startswith("all lowers the peak by 30 % (100 MiB to 70.0 MiB) for 100 % more time;")
-
-
-def test_a_strategy_that_is_faster_is_said_to_be():
-    records = [make.record("none", seconds=times(1)), make.record("all", peak=70 * MIB, seconds=times(0.8))]
-
-    assert "for 20 % less time" in said(records)
-
-
 def test_where_nothing_saves_the_advice_is_to_keep_none():
     records = [make.record("none", peak=100 * MIB), make.record("all", peak=99 * MIB, seconds=times(0.5))]
 
     assert said(records).startswith("keep none: nothing here saves 2 % of its peak of 100 MiB")
-
-
-def test_one_row_has_nothing_to_be_compared_with():
-    assert said([make.record("none", peak=100 * MIB)]) == (
-        "none peaks at 100 MiB, and there is no other to compare with."
-    )
 
 
 def test_where_none_ran_out_of_memory_the_fastest_of_what_ran_is_advised():
@@ -122,16 +101,6 @@ def test_more_memory_is_not_bought_with_what_may_be_chance():
     assert [one.best.case.strategy for one in budget_frontier(rows(records))] == ["none"]
 
 
-def test_without_a_row_of_none_nothing_is_compared():
-    assert said([make.record("all")]).startswith("there is no row without checkpointing to compare with;")
-
-
-def test_where_nothing_ran_the_outcomes_are_all_that_is_said():
-    records = [make.failed("none", "out_of_memory", "96 MiB"), make.failed("all", "crashed", "signal 11")]
-
-    assert said(records) == "no row has a peak that could be compared: out of memory, crashed."
-
-
 def test_wrong_gradients_are_never_advised():
     records = [
         make.record("none", peak=100 * MIB, seconds=times(1)),
@@ -144,21 +113,6 @@ def test_wrong_gradients_are_never_advised():
     assert found.chosen is not None
     assert (found.chosen.case.strategy, found.lowest) == ("all", found.chosen)
     assert "wrong" not in said(records)
-
-
-def test_a_prediction_is_said_to_be_one():
-    records = [predicted("none", peak=100 * MIB, seconds=(0.1,)), predicted("all", peak=50 * MIB, seconds=(0.12,))]
-
-    text = said(records)
-
-    assert text.startswith("Predicted, not measured: all halves the peak (100 MiB to 50.0 MiB) for an estimated 20 %")
-    assert "nothing predicted here helps" in text
-
-
-def test_a_prediction_without_times_says_that_the_cost_is_not_known():
-    records = [predicted("none", peak=100 * MIB, seconds=None), predicted("all", peak=50 * MIB, seconds=None)]
-
-    assert "at a cost in time that is not known here" in said(records)
 
 
 @pytest.mark.parametrize(
@@ -245,16 +199,6 @@ def test_a_peak_in_the_optimizer_is_why_it_is_no_lower():
     assert "because the peak is then in the optimizer's step" in said(
         [records[0], msgspec.structs.replace(records[1], readings=inside)]
     )
-
-
-def test_no_reason_is_given_where_the_parts_were_not_measured():
-    records = lowest(peak=100 * MIB)
-    unknown = msgspec.structs.replace(records[1].readings, start_bytes=None)
-
-    text = said([records[0], msgspec.structs.replace(records[1], readings=unknown)])
-
-    assert text.endswith("below 100 MiB nothing measured here helps.")
-    assert "because" in said(records)  # the twin: a reason is given where they were
 
 
 # --- the best for every budget

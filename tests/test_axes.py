@@ -41,10 +41,6 @@ def test_a_setting_is_an_axis_where_it_is_not_the_same_everywhere():
     assert {axis.name: axis.values for axis in found.axes} == {"strategy": ("none", "all"), "batch_size": (8, 16)}
 
 
-def test_of_one_case_nothing_is_an_axis():
-    assert space(make.case(), make.case()).axes == ()
-
-
 def test_numbers_rise_and_words_stay_in_their_order():
     cases = [
         make.case(batch_size=size, precision=word) for size, word in ((16, "fp32"), (8, "bf16"), (128, "amp-bf16"))
@@ -141,13 +137,6 @@ def test_without_strategies_two_other_axes_are_a_plane():
 def test_a_plane_that_there_is_not_is_refused(words, complaint):
     with pytest.raises(UserError, match=complaint):
         axes.two(space(*CASES), words)
-
-
-def test_a_near_miss_of_an_axis_is_told():
-    with pytest.raises(UserError) as raised:
-        axes.named(space(*CASES), "batchsize")
-
-    assert raised.value.hint == "did you mean 'batch_size'?"
 
 
 @pytest.mark.parametrize("cases", [[make.case("none")], [make.case("none"), make.case("all")]])

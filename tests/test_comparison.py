@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from profiler.analysis import gates
-from profiler.analysis.comparison import Comparison, Match, compare_runs
+from profiler.analysis.comparison import MOST_STRATEGIES, Comparison, Match, compare_runs
 from profiler.analysis.pairing import ALIGN, read_sides
+from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from tests import make
+from tests import examples, make
 from tests.compared_runs import H100, T4, against, record
 from tests.make import MIB
 
@@ -326,3 +331,104 @@ def test_of_times_that_cannot_be_told_apart_none_is_what_a_device_should_use():
     run = [record("none"), record("segments:k=1", slower=0.9999)]
 
     assert against(run, run).advice[0].strategy == "none"
+
+
+@pytest.mark.slow
+def test_every_difference_of_the_environment_is_told_and_the_rest_is_the_same():
+    found = against([record()], [record(environment=H100)])
+
+    assert {one.what: one.values for one in found.differences} == {
+        "device": ("Tesla T4", "NVIDIA H100 80GB HBM3"),
+        "memory": ("1,000 MiB", "78.1 GiB"),
+    }
+    assert "torch" in {one.what for one in found.same}
+
+
+REFUSED = {
+    "torch": ({}, {"environment": msgspec.structs.replace(T4, torch="2.16.0")}),
+    "optimizer": ({}, {"optimizer": Choice("adam")}),
+    "accumulate": ({}, {"accumulate": 2}),
+    "keep_gradients": ({}, {"keep_gradients": True}),
+    "repair_batchnorm": ({}, {"repair_batchnorm": True}),
+    "blocks": ({}, {"blocks": "model.*"}),
+    "seed": ({}, {"seed": 1}),
+    "data": ({"built": None}, {"built": None, "data": "files"}),
+    "batch_size": ({}, {"batch_size": 128}),
+    "precision": ({}, {"precision": "bf16"}),
+    "model": ({}, {"model": Choice("mlp")}),
+    "num_parameters": ({}, {"built": msgspec.structs.replace(make.record().built, num_parameters=2000)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_changes_the_meaning_is_refused_unless_it_is_allowed(name: str):
+    first, second = ([record(**fields)] for fields in REFUSED[name])
+
+    with pytest.raises(UserError, match=name) as refused:
+        against(first, second)
+
+    assert refused.value.exit_code == 4
+    assert refused.value.hint.endswith(f"--allow-different {name}")
+    assert len(against(first, second, allowed=[name]).matches) == 1
+
+
+def test_what_was_allowed_to_differ_and_does_not_is_noted():
+    both = against(
+        [record()], [record(environment=msgspec.structs.replace(T4, torch="2.16.0"))], allowed=["torch", "seed"]
+    )
+
+    (idle,) = (remark for remark in both.remarks if "--allow-different" in remark)
+    assert idle == "--allow-different seed has no effect: it does not differ"
+
+
+def test_rows_of_one_run_only_and_rows_that_are_not_ok_stay_in_the_list():
+    first = [record("none"), record("all"), record("sqrt")]
+    second = [record("none"), make.failed("all", "out_of_memory", "why", environment=T4), record("first")]
+
+    cells = {match.key["strategy"]: match.cells for match in against(first, second).matches}
+
+    assert cells["sqrt"][1] is None
+    assert cells["first"][0] is None
+    assert (cells["all"][1].outcome, cells["all"][1].peak, cells["all"][1].time) == ("out_of_memory", None, None)
+
+
+def test_no_number_is_made_up_where_there_is_none(here: Path, capsys: pytest.CaptureFixture[str]):
+    untimed = msgspec.structs.replace(record("sqrt"), readings=examples.untimed_readings(record().readings))
+    once = record("all", seconds=(0.1,))
+    gone = make.failed("first", "out_of_memory", "tried to allocate 96 MiB", environment=T4)
+    examples.run(here / "results" / "one", [record(), once, untimed, record("first"), record("k")])
+    examples.run(here / "results" / "two", [record(), once, untimed, gone])
+
+    for form in ("json", "csv", "table", "md"):
+        assert answer(["compare", "one", "two", "--format", form]) == 0
+    text = capsys.readouterr().out
+
+    assert not re.search(r"\b(nan|inf|infinity)\b", text, re.IGNORECASE)
+    cells = {
+        one["key"]["strategy"]: one["cells"][1] for one in json.loads(text.splitlines()[0])["comparison"]["matches"]
+    }
+    assert cells["all"]["time"]["verdict"] == "cannot be told apart"
+    assert cells["sqrt"]["time"] is cells["first"]["time"] is cells["k"] is None
+
+
+def test_a_run_beside_itself_is_the_same_in_every_row():
+    run = [record(), record("all", slower=1.2, peak=50 * MIB)]
+
+    found = against(run, run)
+
+    assert found.differences == ()
+    for match in found.matches:
+        assert (match.cells[1].peak.ratio, match.cells[1].time.ratio) == (1.0, 1.0)
+        assert match.cells[1].time.verdict in ("same", "cannot be told apart")
+
+
+def test_of_more_strategies_than_are_ordered_the_first_are():
+    number = MOST_STRATEGIES + 3
+    first = [record(f"segments:k={at + 1}", peak=(at + 1) * MIB) for at in range(number)]
+    second = [record(f"segments:k={at + 1}", peak=(at + 1) * 2 * MIB) for at in range(number)]
+
+    found = against(first, second)
+
+    peak, _ = found.orders
+    assert (peak.num_same, peak.num_left_out) == (64 * 63 // 2, 3)
+    assert len(found.matches) == number

@@ -49,12 +49,6 @@ def test_a_peak_in_the_optimizer_is_the_reason():
     assert why(model, "all", batch_size=1, optimizer="adamw") == "optimizer"
 
 
-def test_the_same_model_with_a_larger_batch_has_no_such_reason():
-    model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
-
-    assert why(model, "all", batch_size=512, optimizer="adamw") is None
-
-
 def test_a_peak_late_in_the_backward_is_made_of_gradients():
     model = "transformer:layers=2,width=128,sequence=8,vocabulary=2048"
 
@@ -64,11 +58,6 @@ def test_a_peak_late_in_the_backward_is_made_of_gradients():
 @pytest.mark.slow
 def test_one_huge_segment_is_the_reason():
     assert why(SMALL, change=runs(range(15)), batch_size=16) == "segment"
-
-
-@pytest.mark.slow
-def test_the_same_blocks_in_four_segments_have_no_such_reason():
-    assert why(SMALL, "segments:k=4", batch_size=16) is None
 
 
 @pytest.mark.slow
