@@ -41,6 +41,27 @@ CLOSURE = (
 WHERE = "raised in the backward, "  # prefix of the note that locates an error in the backward
 NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch.autograd's message about a loss
 NOTHING_TRAINS = "no parameter trains, and nothing else that the loss depends on needs a gradient"
+CAUSE = "likely cause: "  # prefix of a cause, in a note that is added to an error and in a reason
+SWITCH = "requires_grad of "
+MOST_NAMED = 3
+DEEPEST = 4  # levels of objects within objects that are read
+BUFFER = "the buffer "
+TURNED = (
+    "changed since a checkpointed block ran in the forward, so the recompute saves other tensors: change it "
+    "after the backward, or checkpoint other blocks (--blocks)"
+)
+DUAL = (
+    "the blocks run within a level of forward-mode differentiation (torch.autograd.forward_ad), which is over when the "
+    "backward recomputes them: checkpoint what contains the level, or leave such blocks out (--blocks)"
+)
+FILLED = (
+    "is changed by the forward, as a cache is, and the recompute finds it changed: give each step a cache that its "
+    "blocks only read, or none"
+)
+LENT = (
+    "is called with tensors that stand in for its parameters, as torch.func.functional_call puts them there, and "
+    "recomputed without them: mark the function that makes the call with profiler.block"
+)
 
 
 @contextmanager
@@ -144,29 +165,6 @@ def _is_in_recompute(error: Exception) -> bool:
     places = [index for index, frame in enumerate(frames) if frame.filename == torch.utils.checkpoint.__file__]
     backward = [index for index, frame in enumerate(frames) if frame.filename == torch.autograd.graph.__file__]
     return bool(places and backward) and backward[0] < places[-1] < len(frames) - 1
-
-
-CAUSE = "likely cause: "  # prefix of a cause, in a note that is added to an error and in a reason
-SWITCH = "requires_grad of "
-MOST_NAMED = 3
-DEEPEST = 4  # levels of objects within objects that are read
-BUFFER = "the buffer "
-TURNED = (
-    "changed since a checkpointed block ran in the forward, so the recompute saves other tensors: change it "
-    "after the backward, or checkpoint other blocks (--blocks)"
-)
-DUAL = (
-    "the blocks run within a level of forward-mode differentiation (torch.autograd.forward_ad), which is over when the "
-    "backward recomputes them: checkpoint what contains the level, or leave such blocks out (--blocks)"
-)
-FILLED = (
-    "is changed by the forward, as a cache is, and the recompute finds it changed: give each step a cache that its "
-    "blocks only read, or none"
-)
-LENT = (
-    "is called with tensors that stand in for its parameters, as torch.func.functional_call puts them there, and "
-    "recomputed without them: mark the function that makes the call with profiler.block"
-)
 
 
 def what_moves(workload: Workload, model: nn.Module | None) -> str | None:

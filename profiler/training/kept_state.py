@@ -22,6 +22,22 @@ DEEPEST = 8  # levels of nesting that are read
 GROUPS = (list, tuple, set, frozenset, deque)
 KINDS = (bool, int, float, complex, str, bytes, torch.Tensor, dict, *GROUPS)
 Image = dict[str, str]  # from the full name of an attribute to the text of its value
+MANY = 10_000  # what containers with more items hold is not looked at; they themselves are put back
+LARGE = 2**24  # bytes: the values of larger tensors and arrays are not kept
+CACHED = type(lru_cache(len))
+WRAPPERS = (MethodType, BuiltinMethodType, partial, staticmethod, classmethod, property, CACHED)
+WRAPPED = (
+    "__func__",
+    "__self__",
+    "__wrapped__",
+    "func",
+    "args",
+    "keywords",
+    "fget",
+    "fset",
+)  # attributes of one or another of them
+ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+Undo = Callable[[], object]
 
 
 def image(module: nn.Module) -> Image:
@@ -148,24 +164,6 @@ def _digest(tensor: torch.Tensor) -> str:
     values = own.cpu().contiguous().flatten().view(torch.uint8).numpy().data
     digest = hashlib.blake2b(values, digest_size=16).hexdigest()
     return f"{tuple(own.shape)} {own.dtype} {digest}"
-
-
-MANY = 10_000  # what containers with more items hold is not looked at; they themselves are put back
-LARGE = 2**24  # bytes: the values of larger tensors and arrays are not kept
-CACHED = type(lru_cache(len))
-WRAPPERS = (MethodType, BuiltinMethodType, partial, staticmethod, classmethod, property, CACHED)
-WRAPPED = (
-    "__func__",
-    "__self__",
-    "__wrapped__",
-    "func",
-    "args",
-    "keywords",
-    "fget",
-    "fset",
-)  # attributes of one or another of them
-ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-Undo = Callable[[], object]
 
 
 @contextmanager

@@ -17,6 +17,13 @@ from profiler.core.record import Conditions
 from profiler.measuring.devices import Device, Facts, Span
 
 VERSION = Path("/proc/driver/nvidia/version")
+try:
+    import pynvml
+except ImportError:  # the extra `gpu` installs it
+    pynvml = None
+
+# nvmlClocksThrottleReason...; the other bits are settings, not problems. Source: nvml.h
+HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
 
 
 def connect(device: str) -> Cuda:
@@ -192,15 +199,6 @@ def _driver() -> str | None:
     """Return the driver's version from /proc, else from NVML; None if neither has it."""
     words = VERSION.read_text(encoding="utf-8").split() if VERSION.exists() else []
     return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None) or driver_version()
-
-
-try:
-    import pynvml
-except ImportError:  # the extra `gpu` installs it
-    pynvml = None
-
-# nvmlClocksThrottleReason...; the other bits are settings, not problems. Source: nvml.h
-HOLDS = {0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply"}
 
 
 def find_board(uuid: str) -> Board | str:

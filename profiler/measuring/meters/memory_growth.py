@@ -26,6 +26,8 @@ from profiler.training.workload import Step, Workload, allocated_bytes, dense_pa
 NUM_STEPS = 8  # after the one that was measured: memory that grows in all of them is no cache that is filled once
 MOST_NAMED = 2
 T = TypeVar("T")
+DEEPEST = 10  # references from a tensor to a name
+MOST = 20_000  # objects that are searched
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,10 +180,6 @@ class _Made(TorchDispatchMode):
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [part.untyped_storage() for tensor in tensors(tree) for part in dense_parts(tensor)]
-
-
-DEEPEST = 10  # references from a tensor to a name
-MOST = 20_000  # objects that are searched
 
 
 class Holder(NamedTuple):

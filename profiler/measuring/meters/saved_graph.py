@@ -17,6 +17,7 @@ from profiler.training.workload import Workload, bytes_by_storage, restored, ten
 
 LEAST = 0.01  # of all that is saved: less is not worth a note
 SAVED = "_saved_"  # prefix of a node's attributes that return what it saved
+GAIN = 0.25  # of all that is saved: blocks that lower it by less are not named, as a backward takes more than that
 
 
 def needless_bytes(loss: torch.Tensor, workload: Workload) -> int:
@@ -136,9 +137,6 @@ def _nodes(loss: torch.Tensor) -> Iterator[Any]:
             seen.add(node)
             waiting += [below for below, _ in node.next_functions]
             yield node
-
-
-GAIN = 0.25  # of all that is saved: blocks that lower it by less are not named, as a backward takes more than that
 
 
 class _Call(NamedTuple):

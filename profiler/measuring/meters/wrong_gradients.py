@@ -21,6 +21,9 @@ CACHED = (
     "autocast keeps the cast of a weight for its later uses, though it was made before the weight was written, or "
     "where gradients are off; torch.autocast(..., cache_enabled=False) casts it each time"
 )
+STEPS = {torch.float64: (1e-4, 1e-5), None: (1e-2, 3e-3)}  # of the weights' norm; in double, or in the model's types
+NEAR = 0.1  # of the way from one gradient to the other: a slope so near to an end is that gradient's
+SAME_LOSS = 2.0**-5  # relative: a loss in double that differs by more draws other numbers, or is of other work
 
 
 class SilentErrors:
@@ -111,11 +114,6 @@ def _functions(look: Callable[[Any, str], None]) -> Iterator[None]:
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(applied)):
         yield
-
-
-STEPS = {torch.float64: (1e-4, 1e-5), None: (1e-2, 3e-3)}  # of the weights' norm; in double, or in the model's types
-NEAR = 0.1  # of the way from one gradient to the other: a slope so near to an end is that gradient's
-SAME_LOSS = 2.0**-5  # relative: a loss in double that differs by more draws other numbers, or is of other work
 
 
 def side(built: Assembled, first: Gradients, second: Gradients) -> str | None:

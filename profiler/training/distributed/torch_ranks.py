@@ -21,6 +21,8 @@ from profiler.core.schedule import DDP_SETTLING
 from profiler.core.trace_data import BUCKETS, GATHERED
 from profiler.training.workload import Workload, rounded, storage_bytes
 
+PATIENCE = 1.0  # seconds to wait for gloo's threads to release a tensor; after that its bytes do seem to stay
+
 
 def ddp(
     workload: Workload, mesh: DeviceMesh, *, bucket_mib: float = 25.0, views: bool = False, unused: bool = False
@@ -151,9 +153,6 @@ def _gathered(module: nn.Module) -> list[torch.Tensor]:
         for parameter in group.fsdp_params
         for tensor in parameter.all_gather_outputs
     ]
-
-
-PATIENCE = 1.0  # seconds to wait for gloo's threads to release a tensor; after that its bytes do seem to stay
 
 
 def let_go(module: FSDPModule) -> None:

@@ -13,6 +13,8 @@ from profiler.core.catalogue import Count
 from profiler.core.errors import Unsupported
 from profiler.training.workload import Workload
 
+WIDTHS = (16, 32, 64)
+
 
 def mlp(
     batch_size: int = 64, *, width: Count = 20, depth: Count = 3, features: Count = 10, classes: Count = 5
@@ -124,9 +126,6 @@ def read_batch(batch_size: int, data_directory: str | None) -> tuple[torch.Tenso
         raise Unsupported(f"the MNIST files hold {len(dataset)} images, fewer than the batch of {batch_size}")
     images = dataset.data[:batch_size].unsqueeze(1).float() / 255
     return images, dataset.targets[:batch_size].clone(), "mnist"
-
-
-WIDTHS = (16, 32, 64)
 
 
 class BasicBlock(nn.Module):

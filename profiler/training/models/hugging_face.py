@@ -27,6 +27,16 @@ HEADS = {  # `auto` takes the first that a family has
     "classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
 OWN_PIXELS = 224  # for families whose config has no image size: convolutional ones, which take any size
+VOCABULARY, POSITIONS = 32_000, 4096
+# Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv:2307.09288), table 1 and appendix
+# A.2.1, and "LLaMA" (arXiv:2302.13971), table 2; the MLP widths are those of the config.json that Meta published with
+# the weights. Of the published sizes only 70b has grouped-query attention.
+SIZES = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 172, "layers": 4, "heads": 4, "key_heads": 2, "vocabulary": 256},
+    "7b": {"hidden_size": 4096, "intermediate_size": 11_008, "layers": 32, "heads": 32, "key_heads": 32},
+    "13b": {"hidden_size": 5120, "intermediate_size": 13_824, "layers": 40, "heads": 40, "key_heads": 40},
+    "70b": {"hidden_size": 8192, "intermediate_size": 28_672, "layers": 80, "heads": 64, "key_heads": 8},
+}
 
 
 def build(
@@ -156,18 +166,6 @@ def _speech(settings: Any, batch_size: int, sequence: int) -> dict[str, torch.Te
         raise Unsupported(f"sequence={sequence} is longer than the {settings.max_target_positions} positions")
     features = torch.randn(batch_size, settings.num_mel_bins, 2 * settings.max_source_positions)
     return {"input_features": features, "labels": _tokens(settings, batch_size, sequence)}
-
-
-VOCABULARY, POSITIONS = 32_000, 4096
-# Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv:2307.09288), table 1 and appendix
-# A.2.1, and "LLaMA" (arXiv:2302.13971), table 2; the MLP widths are those of the config.json that Meta published with
-# the weights. Of the published sizes only 70b has grouped-query attention.
-SIZES = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 172, "layers": 4, "heads": 4, "key_heads": 2, "vocabulary": 256},
-    "7b": {"hidden_size": 4096, "intermediate_size": 11_008, "layers": 32, "heads": 32, "key_heads": 32},
-    "13b": {"hidden_size": 5120, "intermediate_size": 13_824, "layers": 40, "heads": 40, "key_heads": 40},
-    "70b": {"hidden_size": 8192, "intermediate_size": 28_672, "layers": 80, "heads": 64, "key_heads": 8},
-}
 
 
 def llama(

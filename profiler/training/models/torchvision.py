@@ -18,6 +18,7 @@ from profiler.training.workload import Workload
 
 SIZES = {"inception_v3": 299}  # the others were made for 224
 AUXILIARY = {"googlenet": 0.3, "inception_v3": 0.4}  # the weight of each auxiliary loss in the original training
+OWN_SIZE = "own"
 
 
 def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count = 1000) -> Workload:
@@ -48,9 +49,6 @@ def build(name: str, batch_size: int = 16, *, size: str = "own", classes: Count 
 
     module = make() if pixels == own else fitting(make, name, batch_size, pixels)
     return classified(module, batch_size, pixels, classes, auxiliary=AUXILIARY.get(name, 0.0))
-
-
-OWN_SIZE = "own"
 
 
 def side(word: str, own: int) -> int:

@@ -16,6 +16,8 @@ from torch import nn
 from profiler.core.errors import Unsupported, similar
 from profiler.training.workload import tensors
 
+IN_BACKWARD = "_in_backward_optimizers"  # attribute of a parameter, set by torch.distributed.optim
+
 
 def sgd(parameters: Iterable[nn.Parameter], *, lr: float = 0.01) -> torch.optim.Optimizer:
     """Stochastic gradient descent: no state."""
@@ -95,9 +97,6 @@ def state_by_parameter(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, l
     for parameter, state in states(optimizer):
         kept.setdefault(parameter, []).append(dict(state))
     return kept
-
-
-IN_BACKWARD = "_in_backward_optimizers"  # attribute of a parameter, set by torch.distributed.optim
 
 
 def hooks_of(parameter: torch.Tensor) -> dict[int, Callable[..., Any]]:
