@@ -15,9 +15,8 @@ from profiler.core.record import Applied, Equality, reproducible
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.failure_causes import CAUSE, what_moves
-from profiler.measuring.memory_pass_digests import weights_kept
 from profiler.measuring.meters import equality, step_results, tensor_values, wrong_gradients
-from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results
+from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results, weights_kept
 from profiler.measuring.ranks import Group
 from profiler.training import kept_state, missing_gradients
 from profiler.training.assemble import Assembled

@@ -256,7 +256,11 @@ def _image(workload: Workload) -> kept_state.Image:
     holds, and globals of its files.
     """
     module = workload.module
-    held = {f"{BUFFER}{name}": _decisive(module, name, buffer) for name, buffer in module.named_buffers()}
+    held: dict[str, Any] = {}
+    for name, buffer in module.named_buffers():
+        owner = own_class(module.get_submodule(name.rpartition(".")[0]))
+        is_plain = not owner.__module__.startswith("torch.nn.")  # of those, only shape and dtype decide what is saved
+        held[f"{BUFFER}{name}"] = buffer if is_plain else [str(buffer.shape), str(buffer.dtype)]
     inputs, _ = pytree.tree_flatten_with_path(workload.batch)
     held |= {f"the input{pytree.keystr(path)}": leaf for path, leaf in inputs}
     held |= {f"{home}.{name}": value for home, names in _files(module) for name, value in names.items()}
@@ -264,12 +268,6 @@ def _image(workload: Workload) -> kept_state.Image:
     for path, submodule in module.named_modules():
         image |= dict(_objects(vars(submodule), f"{path}." if path else "", DEEPEST))
     return _switches(module) | kept_state.image(module) | image
-
-
-def _decisive(module: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor | list[str]:
-    """Return what of a buffer can decide which tensors are saved: for torch.nn's modules, only shape and dtype."""
-    owner = own_class(module.get_submodule(name.rpartition(".")[0]))
-    return [str(buffer.shape), str(buffer.dtype)] if owner.__module__.startswith("torch.nn.") else buffer
 
 
 def _objects(values: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:

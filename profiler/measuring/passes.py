@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -16,13 +16,14 @@ from profiler.core.case import OPERATORS
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes
 from profiler.core.units import bytes_text, count_text, few
-from profiler.measuring import memory_pass_digests
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import flops, memory, memory_growth, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.measuring.meters.saved_graph import SavedByBlocks, frozen_modules, kept_on_ctx, needless_bytes
+from profiler.measuring.meters.step_results import StepDigests, weights_kept
 from profiler.measuring.ranks import Ranks
+from profiler.training import precision
 from profiler.training.assemble import Assembled
 from profiler.training.compiled_code import compiled_modules
 from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
@@ -237,7 +238,7 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
             bench.note("GCP007", text)
         return loss
 
-    with memory_pass_digests.watched(bench, built, seeded) as watched:
+    with _watched(bench, built, seeded) as watched:
         own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
     gathered = built.workload.gathered() if built.workload.gathered else None
     if _counts_after_memory(bench):
@@ -254,6 +255,37 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
         grows = partial(_tell_growth, bench, built, optimizer, seeded, room)
         bench.extra("whether memory grows from step to step", grows)
     return own, gathered
+
+
+@contextmanager
+def _watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
+    """Yield the training step; digests of its first two runs are taken for the equality pass, if it can use them.
+
+    That takes a known baseline, one process, real arithmetic, no gradient scaler, and a model that settles in one step.
+    The weights are restored: a factory may return the same module each time.
+    """
+    case, trial = bench.trial.case, bench.trial
+    is_asked = "equality" in trial.passes and case.verify != "off"
+    is_known = case == case.baseline or trial.digests is not None
+    is_alone = bench.group.size == 1 and bench.group.mesh is None and not bench.device.is_hollow
+    is_plain = precision.scaler(case.precision, case.torch_device) is None and built.workload.settling == 1
+    digests = None
+    if is_asked and is_known and is_alone and is_plain:
+        with suppress(Exception):  # state of a user's class; the equality pass, which reads it too, tells why
+            digests = StepDigests(built.workload)
+    if digests is None:
+        yield step
+        return
+
+    def heard(mark: Mark) -> torch.Tensor:
+        with bench.hearing():
+            loss: torch.Tensor = step(mark)
+            return loss
+
+    with weights_kept(built.workload):
+        yield digests.watched(heard)
+        digests.finish()
+    bench.step_digests = digests if digests.digests else None
 
 
 def _tell_growth(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import torch
+from functools import partial
 
 from profiler.core.case import Trial
 from profiler.core.record import Readings, Record
@@ -15,8 +14,7 @@ from profiler.measuring.failure_causes import explained
 from profiler.measuring.meters import time as timing
 from profiler.measuring.passes import read
 from profiler.measuring.ranks import ALONE, Group
-from profiler.training.assemble import Assembled, Build, assemble_beside
-from profiler.training.workload import Mark
+from profiler.training.assemble import Build, assemble_beside
 
 
 def measure(
@@ -93,12 +91,21 @@ def _timed(benches: list[Bench]) -> list[Record]:
     model = first.build(first.trial.case.baseline)
     strategies = [assemble_beside(model, bench.trial.case) for bench in benches]
     first.begin("time")
-    steps = _Steps(benches, strategies)
+    _, step = strategies[0].trainer()
+    at_work = first  # a step counts for the strategy that is on, or for the first if none is
+
+    def switch(number: int, on: bool) -> None:
+        nonlocal at_work
+        at_work = benches[number] if on else first
+        turn = strategies[number].switch
+        assert turn is not None, "strategies beside each other have one"
+        turn(on)
+
     case = first.trial.case
     readings = timing.read_together(
         first.device,
-        steps.run,
-        [steps.switch(number) for number in range(len(benches))],
+        lambda mark: at_work.counted(step, mark),
+        [partial(switch, number) for number in range(len(benches))],
         round_number=first.trial.round,
         warmup=case.warmup,
         samples=case.samples,
@@ -126,27 +133,3 @@ def _timed(benches: list[Bench]) -> list[Record]:
         )
         for bench, strategy, own_readings in zip(benches, strategies, readings, strict=True)
     ]
-
-
-class _Steps:
-    """Runs steps of one model; each counts for the strategy that is on, or for the first if none is."""
-
-    def __init__(self, benches: list[Bench], strategies: list[Assembled]) -> None:
-        self._benches, self._strategies = benches, strategies
-        self._at_work = benches[0]
-        _, self._step = strategies[0].trainer()
-
-    def switch(self, number: int) -> Callable[[bool], None]:
-        """Return a function that switches one of the strategies on and off."""
-        turn = self._strategies[number].switch
-        assert turn is not None, "strategies beside each other have one"
-
-        def switch(on: bool) -> None:
-            self._at_work = self._benches[number if on else 0]
-            turn(on)
-
-        return switch
-
-    def run(self, mark: Mark) -> torch.Tensor:
-        """Run one step; return its loss."""
-        return self._at_work.counted(self._step, mark)

@@ -45,18 +45,16 @@ def _named(module: nn.Module, patterns: str) -> list[str]:
     for pattern in re.split(r",(?![^\[]*\])", patterns):
         matching = _matching(module, pattern)
         if not matching:
-            raise Unsupported(f"no blocks match '{pattern}'{_instead(module)}")
+            found = find_blocks(module)
+            ends = " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""
+            raise Unsupported(
+                f"no blocks match '{pattern}'" + (f"; where none are named they are {ends}" if found else "")
+            )
         names |= dict.fromkeys(matching)
     for name in names:
         if outer := next((other for other in names if name.startswith(f"{other}.")), None):
             raise Unsupported(f"block '{name}' is within block '{outer}': name one of them")
     return list(names)
-
-
-def _instead(module: nn.Module) -> str:
-    """Return a hint with the first and the last block that are found without a pattern."""
-    found = find_blocks(module)
-    return f"; where none are named they are {' to '.join(dict.fromkeys((found[0], found[-1])))}" if found else ""
 
 
 def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -65,8 +63,14 @@ def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
     Modules whose names differ only in numbers form one set (`layers.*.attention`), and so do all children of such
     modules (`layers.*.*`). Single operators of torch.nn are offered only together with their siblings.
     """
-    modules = {name: child for name, child in module.named_modules() if name and _is_called(child)}
-    alike = {re.sub(r"\d+", "*", name): None for name, child in modules.items() if not _is_operator(child)}
+    called = ((name, child) for name, child in module.named_modules() if name)  # unlike ModuleList and ModuleDict
+    modules = {name: child for name, child in called if type(child).forward is not nn.Module.forward}
+    operators = {  # single modules of PyTorch's, such as Linear, which save little besides their input
+        name
+        for name, child in modules.items()
+        if type(child).__module__.startswith("torch.nn") and next(child.children(), None) is None
+    }
+    alike = {re.sub(r"\d+", "*", name): None for name in modules if name not in operators}
     siblings = {f"{pattern}.*": None for pattern in alike}
     patterns = sorted((*alike, *siblings, "*"), key=lambda pattern: (pattern.count("."), pattern))
     offered: dict[tuple[str, ...], str] = {find_blocks(module): ""}
@@ -75,16 +79,6 @@ def offered_blocks(module: nn.Module) -> dict[str, tuple[str, ...]]:
         if names and all(name in modules for name in names):
             offered.setdefault(names, pattern)
     return {pattern: names for names, pattern in offered.items() if names}
-
-
-def _is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward, unlike ModuleList and ModuleDict."""
-    return type(module).forward is not nn.Module.forward
-
-
-def _is_operator(module: nn.Module) -> bool:
-    """Whether a module is a single one of PyTorch's, such as Linear, which saves little besides its input."""
-    return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
 
 
 def refuse_none(blocks: tuple[str, ...]) -> None:

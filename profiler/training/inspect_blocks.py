@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from profiler.training.assemble import assemble
 from profiler.training.blocks import refuse_none
 from profiler.training.checkpointing.called_blocks import CalledBlock
 from profiler.training.checkpointing.observed_forward import observe
-from profiler.training.workload import Workload, num_parameters, tensors
+from profiler.training.workload import num_parameters, tensors
 
 
 def describe(case: Case) -> ModelSummary:
@@ -21,44 +22,33 @@ def describe(case: Case) -> ModelSummary:
     workload = assemble(case.baseline).workload
     refuse_none(workload.blocks)
     outputs: dict[str, str] = {}
-    handles = [_note(outputs, name, workload.block(name)) for name in workload.blocks]
-    linked, remark = _linked(workload)
+
+    def leave(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        outputs[name] = ", ".join(" x ".join(map(str, tensor.shape)) for tensor in tensors(output))
+
+    handles = [workload.block(name).register_forward_hook(partial(leave, name)) for name in workload.blocks]
+    remark = None
+    linked: list[bool | None] = [None] * len(workload.blocks)  # whether each block feeds only the next one
+    try:
+        linked = [*observe(workload).linked[:-1], None]
+    except Unsupported as error:
+        remark = str(error)
     for handle in handles:
         handle.remove()
+    blocks = [workload.block(name) for name in workload.blocks]
     return ModelSummary(
         model=str(case.model),
         num_parameters=num_parameters(workload.module),
         batch_size=case.batch_size,
         blocks=tuple(
-            _block(workload.block(name), name, outputs.get(name, ""), feeds)
-            for name, feeds in zip(workload.blocks, linked, strict=True)
+            BlockSummary(
+                name=name,
+                kind=block.kind if isinstance(block, CalledBlock) else type(block).__name__,
+                num_parameters=num_parameters(block),
+                output=outputs.get(name, ""),
+                feeds_next=feeds,
+            )
+            for name, block, feeds in zip(workload.blocks, blocks, linked, strict=True)
         ),
         remark=remark,
-    )
-
-
-def _linked(workload: Workload) -> tuple[list[bool | None], str | None]:
-    """Return whether each block feeds only the next one (None for the last); or all None, and why that is unknown."""
-    try:
-        *linked, _ = observe(workload).linked
-    except Unsupported as error:
-        return [None] * len(workload.blocks), str(error)
-    return [*linked, None], None
-
-
-def _note(outputs: dict[str, str], name: str, block: nn.Module) -> Any:
-    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-        shapes = [" x ".join(map(str, tensor.shape)) for tensor in tensors(output)]
-        outputs[name] = ", ".join(shapes)
-
-    return block.register_forward_hook(leave)
-
-
-def _block(block: nn.Module, name: str, output: str, feeds_next: bool | None) -> BlockSummary:
-    return BlockSummary(
-        name=name,
-        kind=block.kind if isinstance(block, CalledBlock) else type(block).__name__,
-        num_parameters=num_parameters(block),
-        output=output,
-        feeds_next=feeds_next,
     )

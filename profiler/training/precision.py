@@ -52,17 +52,15 @@ def unscaled(
     loss = step(scaler)
     if scaler is None:
         return loss
-    while scaler.get_scale() > 1 and bool(loss.isfinite()) and not _finite(leaves):
+    while scaler.get_scale() > 1 and bool(loss.isfinite()):
+        values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in _gradients(leaves)]
+        if all(bool(value.isfinite().all()) for value in values):
+            break
         scaler.update(scaler.get_scale() / 2)
         loss = step(scaler)
     for gradient in _gradients(leaves):
         gradient.div_(scaler.get_scale())
     return loss
-
-
-def _finite(leaves: Collection[torch.Tensor]) -> bool:
-    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in _gradients(leaves)]
-    return all(bool(gradient.isfinite().all()) for gradient in values)
 
 
 def _gradients(leaves: Collection[torch.Tensor]) -> list[torch.Tensor]:

@@ -42,7 +42,14 @@ def read(
     *within, end = watch.spans()  # the last begins at the step's mark "end"
     spans = list(zip(marks.labels, within, strict=False))
     left_bytes = end.end_bytes - within[0].start_bytes + lasting
-    phases = {phase: _phase(phase, spans) for phase in PHASES}
+    phases: dict[str, PhaseBytes] = {}
+    for phase in PHASES:
+        own = [span for (name, _), span in spans if name == phase]
+        phases[phase] = PhaseBytes(
+            allocated=max(span.peak_bytes for span in own),
+            reserved=largest_known(span.reserved_bytes for span in own),
+            device=largest_known(span.device_bytes for span in own),
+        )
     (_, gradient_bytes), _ = top = max(spans, key=lambda pair: pair[1].peak_bytes)
     forwards = [span for (phase, _), span in spans if phase == "forward"]
     readings = {
@@ -137,15 +144,6 @@ class _Marks:
     def _label(self, phase: str) -> None:
         self.labels.append((phase, self._held_bytes))
         self._mark(follow=phase == "forward")
-
-
-def _phase(phase: str, spans: list[tuple[tuple[str, int | None], Span]]) -> PhaseBytes:
-    own = [span for (name, _), span in spans if name == phase]
-    return PhaseBytes(
-        allocated=max(span.peak_bytes for span in own),
-        reserved=largest_known(span.reserved_bytes for span in own),
-        device=largest_known(span.device_bytes for span in own),
-    )
 
 
 def _timeline(spans: list[tuple[tuple[str, int | None], Span]]) -> Timeline:

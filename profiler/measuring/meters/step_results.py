@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -131,6 +132,19 @@ def gradients_of(workload: Workload) -> Gradients:
         else copied(own)
         for name, parameter in compared(workload).items()
     }
+
+
+@contextmanager
+def weights_kept(workload: Workload) -> Iterator[None]:
+    """Restore the weights that steps in the block change, from copies on the host."""
+    parameters = [one for one in trained(workload).values() if one.requires_grad and not one.is_meta]
+    weights = [local(parameter).detach().to("cpu", copy=True) for parameter in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, weight in zip(parameters, weights, strict=True):
+                local(parameter).copy_(weight)
 
 
 class StepDigests:
