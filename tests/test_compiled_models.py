@@ -5,8 +5,6 @@ The truth is PyTorch's own profiler around a plain step, without gcprof.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import msgspec
 import pytest
 import torch
@@ -20,7 +18,6 @@ from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.predicting.staging.stages import stages
 from profiler.training.assemble import assemble
-from profiler.training.checkpointing import own_checkpoints
 from profiler.training.compiled_code import forget, num_compiled
 from tests import make
 from tests.conftest import measured
@@ -96,16 +93,6 @@ def test_code_without_its_checkpoints_is_not_kept_for_other_processes(monkeypatc
     record("none", model(way="module", own=True))
 
     assert saved_by_pytorch(compiled.make, way="module", own=True) == truth
-
-
-@pytest.mark.slow
-def test_what_compiled_code_may_hide_is_not_said_to_be_none(monkeypatch):
-    """As where a torch of another version compiles by a function that is not known here."""
-    monkeypatch.setattr(own_checkpoints, "counted_checkpoints", lambda count: nullcontext())
-
-    (text,) = (note.text for note in record("own", model(backend=PARTITION)).notes if note.code == "GCP001")
-
-    assert text == "no checkpoint of the model's own was seen, nor any in its compiled code; it is identical to `none`"
 
 
 @pytest.mark.slow

@@ -139,13 +139,6 @@ def test_spectral_norms_vectors_are_named_as_what_the_recompute_changes_and_are_
     assert ("running" in text) is not repair
 
 
-def test_verification_can_be_off_and_then_says_so():
-    record = measured("mlp", "segments:k=2", passes=PASSES, verify="off")
-
-    assert record.equality is None
-    assert "GCP006" in [note.code for note in record.notes]
-
-
 def test_a_strict_row_without_a_baseline_is_invalid():
     from profiler.core.case import Trial
     from profiler.measuring.trial import measure
@@ -363,10 +356,6 @@ def test_checkpointing_changes_no_result_and_mixed_precision_does(precision):
 
     assert none.equality.precision_difference > 1e-4
     assert checkpointed.equality.gradients_equal
-
-
-def test_fp32_has_no_difference_to_itself():
-    assert measured("mlp", "none", passes=PASSES).equality.precision_difference is None
 
 
 @pytest.mark.slow

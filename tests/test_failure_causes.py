@@ -174,10 +174,6 @@ def test_what_hangs_on_ctx_escapes_the_checkpoints_and_is_told_with_its_bytes():
     assert notes(saved, "GCP054") == []
 
 
-def test_nothing_escapes_where_nothing_is_checkpointed():
-    assert notes(under("none", "squaring", "flops"), "GCP054") == []
-
-
 def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had_changed():
     whole, cut = (failed(strategy, "once") for strategy in ("all", "segments:k=3"))
     plain = attempt(trial("none", "once"), on_pass=lambda name: None, by=measure)

@@ -166,14 +166,6 @@ def test_a_strategy_that_keeps_its_model_is_found_by_the_product_and_told_from_t
     assert "_planted:fault=leak keeps them; the model alone leaves nothing behind" in text
 
 
-@pytest.mark.parametrize("passes", [(), ("memory",), ("time",)])
-def test_a_strategy_that_keeps_its_model_is_found_by_the_test_of_leaks(passes, own):
-    run(f"{own}:clean", "none", PASSES)
-
-    assert bytes_left_by(lambda: run(f"{own}:clean", "none", passes)) == 0
-    assert bytes_left_by(lambda: run(f"{own}:clean", "_planted:fault=leak", passes)) >= 2 * LAYER + BATCH
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "nbytes"), [("by_name", 2 * LAYER), ("by_cycle", LAYER)])
 @pytest.mark.parametrize("strategy", ["none", "segments:k=1"])

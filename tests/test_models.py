@@ -1,4 +1,4 @@
-"""The built-in models are the published ones."""
+"""The built-in models are the published ones, have the sizes that are told, and save the bytes of arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from torch import nn
 
 from profiler.core.case import Choice
 from profiler.core.errors import Unsupported
+from profiler.training.assemble import assemble
+from profiler.training.blocks import find_blocks
+from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.models import built_in
+from tests import make
 from tests.conftest import measured
 from tests.mnist_files import write_mnist
 
@@ -23,12 +27,6 @@ def test_the_mlp_is_10_20_20_5_with_relu_between():
         (20, 5),
     ]
     assert [type(layer) for layer in module.children()] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
-
-
-def test_the_mlp_takes_its_sizes():
-    module = built_in.mlp(2, width=7, depth=4, features=3, classes=2).module
-
-    assert [layer.out_features for layer in module.children() if isinstance(layer, nn.Linear)] == [7, 7, 7, 2]
 
 
 def test_the_trunk_of_the_mnist_cnn_has_301_modules_and_ends_at_2_by_2():
@@ -81,10 +79,6 @@ def test_fewer_images_than_the_batch_are_unsupported(tmp_path):
         built_in.mnist_cnn(4, str(tmp_path / "data"), channels=2)
 
 
-def test_the_record_says_which_data_it_was(tmp_path):
-    assert measured("mnist-cnn:channels=2", "none", passes=()).built.data == "synthetic"
-
-
 def test_one_seed_gives_one_batch_and_one_set_of_weights():
     built = []
     for _ in range(2):
@@ -109,3 +103,95 @@ def test_an_optimizer_that_torch_does_not_have_names_the_nearest():
 
     with pytest.raises(Unsupported, match="did you mean RAdam"):
         build([], "RAdan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "layers", "parameters"), [(3, 20, 0.27e6), (5, 32, 0.46e6), (7, 44, 0.66e6), (9, 56, 0.85e6)]
+)
+def test_a_cifar_resnet_has_6n_plus_2_layers_and_the_papers_parameters(n, layers, parameters):
+    workload = built_in.cifar_resnet(2, depth=n)
+
+    kinds = [type(module).__name__ for module in workload.module.modules()]
+    assert kinds.count("Conv2d") + kinds.count("Linear") == 6 * n + 2 == layers
+    assert sum(p.numel() for p in workload.module.parameters()) == pytest.approx(parameters, rel=0.02)
+    assert len(workload.blocks) == kinds.count("BasicBlock") == 3 * n
+
+
+def test_a_cifar_resnet_halves_the_image_twice():
+    workload = built_in.cifar_resnet(2, depth=1)
+    shapes = []
+    for name in workload.blocks:
+        workload.module.get_submodule(name).register_forward_hook(
+            lambda m, a, output: shapes.append(tuple(output.shape))
+        )
+
+    logits = workload.module(workload.batch[0])
+
+    assert shapes == [(2, 16, 32, 32), (2, 32, 16, 16), (2, 64, 8, 8)]
+    assert logits.shape == (2, 10)
+
+
+@pytest.mark.parametrize("build", [built_in.cifar_resnet, built_in.transformer])
+def test_the_blocks_that_a_model_names_are_those_that_would_be_found(build):
+    workload = build(2)
+
+    assert find_blocks(workload.module) == workload.blocks
+
+
+def test_a_block_of_the_transformer_has_12_width_squared_plus_13_width_parameters():
+    layers, width, sequence, vocabulary = 3, 16, 8, 11
+    module = built_in.transformer(
+        2, layers=layers, width=width, heads=2, sequence=sequence, vocabulary=vocabulary
+    ).module
+
+    blocks = layers * (12 * width**2 + 13 * width)
+    outside = vocabulary * width + sequence * width + 2 * width + width * vocabulary  # embeddings, norm, head
+    assert sum(p.numel() for p in module.parameters()) == blocks + outside
+
+
+def test_the_transformer_sees_no_token_before_its_time():
+    torch.manual_seed(0)
+    module = built_in.transformer(1, layers=2, width=16, heads=2, sequence=8, vocabulary=11, dropout=0.0).module
+    tokens = torch.randint(11, (1, 8))
+    changed = tokens.clone()
+    changed[0, 5] = (tokens[0, 5] + 1) % 11
+
+    difference = (module(tokens) - module(changed)).abs().amax((0, 2))  # (time,)
+
+    assert (difference[:5] == 0).all()
+    assert (difference[5:] > 0).all()
+
+
+def test_heads_that_do_not_divide_the_width_are_unsupported():
+    with pytest.raises(Unsupported, match="width=10 cannot be divided into 4 heads"):
+        built_in.transformer(2, width=10)
+
+
+def test_two_dense_layers_of_16_and_32_hold_64_and_128_bytes():
+    case = make.case("none", model=Choice("dense-chain"), batch_size=1)
+
+    chain = observe(assemble(case).workload).chain
+
+    assert chain.saved == (64, 128)
+    assert chain.tail == 0
+
+
+@pytest.mark.parametrize(("widths", "batch_size"), [("16+32", 1), ("16+32", 3), ("5", 2), ("7+1+9", 4)])
+def test_a_dense_chain_leaves_its_outputs_and_the_loss_live_to_the_byte(widths, batch_size):
+    record = measured(f"dense-chain:widths={widths}", "none", batch_size=batch_size)
+
+    assert record.readings.saved_bytes == 4 * batch_size * sum(map(int, widths.split("+"))) + 4
+
+
+def test_a_checkpointed_dense_layer_saves_its_input_and_the_random_state():
+    record = measured("dense-chain:widths=16+32+8", "every:k=2", batch_size=1)
+
+    outside = 64 + 32  # the first layer's output, which is the second's input, and the third's output
+    assert record.readings.saved_bytes == outside + 128 + 5056 + 4
+
+
+@pytest.mark.parametrize("widths", ["", "16+", "16+x", "0", "-4"])
+def test_widths_that_are_no_numbers_are_unsupported(widths):
+    with pytest.raises(Unsupported, match="is not a list of whole numbers"):
+        built_in.dense_chain(1, widths=widths)

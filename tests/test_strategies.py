@@ -53,15 +53,6 @@ def test_a_loop_over_a_list_with_more_arguments_is_checkpointed_as_it_stands():
     assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), expected, strict=True))
 
 
-def test_names_of_parameters_stay_as_they_were():
-    module = nn.Sequential(*[Counted() for _ in range(4)])
-    before = list(module.state_dict())
-
-    checkpoint_segments(workload(module, tuple("0123")), [range(3)])
-
-    assert list(module.state_dict()) == before
-
-
 def test_hooks_on_a_block_still_see_its_own_work():
     module = nn.Sequential(*[Counted() for _ in range(3)])
     seen = []
@@ -108,14 +99,6 @@ def test_a_large_plain_remainder_is_noted_with_the_option_that_helps():
     assert even.notes == ()
 
 
-@pytest.mark.slow
-def test_segments_save_less_memory_between_forward_and_backward():
-    saved = [measured("mnist-cnn:channels=4", s).readings.saved_bytes for s in ("none", "segments:k=2", "segments:k=8")]
-
-    assert saved == sorted(saved, reverse=True)
-    assert saved[-1] < saved[0] / 2
-
-
 def calls(strategy: str, length: int = 6) -> list[int]:
     """How often each block of a chain runs in a step."""
     from profiler.core import catalogue
@@ -149,10 +132,6 @@ def calls(strategy: str, length: int = 6) -> list[int]:
 )
 def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expected):
     assert calls(strategy) == expected
-
-
-def test_from_start_takes_the_number_of_forwards_of_keeping_nothing():
-    assert sum(calls("from-start", 20)) == 20 * 21 // 2
 
 
 def test_from_start_works_as_deep_as_it_allows_and_refuses_more():

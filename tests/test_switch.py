@@ -8,7 +8,6 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
 from profiler.training.assemble import Assembled, assemble
-from profiler.training.checkpointing.routed_block import route
 from profiler.training.strategies import TABLE
 from profiler.training.workload import Workload
 from tests import make
@@ -45,18 +44,6 @@ def test_a_strategy_that_is_switched_off_leaves_the_step_of_none(model, strategy
         assert sum(again[1].values()) > sum(true[1].values())  # it does recompute, so the switch did something
 
 
-def test_a_switch_that_forgets_a_block_is_seen():
-    true = step(built("mlp", "none"))
-    assembled = built("mlp", "all")
-    block = assembled.workload.block(assembled.workload.blocks[1])
-    to = vars(block)["_route"]
-    assembled.switch(False)
-    route(block, to)
-
-    with pytest.raises(AssertionError):
-        assert_same(step(assembled), true)
-
-
 @pytest.mark.slow
 def test_relus_that_write_in_place_do_so_again_while_it_is_off():
     def relus(assembled: Assembled) -> list[bool]:
@@ -72,10 +59,6 @@ def test_relus_that_write_in_place_do_so_again_while_it_is_off():
 
     assert off == before
     assert relus(assembled) == on
-
-
-def test_compiled_code_has_no_switch():
-    assert built("mlp", "compile-budget").switch is None
 
 
 @pytest.mark.parametrize("fault", ["random-state", "leak"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 
@@ -50,12 +49,6 @@ def choice(name: str, **options: object) -> Choice:
     return Choice.of(f"{HERE / name}.py:{FACTORIES[name]}", options)
 
 
-def test_no_user_knows_of_us():
-    for path in set(HERE.glob("*.py")) - {HERE / "marked_loop.py"}:  # whose marks are ours
-        names = [getattr(node, "module", None) for node in ast.walk(ast.parse(path.read_text()))]
-        assert not any(name and name.startswith("profiler") for name in names), path.name
-
-
 @pytest.mark.parametrize("name", FACTORIES)
 def test_every_strategy_gives_a_users_model_its_gradients_or_says_why_not(name):
     digests = measured(choice(name), "none", batch_size=None, passes=("equality",)).equality.digests
@@ -101,18 +94,6 @@ def test_an_optimizer_that_takes_sparse_gradients_alone_gets_them_and_cannot_be_
     assert compared.equality.gradients_equal
     with pytest.raises(Unsupported, match="only its data tell its size"):
         predict(Trial(case=msgspec.structs.replace(case, device="fake:cpu")))
-
-
-def test_the_reasons_are_right():
-    routed = user.build(f"{HERE}/data_dependent.py:router")
-    calls = []
-    for expert in routed.module.experts:
-        expert.register_forward_hook(lambda module, arguments, output: calls.append(module))
-
-    routed.loss(routed.module, routed.batch)
-
-    assert 0 < len(calls) < len(routed.module.experts)  # the data left some out
-    assert "max_pool2d" in (HERE / "unet.py").read_text()  # what feeds the next block is not the block's output itself
 
 
 @pytest.mark.parametrize("order", [lambda logits, loss: (logits, loss), lambda logits, loss: (loss, logits)])
@@ -220,21 +201,6 @@ def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_
 
     assert none.readings.static_bytes["inputs"] == every.readings.static_bytes["inputs"] == 3 * 4 * 8 * 4
     assert (none.outcome, every.outcome, every.equality.loss_equal) == ("ok", "ok", True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["extra_arguments", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dataclass_batch", "lora"))],
-)
-def test_a_users_model_runs_in_a_process_of_its_own(engine, name):
-    cases = [make.case(s, model=choice(name), batch_size=None, samples=1, warmup=0) for s in ("none", "all")]
-    (none,) = engine.run([Trial(case=cases[0])])
-
-    (record,) = engine.run([Trial(case=cases[1], digests=none.equality.digests)])
-
-    assert (none.outcome, record.outcome) == ("ok", "ok")
-    assert record.equality.gradients_equal
 
 
 def test_a_module_on_the_path_is_found_by_its_name():
