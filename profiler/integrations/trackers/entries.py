@@ -12,6 +12,7 @@ from profiler.core.record import moment
 from profiler.runs.store import Run
 
 READ = ("saved_bytes", "peak_bytes", "reserved_bytes")
+DERIVED = ("static_bytes", "peak_ratio", "step_seconds", "step_spread", "time_ratio")  # times are medians
 TIMES = ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds")
 
 
@@ -43,31 +44,11 @@ def entries(run: Run) -> list[LoggedRow]:
 
 def _entry(row: Row, run: Run) -> LoggedRow:
     mark = "" if row.evidence == "measured" else f"{row.evidence}_"  # names of metrics say if they were not measured
-    started = moment(row.environment.started if row.environment else None) or moment(run.manifest.created)
+    environment = row.environment
+    started = moment(environment.started if environment else None) or moment(run.manifest.created)
     if started is None:
         raise UserError(f"'{run.manifest.created}' is not a valid time for a run to begin", exit_code=4)
-    return LoggedRow(
-        id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
-        name=str(row.case.strategy),
-        started=started.timestamp(),
-        parameters=_parameters(row),
-        tags=_tags(row, run),
-        metrics={f"{mark}{name}": value for name, value in _metrics(row).items()},
-        samples={f"{mark}{name}": seconds for name in TIMES if (seconds := getattr(row.readings, name))},
-    )
-
-
-def _parameters(row: Row) -> dict[str, str | int | bool]:
-    fields = msgspec.structs.asdict(row.case)
-    return {
-        name: value if isinstance(value, bool | int) else str(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _tags(row: Row, run: Run) -> dict[str, str]:
-    environment = row.environment
+    fields = {name: value for name, value in msgspec.structs.asdict(row.case).items() if value is not None}
     tags = {
         "gcprof.run": run.folder.name,
         "outcome": row.outcome,
@@ -78,12 +59,13 @@ def _tags(row: Row, run: Run) -> dict[str, str]:
         "torch": environment.torch if environment else None,
         "gcprof": environment.gcprof if environment else None,
     }
-    return {name: str(value) for name, value in tags.items() if value is not None}
-
-
-def _metrics(row: Row) -> dict[str, float]:
-    """Return the numbers of this row that are known; times are medians."""
-    metrics = {name: getattr(row.readings, name) for name in READ}
-    metrics |= {"static_bytes": row.static_bytes, "peak_ratio": row.peak_ratio}
-    metrics |= {"step_seconds": row.step_seconds, "step_spread": row.step_spread, "time_ratio": row.time_ratio}
-    return {name: float(value) for name, value in metrics.items() if value is not None}
+    metrics = {name: getattr(row.readings, name) for name in READ} | {name: getattr(row, name) for name in DERIVED}
+    return LoggedRow(
+        id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
+        name=str(row.case.strategy),
+        started=started.timestamp(),
+        parameters={name: value if isinstance(value, bool | int) else str(value) for name, value in fields.items()},
+        tags={name: str(value) for name, value in tags.items() if value is not None},
+        metrics={f"{mark}{name}": float(value) for name, value in metrics.items() if value is not None},
+        samples={f"{mark}{name}": seconds for name in TIMES if (seconds := getattr(row.readings, name))},
+    )
