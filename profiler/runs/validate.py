@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -46,79 +45,52 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def validate(folder: Path) -> Report:
     """Check every line of a run folder. What is wrong in it becomes findings, never an exception."""
     findings: list[Finding] = []
-    plan = _plan(folder, findings)
-    records = list(_records(folder, findings))
-    findings += _repeated(records)
-    findings += [finding for where, record in records for finding in _looked_at(where, record, plan)]
-    owed = progress.owed((plan or {}).values(), [record for _, record in records])
-    if owed:
-        text = f"{len(owed)} of {count_text(len(plan or ()), 'planned trial')} not there: gcprof run --resume"
-        findings.append(Finding(where=str(folder), text=text, is_damage=False))
-    findings += [
-        Finding(where=str(path), text="not a file of a run folder", is_damage=False)
-        for path in sorted(folder.iterdir())
-        if path.name not in KNOWN
-    ]
-    kinds = Counter(evidence(record.case, record.environment) for _, record in records)
-    return Report(run=str(folder), num_records=len(records), evidence=dict(kinds), findings=tuple(findings))
 
+    def find(where: object, text: str, *, is_damage: bool = True) -> None:
+        text = text.removeprefix(f"{where}: ")  # as the errors of the readers begin
+        findings.append(Finding(where=str(where), text=text, is_damage=is_damage))
 
-def _plan(folder: Path, findings: list[Finding]) -> dict[Key, Trial] | None:
-    """Return the trials of the plan; None, with a finding, if the manifest cannot be read."""
+    def find_old(where: object, schema: int) -> None:
+        if schema < SCHEMA:
+            find(where, f"schema {schema}, and {SCHEMA} is the present one", is_damage=False)
+
+    plan: dict[Key, Trial] | None = None
     try:
         manifest = store.read_manifest(folder)
+        plan = {(trial.case, trial.round): trial for trial in manifest.plan}
+        find_old(folder / "manifest.json", manifest.schema)
     except UserError as error:
-        findings.append(_unread(str(folder / "manifest.json"), error))
-        return None
-    findings += _old(str(folder / "manifest.json"), manifest.schema)
-    return {(trial.case, trial.round): trial for trial in manifest.plan}
-
-
-def _records(folder: Path, findings: list[Finding]) -> Iterator[tuple[str, Record]]:
-    """Yield every readable record and where it is; an unreadable line becomes a finding."""
+        find(folder / "manifest.json", error.message)
     if not (folder / "trials.jsonl").exists():
-        findings.append(Finding(where=str(folder / "trials.jsonl"), text="the file is missing"))
-    for where, line in store.numbered_lines(folder):
+        find(folder / "trials.jsonl", "the file is missing")
+    records, seen = list[Record](), dict[Key, tuple[int, Record]]()
+    for number, (where, line) in enumerate(store.numbered_lines(folder), start=1):
         if store.is_torn(line):
-            findings.append(Finding(where=where, text="the last line is torn"))
+            find(where, "the last line is torn")
             continue
         try:
             record = store.read_record(line, where)
         except UserError as error:
-            findings.append(_unread(where, error))
+            find(where, error.message)
             continue
-        findings += _old(where, record.schema)
-        yield where, record
-
-
-def _unread(where: str, error: UserError) -> Finding:
-    return Finding(where=where, text=error.message.removeprefix(f"{where}: "))
-
-
-def _old(where: str, schema: int) -> list[Finding]:
-    """Return a finding if a document is in an older schema."""
-    remark = f"schema {schema}, and {SCHEMA} is the present one"
-    return [Finding(where=where, text=remark, is_damage=False)] if schema < SCHEMA else []
-
-
-def _repeated(records: list[tuple[str, Record]]) -> Iterator[Finding]:
-    """Yield a finding for every further record of a trial; readers take the last one."""
-    seen: dict[Key, tuple[str, Record]] = {}
-    for where, record in records:
-        key = (record.case, record.round)
+        find_old(where, record.schema)
+        records.append(record)
+        key = record.case, record.round
         if key in seen:
             before, earlier = seen[key]
             same = "the same record as" if encode(earlier) == encode(record) else "another result of the trial of"
-            text = f"{same} line {before.rpartition(':')[2]}; the later one counts"
-            yield Finding(where=where, text=text, is_damage=False)
-        seen[key] = (where, record)
-
-
-def _looked_at(where: str, record: Record, plan: dict[Key, Trial] | None) -> Iterator[Finding]:
-    """Yield the findings of one record."""
-    trial = plan.get((record.case, record.round)) if plan is not None else None
-    if plan is not None and trial is None:
-        text = f"not in the plan: {record.case.strategy}, round {record.round}"
-        yield Finding(where=where, text=text, is_damage=False)
-    for text in impossible(record, trial.passes if trial else None):
-        yield Finding(where=where, text=text)
+            find(where, f"{same} line {before}; the later one counts", is_damage=False)
+        seen[key] = number, record
+        trial = plan.get(key) if plan is not None else None
+        if plan is not None and trial is None:
+            find(where, f"not in the plan: {record.case.strategy}, round {record.round}", is_damage=False)
+        for text in impossible(record, trial.passes if trial else None):
+            find(where, text)
+    if owed := progress.owed((plan or {}).values(), records):
+        planned = count_text(len(plan or ()), "planned trial")
+        find(folder, f"{len(owed)} of {planned} not there: gcprof run --resume", is_damage=False)
+    for path in sorted(folder.iterdir()):
+        if path.name not in KNOWN:
+            find(path, "not a file of a run folder", is_damage=False)
+    kinds = Counter(evidence(record.case, record.environment) for record in records)
+    return Report(run=str(folder), num_records=len(records), evidence=dict(kinds), findings=tuple(findings))
