@@ -23,7 +23,10 @@ FILE = "events.out.tfevents.0.gcprof"  # TensorBoard looks for `tfevents` in the
 
 
 def write(run: Run, folder: Path | None) -> Written:
-    """Write event files below a folder, by default in the run's `derived/`. Raises UserError if the folder exists."""
+    """Write event files below a folder, by default in the run's `derived/`.
+
+    Raises UserError if the folder exists, OSError if it cannot be written.
+    """
     folder = folder or run.folder / "derived" / "tensorboard"
     if os.path.lexists(folder):
         raise UserError(f"'{folder}' is there already", hint="name another folder with -o, or remove it first")
@@ -58,17 +61,12 @@ def _scalar(name: str, value: float, *, step: int, time: float) -> Event:
 
 
 def _write(folder: Path, events: Iterable[Event]) -> None:
-    try:
-        folder.mkdir(parents=True)
-        with (folder / FILE).open("wb") as file:
-            writer = RecordWriter(file)
-            for event in (Event(file_version="brain.Event:2"), *events):
-                writer.write(event.SerializeToString())
-            writer.flush()
-    except OSError as error:
-        raise UserError(
-            f"cannot write '{folder}': {error.strerror}", hint="name a folder with -o", exit_code=74
-        ) from error
+    folder.mkdir(parents=True)
+    with (folder / FILE).open("wb") as file:
+        writer = RecordWriter(file)
+        for event in (Event(file_version="brain.Event:2"), *events):
+            writer.write(event.SerializeToString())
+        writer.flush()
 
 
 def _slug(text: str) -> str:
