@@ -103,7 +103,7 @@ ROOMS = {
             "tests/test_cost.py",
             "tests/test_explanation.py",
             "tests/test_peak_floor.py",
-            "tests/test_reproduction.py",
+            "tests/test_published.py",
             "tests/test_rows.py",
             "tests/test_search.py",
             "tests/test_small_savings.py",

@@ -1,4 +1,4 @@
-"""The published systems: their files, their figures, and four of them run for real."""
+"""The published systems: their files, their figures beside ours by arithmetic, and four of them run for real."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler.analysis.reproduction import TABLE, UNITS
+from profiler.analysis.growth_fit import exponent
+from profiler.analysis.reproduction import TABLE, UNITS, PublishedFigure, Reproduction, activation_bytes, lines
+from profiler.analysis.rows import rows
 from profiler.cli import answer
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.record import Note
+from profiler.core.record import Built, Equality, Note
 from profiler.request import spec
 from profiler.runs import store
 from profiler.runs.writer import Writer
+from profiler.views.tables import reproduction
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System
 from tests import make
 from tests.commands import gcprof
+from tests.make import MIB, case, failed, record
 
 ROOT = Path(__file__).parents[1]
 NAMES = reproduce.names()
@@ -187,8 +192,8 @@ def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
     folder = here / "run"
     store.create(folder, plan=plan, command="gcprof", environment=records[0].environment, sources={})
     writer = Writer(folder)
-    for record in records:
-        writer.append(record)
+    for one in records:
+        writer.append(one)
     writer.close()
 
     assert answer(["reproduce", "hf-trainer", "--from", "run"]) == code
@@ -208,3 +213,211 @@ def test_impossible_words_are_refused(words, complaint, here, capsys):
     assert answer(["reproduce", *words]) == 2
 
     assert complaint in capsys.readouterr().err
+
+
+SWEEP = rows(
+    [
+        record("none", saved=80 * MIB, peak=100 * MIB, seconds=(1.0, 1.0, 1.0)),
+        record("segments:k=2", saved=30 * MIB, peak=60 * MIB, seconds=(1.2, 1.2, 1.2)),
+        record("segments:k=4", saved=20 * MIB, peak=70 * MIB, seconds=(1.3, 1.3, 1.3)),
+        record("segments:k=4,split=balanced", saved=10 * MIB, peak=50 * MIB),
+        failed("all", "out_of_memory", "tried 1 GiB"),
+    ]
+)
+
+
+def one(strategy: str, quantity: str, **fields):
+    (line,) = lines(
+        [PublishedFigure(label="", quantity=quantity, strategy=Choice(strategy), **fields)],
+        SWEEP,
+        reduced=fields.pop("reduced", False),
+    )
+    return line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "quantity", "unit", "expected"),
+    [
+        ("segments:k=2", "saved_bytes", "MiB", 30),
+        ("segments:k=2", "saved_bytes", "M", 30),
+        ("segments:k=2", "saved_bytes", "MB", 30 * MIB / 1e6),
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB),
+        ("none", "saved_but_loss", "B", 80 * MIB - 4),
+        ("none", "forward_peak_bytes", "MiB", 99),  # make.record puts it 1 MiB below the peak
+        ("segments:k=2", "saved_change", "%", -62.5),
+        ("segments:k=2", "peak_change", "%", -40),
+        ("segments:k=2", "time_change", "%", 20),
+        ("segments:k=2", "step_seconds", "ms", 1200),
+        ("segments:k=2", "saved_share", "%", 50 / 60 * 100),  # of 80 - 20; balanced ones are a sweep of their own
+        ("segments:k=4", "saved_share", "%", 100),
+        ("segments:k=4", "peak_share", "%", 75),  # the best is at k=2
+        ("none", "parameter_bytes", "MiB", 5),
+        ("none", "optimizer_ratio", "", 0),
+        ("none", "gradients", "", "equal"),
+    ],
+)
+def test_a_quantity_is_read_in_the_published_unit(strategy, quantity, unit, expected):
+    ours = one(strategy, quantity, unit=unit).ours
+
+    assert ours == (expected if isinstance(expected, str) else pytest.approx(expected))
+
+
+def test_calls_and_activations_of_a_chain_are_counted():
+    chain = case("none", model=Choice("dense-chain:widths=16+16+16,features=16"), batch_size=8)
+    base = record("none", case=chain)
+    readings = msgspec.structs.replace(
+        base.readings, saved_bytes=3 * 512 + 5, block_calls=(3, 2, 1), peak_bytes=10_000, start_bytes=7_000,
+        peak_gradient_bytes=400,
+    )  # fmt: skip
+    (row,) = rows([msgspec.structs.replace(base, readings=readings)])
+
+    assert activation_bytes(chain) == 4 * 16 * 8 == 512
+    assert TABLE["live_activations"].of([row], [row]) == 3
+    assert TABLE["peak_activations"].of([row], [row]) == 2600 // 512
+    assert TABLE["forward_calls"].of([row], [row]) == 6
+    assert TABLE["calls_by_layer"].of([row], [row]) == "3 2 1"
+
+
+def test_activations_are_not_counted_where_they_are_not_all_alike():
+    assert activation_bytes(case("none", model=Choice("dense-chain:widths=16+32"))) is None
+    assert activation_bytes(case("none", model=Choice("mlp"))) is None
+
+
+def test_the_difference_of_a_precision_is_that_of_the_baseline():
+    equality = Equality(
+        loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, precision_difference=0.01
+    )
+    (row,) = rows([record("none", equality=equality)])
+
+    assert TABLE["precision_difference"].of([row], [row]) == 0.01
+
+
+@pytest.mark.parametrize("power", [1, 0.5, 2, 0])
+def test_the_exponent_of_a_power_is_found(power):
+    sizes = [9, 21, 39, 57]
+
+    assert exponent(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_an_exponent_needs_three_points_of_different_size():
+    assert exponent([1, 2], [1, 2]) is None
+    assert exponent([2, 2, 2], [1, 2, 3]) is None
+
+
+def test_growth_is_fitted_to_the_rows_that_are_ok():
+    grown = [
+        record("none", saved=size * MIB, case=case("none", batch_size=size), built=_built(size)) for size in (9, 21, 39)
+    ]
+    lost = failed("none", "out_of_memory", "tried", case=case("none", batch_size=57))
+    found = rows([*grown, lost])
+
+    assert TABLE["saved_growth"].of(found, found) == pytest.approx(1)
+
+
+def _built(size: int) -> Built:
+    return Built(num_parameters=1, num_blocks=size, data="synthetic")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "quantity", "unit", "published", "shown"),
+    [
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB, "none"),
+        ("segments:k=2", "saved_bytes", "B", 30 * MIB - 4, "+4 B"),
+        ("segments:k=2", "saved_bytes", "M", 40, "-25.00 %"),
+        ("segments:k=2", "peak_change", "%", -60, "+20.00 points"),
+        ("none", "gradients", "", "equal", "none"),
+        ("none", "gradients", "", "different", "differs"),
+        ("none", "optimizer_ratio", "", 2, "-2.00"),
+        ("segments:k=2", "saved_bytes", "M", None, "-"),
+        ("segments:k=2", "saved_bytes", "M", "a lot", "-"),
+    ],
+)
+def test_a_difference_is_never_hidden(strategy, quantity, unit, published, shown):
+    line = one(strategy, quantity, unit=unit, published=published)
+
+    assert reproduction._difference(line) == shown
+
+
+def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
+    wanted = [
+        PublishedFigure(label="", quantity=quantity, strategy=Choice("segments:k=2"), published=-40, unit=unit)
+        for quantity, unit in (("peak_bytes", "MB"), ("step_seconds", "s"), ("peak_change", "%"))
+    ]
+
+    size, time, ratio = lines(wanted, SWEEP, reduced=True)
+
+    assert [reproduction._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
+
+
+def test_what_could_not_be_measured_has_its_reason():
+    assert one("all", "peak_change", unit="%").reason == "out of memory: tried 1 GiB"
+    assert one("first:n=2", "peak_change", unit="%").reason == "not in this run"
+    assert one("none", "saved_bytes", unit="B").reason is None
+
+
+AGAINST_NONE = ("saved_change", "peak_change", "time_change", "saved_share", "peak_share")
+
+
+@pytest.mark.parametrize("quantity", AGAINST_NONE)
+def test_a_row_that_is_invalid_is_no_saving(quantity):
+    none, good = record("none", saved=80 * MIB), record("segments:k=2", saved=30 * MIB)
+    bad = record("segments:k=4", saved=1, peak=1, seconds=(0.01, 0.01), outcome="invalid", detail="gradients differ")
+    wanted = [
+        PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice(f"segments:k={k}")) for k in (2, 4)
+    ]
+
+    measured, lost = lines(wanted, rows([none, good, bad]), reduced=False)
+
+    assert lost.ours is None
+    assert lost.reason == "invalid: gradients differ"
+    if quantity != "peak_share":  # at k=2 the peak is that of none: there is no saving to have a share of
+        assert measured.ours is not None
+
+
+@pytest.mark.parametrize("quantity", AGAINST_NONE)
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        ([], "nothing to compare with: the run has no row without checkpointing"),
+        (
+            [record("none", outcome="timed_out", detail="in round 2")],
+            "nothing to compare with: none is timed out: in round 2",
+        ),
+    ],
+)
+def test_a_baseline_that_is_not_there_is_no_change_of_nothing(quantity, baseline, reason):
+    wanted = PublishedFigure(label="", quantity=quantity, unit="%", strategy=Choice("segments:k=2"))
+
+    (line,) = lines([wanted], rows([*baseline, record("segments:k=2", saved=MIB, peak=30 * MIB)]), reduced=False)
+
+    assert line.ours is None
+    assert line.reason == reason
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(1, None), (2, 0.05)])
+def test_one_round_of_one_sample_has_no_spread(rounds, expected):
+    timed = [record("none", round=number, seconds=(1.0,)) for number in range(1, rounds + 1)]
+    timed += [record("all", round=number, seconds=(1.1 + number / 10,)) for number in range(1, rounds + 1)]
+    wanted = PublishedFigure(label="", quantity="time_change", unit="%", strategy=Choice("all"))
+
+    (line,) = lines([wanted], rows(timed), reduced=False)
+
+    assert line.ours is not None
+    assert line.spread == (expected and pytest.approx(expected))
+
+
+def test_the_table_says_what_is_unclear_unsaid_and_reduced():
+    found = Reproduction(
+        name="one", title="a system", source="a blog", unsaid=("the batch",), reduced="all", environment=None,
+        device="cpu", evidence="measured", lines=(one("segments:k=2", "saved_bytes", unit="M", published=1139),
+                             one("all", "peak_change", unit="%", published=-60)),
+    )  # fmt: skip
+
+    text, page = reproduction.table(found).plain, reproduction.markdown(found)
+
+    for shown in (
+        "1,139 M", "30.00 MiB", "M: the source does not say which unit", "source: a blog",
+        "the source does not say: the batch", "reduced for a CPU: all", "out of memory: tried 1 GiB",
+    ):  # fmt: skip
+        assert shown in text
+        assert shown in page
