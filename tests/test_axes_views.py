@@ -87,11 +87,6 @@ def test_no_line_is_wider_than_the_screen(name: str):
         assert max(map(len, printed(name, width=width).splitlines())) <= width
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_where_only_ascii_can_be_printed_it_is_ascii(name: str):
-    assert printed(name, width=80, encoding="ascii").isascii()
-
-
 def cells(text: str, title: str) -> dict[tuple[str, str], str]:
     """The cells of the first table of that title, by the line's name and the column's."""
     lines = [line for line in text[text.index(title) :].splitlines()[1:] if line]
@@ -165,12 +160,6 @@ def test_the_contour_runs_between_what_fits_and_what_does_not():
     # none at 64 is out of memory; its left neighbour fits, and so does sqrt at 64 below it
     assert edges(figure.axes[0]) == {((2.5, 2.5), (-0.5, 0.5)), ((2.5, 3.5), (0.5, 0.5))}
     assert legend(figure) == ["out of memory", "memory of the device: 300 MiB"]
-
-
-def test_where_everything_fits_there_is_no_contour():
-    fitting = [row for row in rows() if row.outcome == "ok"]
-
-    assert edges(draw(fitting, kind="heat").axes[0]) == set()
 
 
 def test_a_predicted_contour_says_what_it_counts():
@@ -263,14 +252,6 @@ def test_curves_carry_how_they_grow():
     axes = draw(rows(), kind="growth").axes[0]
 
     assert "none\n100 + 4 n" in texts(axes)
-
-
-def test_of_two_points_no_growth_is_told():
-    few = [row for row in rows() if row.case.batch_size in (16, 32)]
-
-    axes = draw(few, kind="growth").axes[0]
-
-    assert {"none", "sqrt", "all"} <= set(texts(axes))
 
 
 def test_only_lines_of_three_points_have_their_growth_beside_them():

@@ -97,12 +97,6 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_a_cut_number_would_be_seen():
-    found = before_and_after()
-
-    assert number_texts(found) - Counter(printed(found, width=200).replace("140.0", "140.…").split())
-
-
 def test_a_pair_that_swaps_is_named():
     text = printed(devices(), width=200)
 

@@ -16,14 +16,6 @@ from tests.traced import SMALL, by_hand, traced
 from tests.user_models.wrapped_optimizers import make
 
 
-@pytest.mark.slow
-def test_the_longest_explanation_fits_a_small_screen():
-    text = explanation(longest(), title="a title that is far too long " * 8, paper=Paper(80)).plain
-
-    assert len(text.splitlines()) <= 25
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
     text = explanation(longest(), title="t" * 200, paper=Paper(80, "ascii")).plain
 

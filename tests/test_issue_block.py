@@ -65,22 +65,6 @@ def test_the_table_itself_holds_the_folder(here, capsys):
     assert "secret" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--format", "md", "--samples"],
-        ["--format", "md", "--width", "80"],
-        ["--format", "md", "--json"],
-        ["--format", "html"],
-    ],
-)
-def test_what_has_no_effect_is_refused(here, words, capsys):
-    examples.run(here / "results" / "run", [make.record()])
-
-    assert answer(["show", *words]) == 2
-    assert capsys.readouterr().out == ""
-
-
 def test_doctor_gives_a_block_with_versions_and_device(shared, capsys):
     assert answer(["doctor", "--paste"]) == 0
 

@@ -108,10 +108,6 @@ def test_the_page_brings_all_it_needs_and_runs_nothing(here):
     assert page.cells[1][0] == HOSTILE
 
 
-def test_that_parser_would_see_a_script():
-    assert "script" in Page(f"<div>{HOSTILE}</div>").tags
-
-
 def test_a_prediction_is_labelled(here):
     examples.run(here / "results" / "run", [make.record("none", case=make.case("none", device="fake:cuda"))])
 
@@ -154,8 +150,3 @@ def test_a_run_is_loaded_and_shown_where_there_is_no_torch(run):
     done = subprocess.run(words, capture_output=True, text=True, env=environment())
 
     assert done.stdout == f"{len(run.rows())} {len(run.rows())} True\n", done.stderr
-
-
-def test_a_name_that_is_not_there_is_said():
-    with pytest.raises(AttributeError, match="'profiler' has no attribute 'lode'"):
-        _ = profiler.lode

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.core.errors import UserError
 from profiler.core.units import MISSING
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
@@ -148,11 +147,6 @@ def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPat
 def test_no_line_is_wider_than_the_screen(name: str):
     for width in range(40, 201):
         assert max(map(len, printed(name, width=width).splitlines())) <= width
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_where_only_ascii_can_be_printed_it_is_ascii(name: str):
-    assert printed(name, width=80, encoding="ascii").isascii()
 
 
 def hostile() -> Chain:
@@ -315,13 +309,6 @@ def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
     assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2")
 
 
-def test_one_sample_more_fits_or_does_not():
-    text = printed("max-batch")
-
-    assert "21.0 MiB: does not fit" in text
-    assert "20.0 MiB: fits too" in text
-
-
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plan_curves, "save", lambda figure, **how: drawn.append(figure))
@@ -335,29 +322,6 @@ def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     assert stairs[:-1] == [(peak / MIB, time) for peak, time in zip(FRONTIER.peak_bytes, extra, strict=True)]
     assert len(lines["uniform splits"].get_xdata()) == len(lines["the first N"].get_xdata()) == 12
     assert lines["floor: static bytes and the largest stage"].get_xdata()[0] <= FRONTIER.peak_bytes[0] / MIB
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_picture_is_the_same_every_time(tmp_path, suffix):
-    points = list(FRONTIER)
-
-    one = plan_curves.plot(points, CHAIN, title="t", path=tmp_path / f"a.{suffix}")
-    other = plan_curves.plot(points, CHAIN, title="t", path=tmp_path / f"b.{suffix}")
-
-    assert one.read_bytes() == other.read_bytes()
-
-
-def test_a_picture_of_another_kind_and_one_that_is_there_are_refused(tmp_path):
-    (tmp_path / "x.png").write_text("mine")
-
-    with pytest.raises(UserError, match="cannot draw"):
-        plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.gif")
-    with pytest.raises(UserError, match="is there already"):
-        plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
-
-    assert (tmp_path / "x.png").read_text() == "mine"
-    plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png", force=True)
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_smallest_plan_stands_first_in_the_frontier():

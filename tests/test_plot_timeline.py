@@ -1,7 +1,5 @@
 """What the picture of a step promises: its peak, its phases, one legend, nothing over anything else."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,7 +11,7 @@ from profiler.analysis.live_bytes import curve, peak
 from profiler.core.errors import UserError
 from profiler.core.trace_data import CATEGORIES, Allocation, Operator, Trace, by_category, live
 from profiler.views.plots.theme import COLOURS
-from profiler.views.plots.timeline import draw, plot
+from profiler.views.plots.timeline import draw
 from tests.traced import by_hand, random_traces, traced
 
 MIB = 2**20
@@ -62,12 +60,6 @@ def test_the_peak_is_among_the_points_after_thinning(num_points: int):
     assert len(found.operators) == num_points
     at = found.operators.index(33_333)
     assert sum(nbytes[at] for nbytes in found.nbytes.values()) == peak(trace).nbytes
-
-
-def test_every_tenth_operator_would_miss_that_peak():
-    held = live(huge())
-
-    assert max(held[::10]) < 10 * MIB == max(held)
 
 
 @pytest.mark.slow
@@ -181,29 +173,6 @@ def test_one_operator_can_be_drawn():
     assert "(B)" in figure.get_supylabel()
 
 
-def test_a_name_is_never_read_as_mathematics(traces: dict[str, Trace]):
-    draw({"$\\frac$": traces["none"]}, title="$\\frac$")
-
-
 def test_nothing_to_draw_is_refused():
     with pytest.raises(UserError, match="no strategy"):
         draw({}, title="none")
-
-
-@pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_it_is_written_as_what_its_name_ends_in(suffix: str, head: bytes, tmp_path: Path):
-    trace = by_hand([("forward", "m")], [(100, 0, 1, "", "before", "parameters")])
-
-    path = plot({"none": trace}, title="one", path=tmp_path / f"figure.{suffix}")
-
-    assert path.read_bytes().startswith(head)
-
-
-def test_a_picture_that_is_there_is_kept(tmp_path: Path):
-    path = tmp_path / "figure.png"
-    path.write_bytes(b"mine")
-
-    with pytest.raises(UserError, match="there already"):
-        plot({"none": by_hand([("forward", "m")], [])}, title="one", path=path)
-
-    assert path.read_bytes() == b"mine"

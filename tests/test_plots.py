@@ -3,7 +3,6 @@
 from itertools import combinations
 from pathlib import Path
 
-import msgspec
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,7 +29,6 @@ CASES = {
     "alike": [make.record(f"segments:k={number}") for number in range(2, 16)],  # fourteen points on one spot
 }
 ALIKE = ("frontier", "memory", "time", "samples")  # a panel for rows that differ in the strategy alone
-AXES = ("heat", "growth", "throughput")
 HEADS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
@@ -60,19 +58,6 @@ def test_no_label_meets_another_or_leaves_the_axes(name: str):
             assert frame.y0 <= box.y0 < box.y1 <= frame.y1
         for one, other in combinations(found.values(), 2):
             assert not one.overlaps(other)
-
-
-def test_labels_written_straight_on_their_points_would_meet():
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    for x in (0.5, 0.51):
-        axes.annotate(f"segments:k={x}", (x, 0.5))
-
-    one, other = boxes(axes, {"segments:k=0.5", "segments:k=0.51"}).values()
-
-    assert one.overlaps(other)
 
 
 @pytest.mark.parametrize("name", ["usual", "troubled", "single", "alike"])
@@ -140,10 +125,6 @@ def test_every_plot_is_written_as_what_its_name_ends_in(kind: str, suffix: str, 
     assert path.read_bytes().startswith(HEADS[suffix])
 
 
-def test_every_plot_is_known_to_these_tests():
-    assert set(PLOTS) == {*ALIKE, *AXES}
-
-
 @pytest.mark.parametrize("kind", [*ALIKE, "throughput"])
 def test_every_model_has_its_panel(kind: str):
     figure = draw(examples.table(CASES["models"]), kind=kind)
@@ -164,15 +145,6 @@ def test_a_name_is_never_read_as_mathematics(kind: str):
     ]
 
     draw(examples.table(records), kind=kind)
-
-
-def test_that_name_would_be_refused_as_mathematics():
-    figure = Figure()
-    canvas = FigureCanvasAgg(figure)
-    figure.text(0.5, 0.5, "$\\frac$")
-
-    with pytest.raises(ValueError, match="frac"):
-        canvas.draw()
 
 
 @pytest.mark.parametrize("kind", PLOTS)
@@ -205,21 +177,6 @@ def test_an_invalid_row_is_named_and_has_no_bar():
 def test_without_times_there_is_nothing_to_plot(kind: str):
     with pytest.raises(UserError, match="nothing to plot"):
         draw(examples.table(untimed()), kind=kind)
-
-
-def test_of_a_rehearsal_the_hint_names_what_has_bytes_and_what_has_times():
-    environment = msgspec.structs.replace(examples.ENVIRONMENT, device_name="Hollow Tesla T4")
-    rehearsed = [msgspec.structs.replace(untimed()[0], environment=environment, equality=None)]
-
-    with pytest.raises(UserError) as refused:
-        draw(examples.table(rehearsed), kind="time")
-
-    assert "--kind memory" in str(refused.value.hint)
-    assert "`gcprof predict` estimates times" in str(refused.value.hint)
-
-
-def test_without_times_there_is_still_the_memory_to_plot():
-    assert draw(examples.table(untimed()), kind="memory").axes
 
 
 def untimed() -> list[Record]:

@@ -95,13 +95,6 @@ def test_the_command_explains_it_and_gives_json(recorded, capsys):
     assert (document["evidence"], document["peak_bytes"]) == ("recorded", peak)
 
 
-def test_words_without_effect_on_a_snapshot_are_refused(tmp_path, capsys):
-    assert answer(["explain", "mlp", "--snapshot", str(tmp_path / "none.pickle")]) == 2
-    assert "'mlp' has no effect on a snapshot" in capsys.readouterr().err
-    assert answer(["explain"]) == 2
-    assert "--snapshot FILE" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("typed", ["./none.pickle", ".//none.pickle"])
 def test_a_snapshot_is_named_and_coloured_as_any_file(typed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -222,8 +215,3 @@ def test_what_is_broken_is_told_and_takes_no_memory(tmp_path, text):
 
     with pytest.raises(UserError, match="not a pickle of plain data"):
         allocator_history.load(tmp_path / "broken")
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
-        allocator_history.load(tmp_path / "none")

@@ -8,8 +8,6 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
@@ -17,7 +15,7 @@ from matplotlib.text import Text
 from profiler.analysis.rows import Row, rows
 from profiler.runs import store
 from profiler.views import PLOTS
-from profiler.views.plots.figure import IN_GREY, OKABE_ITO, STYLES, at_work, sized
+from profiler.views.plots.figure import IN_GREY, STYLES
 from profiler.views.plots.heat import luminance
 from profiler.views.plots.plot import draw, plot
 from tests import examples
@@ -79,15 +77,6 @@ def test_no_text_of_a_plot_over_named_axes_is_cropped(style: str):
     assert cropped(draw(table("depths"), kind="heat", style=STYLES[style], over=("depth", "batch_size"))) == []
 
 
-def test_a_text_that_is_cropped_would_be_seen():
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    figure.text(0.95, 0.5, "reaches over the edge")
-    figure.text(0.5, 0.5, "does not")
-
-    assert cropped(figure) == ["reaches over the edge"]
-
-
 @pytest.mark.parametrize("kind", PLOTS)
 def test_a_slide_is_as_wide_and_high_as_a_screen(kind: str, tmp_path: Path):
     found = table("batches" if kind in OVER_AXES else "mnist")
@@ -96,17 +85,6 @@ def test_a_slide_is_as_wide_and_high_as_a_screen(kind: str, tmp_path: Path):
 
     high, wide = imread(path).shape[:2]
     assert (wide, high) == (1920, 1080)
-
-
-@pytest.mark.slow
-def test_a_slide_of_many_rows_is_still_as_wide_as_a_screen(tmp_path: Path):
-    many = examples.table(examples.sweep(tuple(range(1, 33))))
-
-    path = plot(many, kind="memory", path=tmp_path / "slide.png", style=STYLES["slides"])
-
-    high, wide = imread(path).shape[:2]
-    assert wide == 1920
-    assert high == pytest.approx(1080, abs=1)
 
 
 @pytest.mark.parametrize("kind", PLOTS)
@@ -128,13 +106,6 @@ def test_type_is_larger_on_slides_and_smaller_on_paper():
     assert sizes == {"default": {10.0}, "slides": {10 * 16 / 11}, "paper": {10 * 7.5 / 11}}
 
 
-def test_lengths_are_those_of_the_style_at_work_and_of_no_other():
-    with at_work(STYLES["slides"]):
-        assert sized(11) == 16
-    with at_work(STYLES["default"]):
-        assert sized(11) == 11
-
-
 def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path: Path):
     path = plot(table("mnist"), kind="memory", path=tmp_path / "figure.pdf", style=STYLES["paper"])
 
@@ -142,15 +113,6 @@ def test_a_paper_is_a_pdf_with_its_fonts_embedded_as_true_type(tmp_path: Path):
     assert STYLES["paper"].suffix == "pdf"
     assert b"/FontFile2" in text
     assert b"/Type3" not in text
-
-
-def test_matplotlib_alone_would_write_type_3(tmp_path: Path):
-    figure = Figure()
-    figure.text(0.5, 0.5, "text")
-    with rc_context({"pdf.fonttype": 3}):
-        figure.savefig(tmp_path / "figure.pdf")
-
-    assert b"/Type3" in (tmp_path / "figure.pdf").read_bytes()
 
 
 def test_a_pdf_is_as_wide_as_a_column(tmp_path: Path):
@@ -176,10 +138,6 @@ def test_colours_of_a_paper_are_told_apart_in_grey():
     assert nearest(IN_GREY[:3]) > 20  # of bars, which have no marks
     assert nearest(IN_GREY) > 11
     assert max(map(lightness, IN_GREY)) < 90  # none is lost on white
-
-
-def test_colours_of_a_screen_are_not():
-    assert nearest(OKABE_ITO) < 2
 
 
 @pytest.mark.parametrize(

@@ -74,13 +74,6 @@ def test_a_run_without_records_has_its_columns_still(tmp_path, kind):
     assert list(read(io.BytesIO(text)).columns) == list(COLUMNS)
 
 
-@pytest.mark.parametrize("start", ["＝", "＋", "－", "＠"])  # noqa: RUF001
-def test_a_wide_sign_makes_no_formula_either(start):
-    (found,) = pd.read_csv(io.StringIO(csv.table(rows([make.failed("none", "failed", f"{start}1")])))).detail
-
-    assert found == f"'{start}1"
-
-
 def test_parquet_goes_to_a_file(here, capsys):
     run = examples.run(here / "run", examples.sweep((2,)))
 
@@ -108,8 +101,3 @@ def test_where_pyarrow_is_missing_the_extra_is_named(monkeypatch):
 
     assert refused.value.message == "this needs pyarrow"
     assert refused.value.hint == "pip install 'gcprof[parquet]'"
-
-
-def test_a_module_of_ours_that_is_missing_is_a_bug():
-    with pytest.raises(ModuleNotFoundError):
-        load_function("profiler.views.not_there:render")

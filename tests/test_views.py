@@ -38,21 +38,11 @@ def test_the_table_looks_as_it_did(name: str):
     golden_files.compare(f"{name}-80.txt", printed(examples.table(CASES[name]), width=80))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_into_a_pipe_a_table_is_as_wide_as_it_needs(name: str):
-    assert printed(examples.table(CASES[name])) == printed(examples.table(CASES[name]), width=200)
-
-
 def test_the_table_looks_as_it_did_in_ascii():
     text = printed(examples.table(CASES["rounds"]), width=80, encoding="ascii")
 
     text.encode("ascii")
     golden_files.compare("rounds-80-ascii.txt", text)
-
-
-def test_without_ascii_the_spread_has_its_sign():
-    with pytest.raises(UnicodeEncodeError):
-        printed(examples.table(CASES["rounds"]), width=80).encode("ascii")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -71,13 +61,6 @@ def number_texts(rows: tuple[Row, ...]) -> Counter[str]:
     shown = [group_table(group).columns for group in groups(rows)]
     cells = [cell for part in shown for column in part if column.is_number for cell in column.cells]
     return Counter(cell for cell in cells if cell != MISSING)
-
-
-def test_a_cut_number_would_be_seen():
-    rows = examples.table(CASES["rounds"])
-    cut = printed(rows, width=200).replace("662.0", "662.…")
-
-    assert number_texts(rows) - Counter(cut.split())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -146,12 +129,6 @@ def test_an_invalid_row_has_no_percent_and_is_dim():
     assert any(span.style == "dim" and "_planted" in text.plain[span.start : span.end] for span in text.spans)
 
 
-def test_the_same_row_is_a_saving_where_it_is_ok():
-    records = [make.record("none", peak=200 * MIB), make.record("_planted", peak=50 * MIB)]
-
-    assert "-75 %" in printed(examples.table(records))  # 1 - 50 / 200
-
-
 def test_a_prediction_is_marked_in_every_row_and_in_the_heading():
     records = [
         make.record("none", case=make.case("none", device="fake:cuda")),
@@ -163,10 +140,6 @@ def test_a_prediction_is_marked_in_every_row_and_in_the_heading():
     assert "predicted, not measured" in lines[0]
     assert lines[5].endswith("predicted")
     assert lines[6].endswith("out of memory (predicted)")
-
-
-def test_a_measured_row_is_not_called_predicted():
-    assert "predicted" not in printed(examples.table([make.record("none")]))
 
 
 def test_two_models_have_a_table_each():
@@ -199,14 +172,6 @@ def test_control_characters_and_markup_of_others_do_nothing():
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "segments:k=5: crashed: [bold]signal 11[/bold]" in text
-
-
-@pytest.mark.parametrize(
-    ("dirty", "clean"),
-    [("a\nb\tc", "a b c"), ("\x1b[31mred\x1b[0m", "red"), ("\u202eevil", "evil"), ("\x1b]8;;http://x\x07link", "link")],
-)
-def test_text_from_others_is_made_plain(dirty: str, clean: str):
-    assert plain(dirty) == clean
 
 
 def test_characters_that_a_terminal_lacks_are_escaped():
@@ -263,16 +228,6 @@ def test_the_samples_tell_their_warm_up_and_why_they_ended():
 
 def told(seconds: tuple[float, ...], **more) -> Readings:
     return msgspec.structs.replace(make.record(seconds=seconds).readings, **more)
-
-
-def test_a_fixed_number_of_samples_was_asked_for():
-    few = make.record("none", seconds=(0.1, 0.2), readings=told((0.1, 0.2), stopped="samples"))
-    before = make.record("none", seconds=(0.1, 0.2))
-
-    asked, untold = (samples(examples.table([record])).plain.splitlines()[-1] for record in (few, before))
-
-    assert asked == "too few samples to be sure of the median; round 1: 2 samples, as asked"
-    assert untold == "too few samples to be sure of the median; round 1: 2 samples"
 
 
 def test_samples_break_between_numbers():

@@ -137,12 +137,6 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
         )
 
 
-def test_a_cut_number_would_be_seen():
-    text = _fits(paper=Paper(80)).plain
-
-    assert numbers(text) - numbers(text.replace("79.0", "79.…"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 200])
 def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
