@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -271,13 +270,15 @@ class Local:
         device, self._ended_on = self._ended_on, None
         if device is None or device not in self._free:
             return
-        held = still_held(lambda: self._free_now(device), before=self._free[device])
-        if held:
-            raise UserError(
-                f"{device} still holds {bytes_text(held)}, {WAIT_SECONDS:g} s after a trial on it was ended",
-                hint="nvidia-smi shows who holds it; --resume goes on when it is free",
-                exit_code=3,
-            )
+        until = time.monotonic() + WAIT_SECONDS
+        while (held := self._free[device] - self._free_now(device)) > SLACK_BYTES:
+            if time.monotonic() >= until:
+                raise UserError(
+                    f"{device} still holds {bytes_text(held)}, {WAIT_SECONDS:g} s after a trial on it was ended",
+                    hint="nvidia-smi shows who holds it; --resume goes on when it is free",
+                    exit_code=3,
+                )
+            time.sleep(POLL_SECONDS)
 
     def _free_now(self, device: str) -> int:
         answer = self.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not report its free memory")
@@ -312,22 +313,6 @@ def _log_name(trial: Trial) -> str:
     return store.log_name(trial.case, trial.round)
 
 
-def still_held(
-    free: Callable[[], int],
-    *,
-    before: int,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> int:
-    """Wait until about as much is free as before; return how many bytes are missing after WAIT_SECONDS."""
-    until = clock() + WAIT_SECONDS
-    while (held := before - free()) > SLACK_BYTES:
-        if clock() >= until:
-            return held
-        sleep(POLL_SECONDS)
-    return 0
-
-
 def run_on_devices(
     device_runs: Sequence[DeviceRun], trials: Iterable[Trial], *, stop: Callable[[], None]
 ) -> Generator[Record, None, None]:
@@ -339,9 +324,19 @@ def run_on_devices(
     pairings: dict[Pairing, list[Trial]] = {}
     for trial in trials:
         pairings.setdefault(pairing(trial), []).append(trial)
-    waiting = deque(pairings.values())
+    waiting = iter(tuple(pairings.values()))
     outcomes: SimpleQueue[Record | BaseException | None] = SimpleQueue()  # None: a device has nothing left to do
-    threads = [Thread(target=_work, args=(device_run, waiting, outcomes)) for device_run in device_runs]
+
+    def work(device_run: DeviceRun) -> None:
+        try:
+            for group in waiting:  # each group goes to one of the threads
+                for record in device_run(group):
+                    outcomes.put(record)
+            outcomes.put(None)
+        except BaseException as error:  # noqa: BLE001  it is raised where the records are read
+            outcomes.put(error)
+
+    threads = [Thread(target=work, args=(device_run,)) for device_run in device_runs]
     for thread in threads:
         thread.start()
     num_working = len(threads)
@@ -355,25 +350,8 @@ def run_on_devices(
             else:
                 yield outcome
     finally:
-        waiting.clear()
+        tuple(waiting)  # nothing more is begun
         if num_working:
             stop()
         for thread in threads:
             thread.join()
-
-
-def _work(
-    device_run: DeviceRun, waiting: deque[list[Trial]], outcomes: SimpleQueue[Record | BaseException | None]
-) -> None:
-    try:
-        while waiting:
-            try:
-                trials = waiting.popleft()
-            except IndexError:  # another device took the last
-                break
-            for record in device_run(trials):
-                outcomes.put(record)
-    except BaseException as error:  # noqa: BLE001  it is raised where the records are read
-        outcomes.put(error)
-    else:
-        outcomes.put(None)

@@ -2,8 +2,8 @@
 
 The owed trials are dealt to run folders `shards/N` below the run folder, which all machines must see; every job is the
 only writer of its own. Records are yielded as the jobs write them, so that the run is complete at the end. If the
-driver was killed, --resume submits the shards that still owe trials, and `gcprof merge RUN/shards/*` merges what is
-there.
+driver was killed, --resume submits the shards that still owe trials, and `gcprof runs merge RUN/shards/*` merges what
+is there.
 """
 
 from __future__ import annotations
