@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from profiler.core import server_process
-from profiler.core.server_process import EARLY, PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
+from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
 
 PLANNED = ["plan", "mlp", "--budget", "60%", "--device", "t4"]
@@ -88,7 +90,18 @@ def test_a_hollow_device_is_built_before(started, monkeypatch):
     assert started == []
 
 
-@pytest.mark.parametrize("name", EARLY)
+def test_where_a_standard_stream_is_closed_nothing_else_becomes_it(started, monkeypatch):
+    def closed(number: int) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    with monkeypatch.context() as within:
+        within.setattr(os, "fstat", closed)
+        start_early(["run"])
+
+    assert started == []
+
+
+@pytest.mark.parametrize("name", ["predict", "run"])
 def test_a_command_with_wrong_words_ends_as_before_and_leaves_no_server(name, tmp_path):
     done = gcprof(name, "--nonsense", cwd=tmp_path)
 

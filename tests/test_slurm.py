@@ -24,7 +24,6 @@ from profiler.core.record import Environment, Record
 from profiler.engines.slurm import Slurm, Work
 from profiler.request.spec import Request
 from profiler.runs import run_diff, store
-from profiler.runs.merge import merge
 from profiler.runs.writer import Writer
 from profiler.workflows import owed_trials
 from profiler.workflows.consent import resume_words
@@ -207,20 +206,6 @@ def test_a_record_that_a_queued_job_will_make_again_is_not_taken_before_it_has_e
     found = keys(cluster.follow(crash, lambda: cluster.jobs[0].complete()))
 
     assert found == [("none", 1, "ok"), ("all", 1, "ok"), ("all", 2, "ok"), ("none", 2, "ok")]
-
-
-def test_the_parts_are_merged_to_what_the_driver_gathered(run):
-    cluster = Cluster(run, jobs=2)
-
-    def step() -> None:
-        for job in cluster.jobs:
-            job.complete()
-
-    records = cluster.follow(step)
-
-    merged = merge([job.shard for job in cluster.jobs])
-    assert merged.manifest.plan == cluster.plan
-    assert sorted(rows(merged.records), key=str) == sorted(rows(records), key=str)
 
 
 def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
