@@ -15,7 +15,6 @@ from profiler.cli.script import Batches, gpus_of
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.core.rehearsed_gpu import RehearsedGpu
     from profiler.workflows.plan_command import CommandPlan
 
 SCHEMA = 1
@@ -43,6 +42,7 @@ def plan(
     Example: gcprof plan --budget 11GiB --device t4 -o plan.json -- python train.py --batch-size 64
     """
     from profiler.scripts.launch import Asked
+    from profiler.views.tables import script as view
     from profiler.workflows import plan_command
 
     if emit is not None:
@@ -51,31 +51,22 @@ def plan(
         raise UserError("plan needs a budget", hint="--budget 11GiB, or --budget 60% of the command's own peak")
     plan_command.check(budget)
     _refuse_output(output, emit=emit, is_json=json, force=force)
-    asked = Asked(
-        words=tuple(SCRIPT.get()),
-        gpus=_gpu(device),
-        steps=steps,
-        batches=batches,
-    )
+    gpus = gpus_of(device, memory=None, context=None)
+    if len(gpus) > 1:
+        raise UserError(f"--device '{device}': a plan is for one kind of GPU", hint="--device t4")
+    asked = Asked(words=tuple(SCRIPT.get()), gpus=gpus[0], steps=steps, batches=batches)
     found = plan_command.plan(asked, budget, levels=levels, say=(lambda text: None) if quiet else aside)
     if json:
         say_json(_document(found))
     elif emit is None:
-        _say(found)
+        variants = [found.whole, *([found.planned] if found.planned else [])]
+        view.write_summary(variants, file=sys.stdout, width=paper().width, color=COLOR.get())
     elif found.plan is not None:
         from profiler.planning.plan_code import emit as code
 
         say_bytes(code(found.plan, emit).encode())
     _conclude(found, output=output, force=force, has_code=emit is not None)
     raise typer.Exit(found.exit_code)
-
-
-def _gpu(word: str) -> RehearsedGpu:
-    """Return the GPUs of one kind that `h100:8` asks for. Raises UserError."""
-    gpus = gpus_of(word, memory=None, context=None)
-    if len(gpus) > 1:
-        raise UserError(f"--device '{word}': a plan is for one kind of GPU", hint="--device t4")
-    return gpus[0]
 
 
 def _refuse_output(output: Path | None, *, emit: str | None, is_json: bool, force: bool) -> None:
@@ -89,14 +80,6 @@ def _refuse_output(output: Path | None, *, emit: str | None, is_json: bool, forc
         refuse_output(output, force=force)
         if output.suffix.lower() != ".json":
             raise UserError(f"cannot write '{output.name}'", hint="a command has a plan alone: -o plan.json")
-
-
-def _say(found: CommandPlan) -> None:
-    """Print the command as it is and under the plan, one row each."""
-    from profiler.views.tables import script as view
-
-    variants = [found.whole, *([found.planned] if found.planned else [])]
-    view.write_summary(variants, file=sys.stdout, width=paper().width, color=COLOR.get())
 
 
 def _conclude(found: CommandPlan, *, output: Path | None, force: bool, has_code: bool) -> None:

@@ -79,6 +79,8 @@ def run(
     Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
     from profiler.workflows.run import RunRequest
+    from profiler.workflows.run import resume as resume_run
+    from profiler.workflows.run import run as start_run
 
     request = RunRequest(
         words=words, config=config, output=output, resume=resume, anew=new_run,
@@ -89,15 +91,11 @@ def run(
     if dry_run:
         idle = {"--exclusive": request.exclusive, "--json": json, "--resume": resume}
         refuse_idle(idle, "with --dry-run", hint="it measures nothing; leave one of them out")
-    end_with(lambda: _dry_run(request) if dry_run else _run(request, Terminal(is_quiet=quiet), json=json), json=json)
-
-
-def _run(request: RunRequest, screen: Terminal, *, json: bool) -> int:
-    from profiler.workflows.run import resume
-    from profiler.workflows.run import run as start
-
-    work = resume if request.resume else start
-    return print_run(work(request, screen), json=json)
+    work = resume_run if resume else start_run
+    end_with(
+        lambda: _dry_run(request) if dry_run else print_run(work(request, Terminal(is_quiet=quiet)), json=json),
+        json=json,
+    )
 
 
 def _dry_run(request: RunRequest) -> int:

@@ -98,20 +98,15 @@ def sampling(
 ) -> Sampling:
     """Return a Sampling with these values, and the defaults of the others. Raises UserError."""
     usual = Sampling()
+    target = usual.precision_target if precision_target is None else parse_percent(precision_target)
+    if target is None or not 0.001 <= target <= 0.5:
+        message = f"--precision-target: '{precision_target}' is no precision"
+        raise UserError(message, hint="a percentage from 0.1% to 50%, like 2%")
     return Sampling(
-        precision_target=_fraction(precision_target) or usual.precision_target,
+        precision_target=target,
         max_samples=int(_within(FEWEST, MOST, "--max-samples", max_samples) or usual.max_samples),
         max_seconds=_within(0.001, LONGEST, "--max-seconds", max_seconds) or usual.max_seconds,
     )
-
-
-def _fraction(text: str | None) -> float | None:
-    if text is None:
-        return None
-    fraction = parse_percent(text)
-    if fraction is None or not 0.001 <= fraction <= 0.5:
-        raise UserError(f"--precision-target: '{text}' is no precision", hint="a percentage from 0.1% to 50%, like 2%")
-    return fraction
 
 
 def _within(least: float, most: int, option: str, value: float | None) -> float | None:

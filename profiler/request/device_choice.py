@@ -58,7 +58,11 @@ def words(device: str | None, gpus: str | None) -> list[str]:
     if gpus is not None and device is not None:
         raise UserError("--gpus has no effect with --device", hint="leave one of them out")
     if gpus is not None:
-        return _kinds_of(gpus)
+        for kind in (kinds := [word.strip().lower() for word in gpus.split(",")]):
+            if not gpu_kinds.KIND.fullmatch(kind):
+                message = f"--gpus: '{kind}' is not a kind of GPU"
+                raise UserError(message, hint="write kinds as the cluster has them: a100,h100")
+        return [gpu_kinds.named(kind) for kind in kinds]
     given = ["auto"] if device is None else [device]
     if device is not None and all(map(str.strip, device.split(","))):  # an empty item keeps it one word, refused later
         given = list(map(str, split_choices(device)))
@@ -84,16 +88,6 @@ def any_device(word: str) -> str:
         meant = nearest(word, gpu_specs.names(), before=f"--device {FAKE}")
         raise UserError(f"--device: '{word}' is not a device", hint=meant or BY_NUMBER)
     return "cuda:0"
-
-
-def _kinds_of(text: str) -> list[str]:
-    """`a100,h100` -> the names of one device of each kind. Raises UserError for what cannot be a kind."""
-    kinds = [word.strip().lower() for word in text.split(",")]
-    for kind in kinds:
-        if not gpu_kinds.KIND.fullmatch(kind):
-            message = f"--gpus: '{kind}' is not a kind of GPU"
-            raise UserError(message, hint="write kinds as the cluster has them: a100,h100")
-    return [gpu_kinds.named(kind) for kind in kinds]
 
 
 def choose_device(word: str, devices: list[str]) -> str:

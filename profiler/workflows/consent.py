@@ -49,7 +49,8 @@ def is_plain(choice: Choice, table: Mapping[str, str], folder: Path | None = Non
 def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, folder: Path | None) -> bool:
     """Whether the value of an option cannot be a name, except one of gcprof's own."""
     if option is None:
-        return entry.open and not LOADS.fullmatch(key) and _is_number(text)
+        value = catalogue.literal(text)
+        return entry.open and not LOADS.fullmatch(key) and (value is None or isinstance(value, bool | int | float))
     if FILES.get(entry.name) == key:
         return folder is not None and _is_plan_of(folder, Path(text))
     return (
@@ -57,11 +58,6 @@ def _is_plain_option(entry: Entry, key: str, text: str, option: Option | None, f
         if option.kind == "str"
         else option.kind in catalogue.PLAIN or bool(option.words)
     )
-
-
-def _is_number(text: str) -> bool:
-    value = catalogue.literal(text)
-    return value is None or isinstance(value, bool | int | float)
 
 
 def _is_plan_of(folder: Path, file: Path) -> bool:

@@ -62,8 +62,10 @@ def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
     named = [trial.case.baseline for trial in checked.trials if trial.case.blocks]
     cases = list({str(case.model): case for case in named}.values())
     refused = 0
-    for case, detail in zip(cases, _failures(cases, checked.data_directory), strict=True):
-        if detail is None:
+    records = _predicted([case.foreseen for case in cases], checked.data_directory)
+    for case, record in zip(cases, records, strict=True):
+        detail = (record.detail or "") if record else ""
+        if record is None or record.outcome not in ("ok", "skipped"):
             screen.say(f"{case.model}: its blocks are not looked at: no step was traced within {PATIENCE_SECONDS:g} s")
         elif detail.startswith((NO_MATCH, WITHIN)):
             refused += 1
@@ -71,12 +73,6 @@ def _refuse_unmatched(checked: CheckedRequest, screen: Screen) -> None:
     if cases and refused == len(cases):
         hint = f"`gcprof blocks {cases[0].model}` shows the blocks that are found"
         raise UserError("no model has such blocks, so there is nothing to run", hint=hint, exit_code=1)
-
-
-def _failures(cases: Sequence[Case], data: str | None) -> Iterator[str | None]:
-    """Yield why each case is skipped, "" if it is not; None if its step cannot be traced, or not in time."""
-    for record in _predicted([case.foreseen for case in cases], data):
-        yield (record.detail or "") if record and record.outcome in ("ok", "skipped") else None
 
 
 def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine: Engine, where: str) -> Estimate:
@@ -89,7 +85,11 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
     kind = _kind(on_gpu[0].case.device, devices, EngineChoice(where))
     speeds, basis = _speeds(on_gpu, kind, checked.data_directory) if kind else ({}, None)
     is_here = EngineChoice(where).name in engines.HERE
-    seconds = _start_seconds(engine, on_gpu[0].case.device) if is_here else START_SECONDS
+    seconds = START_SECONDS
+    if is_here:  # a new process that opens the device, measured once
+        began, device = time.monotonic(), on_gpu[0].case.device
+        engine.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not answer")
+        seconds = time.monotonic() - began
     total = cost.cost(trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"
     return Estimate(
@@ -141,10 +141,3 @@ def _predicted(cases: Sequence[Case], data: str | None) -> Iterator[Record | Non
             alone = msgspec.structs.replace(case, parallel=UNSET, ranks=UNSET, sampling=UNSET)
             (record,) = local.run([Trial(case=alone, passes=("memory",), data_directory=data)])
             yield record
-
-
-def _start_seconds(engine: Engine, device: str) -> float:
-    """Return the seconds that a new process takes to open the device, measured once."""
-    began = time.monotonic()
-    engine.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not answer")
-    return time.monotonic() - began

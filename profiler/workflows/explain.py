@@ -89,11 +89,10 @@ def followed_steps(
 ) -> list[FollowedStep]:
     """Return the steps of the model `target`, or of the cases of the run of that name, by strategy; `none` first.
 
-    `words` have the strategies, and the device as it was typed.
-
-    `with_choices` also evaluates other blocks in the step of `none`. Cases that a run has measured or predicted are
-    traced, those that it has rehearsed are rehearsed. Raises UserError if there is no such model, run or strategy, or
-    if a step cannot be followed.
+    `words` have the strategies, and the device as it was typed. `with_choices` also
+    evaluates other blocks in the step of `none`. Cases that a run has measured or predicted are traced, those that it
+    has rehearsed are rehearsed. Raises UserError if there is no such model, run or strategy, or if a step cannot be
+    followed.
     """
     records = _records(target, words)
     trials = _trials_of_model(target, words, screen) if records is None else _trials_of_run(records, target, words)

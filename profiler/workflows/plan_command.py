@@ -174,14 +174,11 @@ def _chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
     chains = [(row["module"], msgspec.convert(row["chain"], Chain)) for row in made if row["chain"]]
     if chains:
         return max(chains, key=lambda pair: pair[1].traced_peak_bytes)
-    refused = [f"{row['module']}: {row['why']}" for row in (*made, *_applied(rows)) if row["why"]]
+    applied = [row for row in rows if row["kind"] == "applied" and "module" in row]
+    refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
     detail = next((process.detail for process in traced.processes if process.detail), None)
     why = "; ".join(dict.fromkeys(refused)) or detail or NOT_MET
     raise UserError(f"there is no model to plan for: {why}", hint="gcprof rehearse --strategies all -- COMMAND")
-
-
-def _applied(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [row for row in rows if row["kind"] == "applied" and "module" in row]
 
 
 def _largest_step(end: Ended) -> int:

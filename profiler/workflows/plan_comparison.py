@@ -92,7 +92,8 @@ def compare_plans(
     is_timed = any(plan.measured and plan.measured.evidence == "measured" for plan in plans)
     is_cut = bool(progress.owed(run.manifest.plan, run.records))
     chosen = choose(plans, chain, budget_bytes) if is_timed and not is_cut else None
-    has_lost = chosen is None if is_timed else not _went_well(plans[0])
+    went_well = all(row is None or row.outcome == "ok" for row in (plans[0].measured, plans[0].predicted))
+    has_lost = chosen is None if is_timed else not went_well  # after Ctrl-C there may be no row
     code = code or (UNFIT if has_lost else 0)
     label = chosen.plan.way.label if chosen else None if is_timed or is_cut else ways[0].label
     return PlanComparison(
@@ -104,11 +105,6 @@ def compare_plans(
 def file_of(folder: Path, label: str) -> Path:
     """Return where the plan of a label is in a run folder: `uniform(4)` in plans/uniform-4.json."""
     return folder / plan_file.FOLDER / f"{re.sub('[^a-z0-9]+', '-', label).strip('-')}.json"
-
-
-def _went_well(plan: ComparedPlan) -> bool:
-    """Whether no row of a plan failed; also true if it has none, after Ctrl-C."""
-    return all(row is None or row.outcome == "ok" for row in (plan.measured, plan.predicted))
 
 
 def paired_trials(

@@ -132,7 +132,9 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             for device in dict.fromkeys(trial.case.device for trial in checked.trials):
                 device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
         if request.anew:
-            _refuse_missing(before)
+            if gone := run_diff.missing_code(trial.case for trial in checked.trials):
+                message = f"this run is of files that are not here: {', '.join(gone)}"
+                raise UserError(message, hint="put them back, or go to the folder where the run was begun")
             return _in_folder(engine, checked, devices, request, screen, command=before.manifest.command)
         asked = checked_on(devices, _changed(before, request), before.manifest.shard or None) if words else None
         _refuse_changes(before, request, asked, devices)
@@ -359,13 +361,6 @@ def _refuse_other_data(before: Run, data: str | None) -> None:
     if from_files != (data is not None):
         message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
         raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
-
-
-def _refuse_missing(before: Run) -> None:
-    gone = run_diff.missing_code(trial.case for trial in before.manifest.plan)
-    if gone:
-        message = f"this run is of files that are not here: {', '.join(gone)}"
-        raise UserError(message, hint="put them back, or go to the folder where the run was begun")
 
 
 def _refuse_changes(

@@ -75,7 +75,10 @@ def plan(
 def _planned(source: Source, case: Case, budget: str | int, shown: Case) -> Plan:
     """Return the plan for the case; `shown` is the case as its title has it."""
     chain = source.chain(case)
-    budget_bytes = _budget_bytes(budget, whole_bytes=candidates.whole_bytes(chain))
+    if isinstance(budget, int) and budget < 1:
+        raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
+    whole = candidates.whole_bytes(chain)
+    budget_bytes = parse_budget(budget, whole_bytes=whole) if isinstance(budget, str) else budget
     engine: Any = source  # as far as steps need one
     steps = Steps(engine, case, chain, passes=())
     for frontier in frontiers(chain):
@@ -92,14 +95,6 @@ def _planned(source: Source, case: Case, budget: str | int, shown: Case) -> Plan
     message = f"no plan fits {bytes_text(budget_bytes)}: {smallest}; '{name}' needs {bytes_text(floor)} by itself"
     lower = workspace_text(chain, floor) or "a smaller batch lowers it; so do 16 bits, or an optimizer with less state"
     raise UserError(message, hint=others + lower, exit_code=GATE)
-
-
-def _budget_bytes(budget: str | int, *, whole_bytes: int) -> int:
-    if isinstance(budget, str):
-        return parse_budget(budget, whole_bytes=whole_bytes)
-    if budget < 1:
-        raise UserError(f"--budget cannot be '{budget}'", hint="bytes, or a word as '60%'")
-    return budget
 
 
 def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Point, budget_bytes: int) -> Found:

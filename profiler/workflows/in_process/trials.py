@@ -63,7 +63,9 @@ def measure(
     words = Request(
         device=device, precision=precision, blocks=blocks, rounds=1, warmup=warmup, samples=samples, seed=seed
     )
-    checked = case_of(build, words, optimizer, lambda word: device_choice.choose_device(word, _devices()))
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    checked = case_of(build, words, optimizer, lambda word: device_choice.choose_device(word, devices))
     make = factory(build, batch, loss)
     made = None if make is None else lambda: as_workload(make())
 
@@ -137,8 +139,3 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
     chosen = msgspec.structs.replace(case, strategy=catalogue.resolve(word, strategies.TABLE, what="strategy"))
     yield chosen, chosen
-
-
-def _devices() -> list[str]:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return ["cpu", *(f"cuda:{index}" for index in range(count))]

@@ -12,11 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Built, Note, Readings, Record
-from profiler.core.script import Phase
 from profiler.engines.replies import run_each
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.meters.memory import largest_known
-from profiler.scripts.report import IN_STEPS, Process
+from profiler.scripts.report import IN_STEPS
 from profiler.training.blocks import find_blocks
 from profiler.training.workload import num_parameters
 from profiler.workflows.in_process.watching import watch
@@ -53,7 +52,8 @@ def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
     finally:
         hook.remove()
     seconds = [later - earlier for earlier, later in pairwise(ends)][case.warmup :]
-    later_steps = _later_steps(watched.process)
+    phases = watched.process.phases if watched.process else ()
+    later_steps = [phase for phase in phases if phase.name in IN_STEPS and not phase.is_first_step]
     return Record(
         case=case,
         round=trial.round,
@@ -68,11 +68,6 @@ def measure(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
         notes=(Note(code="GCP020", text=ADVICE),),
         num_steps=len(ends),
     )
-
-
-def _later_steps(process: Process | None) -> list[Phase]:
-    phases = process.phases if process else ()
-    return [phase for phase in phases if phase.name in IN_STEPS and not phase.is_first_step]
 
 
 def _refuse(case: Case) -> None:
