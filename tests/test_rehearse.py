@@ -327,15 +327,11 @@ def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
     ("word", "message"),
     [
         ("rehearse:h1000", "no GPU is called 'h1000'"),
-        ("rehearse:", "no GPU is called ''"),
         ("rehearse:t4:memory=0", "--device: 'rehearse:t4:memory=0': memory cannot be '0'"),
         ("rehearse:t4:memory=11", "a rehearsed t4 has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
-        ("rehearse:t4:memory=60", "a rehearsed t4 has 60 B"),
         ("rehearse:t4:memory=101%", "memory cannot be '101%'"),
         ("rehearse:t4:memory=1GiB,context=1GiB", "nothing is left for tensors"),
-        ("rehearse:t4:context=16GiB", "nothing is left for tensors"),
         ("rehearse:t4:size=8GiB", "has no size"),
-        ("rehearse:t4:memory=9999TiB", "memory cannot be '9999TiB'"),
     ],
 )
 def test_what_is_no_such_gpu_is_refused(word, message):
@@ -375,14 +371,6 @@ def test_the_environment_names_the_gpu_as_hollow_before_it_is_opened():
         (["run", "--model", "mlp", "--device", "rehearse:h100,fake:t4"], "is more than one device"),
         (["run", "--model", "mlp", "--device", "rehearse:h100", "--engine", "ray"], "--engine ray does not rehearse"),
         (["predict", "mlp", "--rehearse"], "--rehearse is for one GPU"),
-        (["run", "--model", "mlp", "--device", "rehearse"], "or fake:h100, rehearse:h100, ... for GPUs that"),
-        (["run", "--model", "mlp", "--device", "rehearse:h100,t4"], "take a list: rehearse:t4,rehearse:h100"),
-        (
-            ["explain", "mlp", "--device", "rehearse:h100", "--ranks", "2"],
-            "--ranks\nhint: this command traces one process; gcprof predict and gcprof rehearse take --ranks",
-        ),
-        (["rehearse", "mlp", "--memory", "0"], "gcprof: --memory cannot be '0'"),
-        (["rehearse", "mlp", "--memory", "9999TiB"], "gcprof: --memory cannot be '9999TiB'"),
         (["rehearse", "mlp", "--cudnn-workspace", "x"], "gcprof: --cudnn-workspace cannot be 'x'"),
         (["rehearse", "mlp", "--memory", "11"], "gcprof: --memory cannot be '11': 11 B or 11 %?"),
     ],

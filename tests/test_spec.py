@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from profiler.core import function_source
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
+from profiler.request import sweep
 from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import CheckedRequest, Request, check, override, strategies_of
 from tests import make
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
 
 def planned(device: str = "cpu", **words) -> CheckedRequest:
@@ -123,23 +127,12 @@ def test_any_text_for_strategies_is_read_or_refused(text):
     [
         ({"model": "mnst-cnn"}, "'mnst-cnn'", "did you mean 'mnist-cnn'?"),
         ({"model": "mlp:wdth=3"}, "'wdth'", "did you mean 'mlp:width=3'?"),
-        ({"model": "mlp:width=0"}, "width=0", "a whole number from 1"),
         ({"model": "mlp:width="}, "mlp:width=", "name:key=value"),
-        ({"model": ""}, "''", ""),
-        ({"strategies": "segments"}, "needs k", "segments:k="),
         ({"strategies": "segments:k=two"}, "k=two", "a whole number from 1"),
         ({"strategies": "segments:k=2,split=even"}, "split=even", "torch or balanced"),
         ({"strategies": "none:k=2"}, "'k'", "takes no options"),
-        ({"optimizer": "sdg"}, "'sdg'", "did you mean 'sgd'?"),
-        ({"batch_size": "0"}, "'0'", "whole numbers from 1"),
         ({"verify": "maybe"}, "'maybe'", "auto, off, strict"),
-        ({"rounds": 0}, "--rounds: 0", "1 to"),
-        ({"samples": 0}, "--samples: 0", "1 to"),
-        ({"warmup": -1}, "--warmup: -1", "0 to"),
-        ({"data": "/nowhere/at/all"}, "'/nowhere/at/all'", "IDX"),
-        ({"data": ""}, "''", "IDX"),
         ({"data": "/"}, "'/' holds no MNIST files", "train-images-idx3-ubyte"),
-        ({"verify": ""}, "''", "auto, off, strict"),
         ({"rounds": 1001}, "too large", "1 to 1000"),
         ({"seed": 2**64}, "too large", "0 to"),
         ({"model": "mlp:width=1,width=2"}, "gives width twice", "width=a|b"),
@@ -224,3 +217,15 @@ def test_predictions_are_for_several_devices():
 )
 def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpointed(model, strategies):
     assert list(map(str, strategies_of(Request(model=model)))) == ["none", *strategies]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_is_a_plan(path):
+    assert check(sweep.read(path), lambda word: "cuda:0").trials
+
+
+def test_lists_and_numbers_of_a_sweep_file_are_read_as_on_the_command_line(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text('segments = [1, 2]\nbatch_size = 8\nstrategies = ["segments:k=4"]\nkeep_grads = true\n')
+
+    assert sweep.read(path) == Request(segments="1,2", batch_size="8", strategies="segments:k=4", keep_grads=True)

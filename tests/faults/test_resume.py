@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -13,7 +12,6 @@ import msgspec
 import pytest
 
 from profiler.cli import answer
-from profiler.core import safe_files
 from profiler.core.case import Choice
 from profiler.engines import local
 from profiler.engines.local import Local
@@ -83,8 +81,7 @@ def complaint(err: str) -> tuple[str, str]:
 
 
 @pytest.mark.nightly
-def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr(safe_files, "sleep", lambda seconds: None)
+def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, capsys: Any):
     writer = Writer(half)
     before = (half / "trials.jsonl").read_bytes()
 
@@ -92,7 +89,7 @@ def test_fault_39_a_run_in_progress_is_not_resumed(half: Path, monkeypatch: pyte
 
     writer.close()
     assert code == 2
-    assert re.search(rf"another gcprof is writing to run: process {os.getpid()} on ", capsys.readouterr().err)
+    assert "another gcprof is writing to run" in capsys.readouterr().err
     assert (half / "trials.jsonl").read_bytes() == before
 
 
