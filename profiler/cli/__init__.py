@@ -143,7 +143,9 @@ def answer(words: Sequence[str]) -> int:
     """Run one command and return its exit code. Every error becomes one line on stderr, here and nowhere else."""
     COMMAND.set(tuple(words))
     try:
-        words = _without_script(words)
+        if words and words[0] in SCRIPTS:  # keep the user's command that the words end with, if any
+            words, script = split_script(words)
+            SCRIPT.set(tuple(script))
         code = copy_context().run(_invoke, [*words] or ["--help"])  # what its options set is gone after it
         sys.stdout.flush()
         return code
@@ -163,14 +165,6 @@ def answer(words: Sequence[str]) -> int:
         return _fail(error, words)
     finally:
         SCRIPT.set(())
-
-
-def _without_script(words: Sequence[str]) -> Sequence[str]:
-    """Keep the user's command that the words end with, if any, and return the others."""
-    if words and words[0] in SCRIPTS:
-        words, script = split_script(words)
-        SCRIPT.set(tuple(script))
-    return words
 
 
 def _invoke(words: list[str]) -> int:

@@ -41,44 +41,40 @@ LAUNCHERS = (  # programs that begin a command of the user's, and are no models
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return gcprof's own words and those of a user's command: what follows `--`, or begins with a FILE.py."""
     for place, word in enumerate(words):
-        is_python = re.fullmatch(r"python[\d.]*", word) is not None and words[place - 1] != "--emit"
-        following = words[place + 1] if place + 1 < len(words) else ""
-        if place and (word in LAUNCHERS or (is_python and following and not following.endswith(".py"))):
-            right = shlex.join([*words[:place], "--", *words[place:]])
-            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
-        if place and word.endswith(".sh") and not word.startswith("-"):
-            right = shlex.join([*words[:place], "--", "sh", *words[place:]])
-            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
         if word == "--":
-            if place + 1 == len(words):
+            script = words[place + 1 :]
+            if not script:
                 raise UserError("there is no command behind --", hint="for example -- python train.py")
-            begin = ["python"] if words[place + 1].endswith(".py") else []
-            return [*words[:place]], [*begin, *words[place + 1 :]]
-        if place and word.endswith(".py") and not word.startswith("-"):
-            if words[0] in ("run", "plan") and not _does_something(word):
-                continue  # a file of functions, of which one makes the model
-            if words[place - 1].startswith("python"):  # the -- was left out
+            return [*words[:place]], [*(["python"] if script[0].endswith(".py") else []), *script]
+        if not place or word.startswith("-"):
+            continue
+        before, following = words[place - 1], [*words[place + 1 : place + 2]]
+        is_python = re.fullmatch(r"python[\d.]*", word) is not None and before != "--emit"
+        if word in LAUNCHERS or word.endswith(".sh") or (is_python and following and not following[0].endswith(".py")):
+            shell = ["sh"] if word.endswith(".sh") else []
+            right = shlex.join([*words[:place], "--", *shell, *words[place:]])
+            raise UserError(f"there is no -- before the command '{word}'", hint=f"gcprof {right}")
+        if word.endswith(".py") and (words[0] not in ("run", "plan") or _does_something(word)):
+            if before.startswith("python"):  # the -- was left out
                 return [*words[: place - 1]], [*words[place - 1 :]]
             return [*words[:place]], ["python", *words[place:]]
     return [*words], []
 
 
+DEFINING = (
+    ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+)
+
+
 def _does_something(file: str) -> bool:
-    """Whether a Python file does more than to define names when it is run; False where it cannot be read."""
+    """Whether a Python file does more than to define names when it is run; False where it cannot be read.
+
+    One that does not is a file of functions, of which one makes the model.
+    """
     try:
-        statements = ast.parse(Path(file).read_bytes()).body
+        done = [one for one in ast.parse(Path(file).read_bytes()).body if not isinstance(one, DEFINING)]
     except (OSError, SyntaxError, ValueError):
         return False
-    defining = (
-        ast.Import,
-        ast.ImportFrom,
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.ClassDef,
-        ast.Assign,
-        ast.AnnAssign,
-    )
-    done = [one for one in statements if not isinstance(one, defining)]
     return any(not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)) for one in done)
 
 
