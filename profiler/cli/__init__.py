@@ -31,15 +31,7 @@ SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS) 
 GARBAGE = 200_000  # new objects between collections: records live until the end, and scanning 10,000 takes a second
 WIDEST = 120  # columns of a help text, at most; less on a narrower terminal
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
-TELLS_FAILURES = (
-    "run",
-    "rehearse",
-    "predict",
-    "plan",
-    "stages",
-    "max-batch",
-    "reproduce",
-)  # commands that print a failure as one JSON document with --json
+TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch", "reproduce")  # as one JSON document
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 COMMANDS = {  # only the one that is asked for is imported; in help.py each has a line in GROUPS, and more examples

@@ -339,7 +339,11 @@ def _measured_code(sessions: list[Session], *, wants_gpu: bool) -> int:
         return 128 + last.interrupted
     if last.timed_out:
         return TIMED_OUT
-    untold = _untold(variants, wants_gpu=wants_gpu)
+    untold = ""
+    if any(not variant.processes for variant in variants):
+        untold = "no process of this command trained or called a module of torch"
+    elif wants_gpu and any(variant.gpu_bytes is None for variant in variants):
+        untold = "no process of this command used a GPU"
     if untold and not any(session.exit_code for session in sessions):
         aside(f"gcprof: {untold}, so nothing is known of its memory")
         return NO_GPU
@@ -347,12 +351,3 @@ def _measured_code(sessions: list[Session], *, wants_gpu: bool) -> int:
         return sessions[0].exit_code
     wrong = [variant for variant in variants if variant.outcome not in ("ok", "out_of_memory", "skipped")]
     return int(bool(wrong) or any(one.equality is not None and one.equality.verdict == "differ" for one in variants))
-
-
-def _untold(variants: list[Variant], *, wants_gpu: bool) -> str | None:
-    """Return why there is no table of a variant, if there is none."""
-    if any(not variant.processes for variant in variants):
-        return "no process of this command trained or called a module of torch"
-    if wants_gpu and any(variant.gpu_bytes is None for variant in variants):
-        return "no process of this command used a GPU"
-    return None

@@ -63,17 +63,19 @@ def measured_sizes(records: Sequence[Record], gpu: str) -> dict[str, int]:
     allocator had reserved, while no other process used it. The workspace is the most that a convolution took besides
     its results. Raises UserError if no record was measured on such a GPU.
     """
-    measured = [record for record in records if _is_of(record, gpu)]
+    measured = [
+        record
+        for record in records
+        if record.outcome == "ok"
+        and evidence(record.case, device := record.environment) == "measured"
+        and gpu_specs.word_of((device and device.device_name) or "") == gpu
+    ]
     if not measured:
         raise UserError(f"nothing in it was measured on {gpu}", hint="--calibrate takes a measured run of that GPU")
-    found = {"context": max(map(_context_bytes, measured)), "cudnn_workspace": max(map(_workspace_bytes, measured))}
+    hidden = [(record.readings.hidden_bytes or {}).items() for record in measured]
+    workspaces = [nbytes for calls in hidden for call, nbytes in calls if call.startswith(CONVOLUTIONS)]
+    found = {"context": max(map(_context_bytes, measured)), "cudnn_workspace": max(workspaces, default=0)}
     return {name: nbytes for name, nbytes in found.items() if nbytes > 0}
-
-
-def _is_of(record: Record, gpu: str) -> bool:
-    device = record.environment
-    is_measured = record.outcome == "ok" and evidence(record.case, device) == "measured"
-    return is_measured and gpu_specs.word_of((device and device.device_name) or "") == gpu
 
 
 def _context_bytes(record: Record) -> int:
@@ -88,8 +90,3 @@ def _context_bytes(record: Record) -> int:
         ),
         default=0,
     )
-
-
-def _workspace_bytes(record: Record) -> int:
-    hidden = record.readings.hidden_bytes or {}
-    return max((nbytes for call, nbytes in hidden.items() if call.startswith(CONVOLUTIONS)), default=0)
