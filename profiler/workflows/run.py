@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from profiler import engines
 from profiler.analysis import progress, rows
@@ -135,7 +136,8 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             if gone := run_diff.missing_code(trial.case for trial in checked.trials):
                 message = f"this run is of files that are not here: {', '.join(gone)}"
                 raise UserError(message, hint="put them back, or go to the folder where the run was begun")
-            return _in_folder(engine, checked, devices, request, screen, command=before.manifest.command)
+            manifest = before.manifest
+            return _in_folder(engine, checked, devices, request, screen, command=manifest.command, words=manifest.words)
         asked = checked_on(devices, _changed(before, request), before.manifest.shard or None) if words else None
         _refuse_changes(before, request, asked, devices)
         if not _owed(before):
@@ -159,7 +161,8 @@ def _begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Sequ
             return Ran(run=None, exit_code=0)
         checked = msgspec.structs.replace(checked, remarks=(*remarks, *checked.remarks))
         command = command_line(request.typed)
-        return _in_folder(engine, checked, devices, request, screen, command=command, words=words)
+        own = given(msgspec.structs.replace(words, data=None))  # its folder must be typed again
+        return _in_folder(engine, checked, devices, request, screen, command=command, words=own)
 
 
 def empty_text(checked: CheckedRequest) -> str:
@@ -214,7 +217,7 @@ def _in_folder(
     screen: Screen,
     *,
     command: str,
-    words: Request | None = None,
+    words: dict[str, Any] | UnsetType,
 ) -> Ran:
     """Make a run folder of these trials, and run them."""
     folder = request.output or store.new_folder(RESULTS, [str(trial.case.model) for trial in checked.trials])
@@ -224,7 +227,7 @@ def _in_folder(
         command=command,
         environment=device_choice.environment(checked.trials[0].case.device, devices),
         sources=run_diff.code_digests(trial.case for trial in checked.trials),
-        words=given(msgspec.structs.replace(words, data=None)) if words else UNSET,
+        words=words,
         shard=checked.shard or UNSET,
     )
     return _go_on(engine, begun, checked, devices, request, screen)

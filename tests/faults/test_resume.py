@@ -157,6 +157,8 @@ def test_fault_61_a_new_run_has_the_same_plan_in_a_folder_of_its_own(half: Path,
     assert code == 0
     assert texts(half) == before
     assert (new.manifest.plan, new.manifest.command) == (old.manifest.plan, old.manifest.command)
+    assert new.manifest.words == old.manifest.words
+    assert new.manifest.words["strategies"] == "none,all"
     assert records(folder) == [("none", 1), ("all", 1)]
 
 
