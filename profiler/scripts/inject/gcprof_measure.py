@@ -53,16 +53,13 @@ def begin() -> None:
     """Begin to measure: torch is imported, and nothing of the script's has used it yet."""
     torch.manual_seed(int(os.environ["GCPROF_SEED"]) + int(os.environ.get("RANK", "0")))  # the script's own come later
     what = os.environ["GCPROF_MEASURE"]
-    watch = Clock() if what == "time" else HostWatch() if what == "memory" and not _has_gpu() else MeasuredWatch()
+    has_gpu = bool(torch.version.cuda or torch.version.hip) and torch.cuda.device_count() > 0
+    watch = Clock() if what == "time" else HostWatch() if what == "memory" and not has_gpu else MeasuredWatch()
     if isinstance(watch, MeasuredWatch):
         optimizers.register_optimizer_step_pre_hook(watch.look_at_gradients)
     watch.begin()
     if find_spec("gcprof_strategies"):
         import_module("gcprof_strategies").begin(watch, _write)
-
-
-def _has_gpu() -> bool:
-    return bool(torch.version.cuda or torch.version.hip) and torch.cuda.device_count() > 0
 
 
 def _tell_device() -> None:

@@ -11,7 +11,6 @@ import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -38,6 +37,7 @@ class Work:
         self._calls: Counter[tuple[str, str, int, int]] = Counter()
         self._to_host = 0  # bytes
         self._num_replays = 0
+        self._formulas = {**flop_registry, **runpy.run_path(ATTENTION)["FORMULAS"]}
 
     def stepped(self, step: int) -> None:
         """Begin or end to count, right after a step of the main optimizer."""
@@ -63,7 +63,7 @@ class Work:
                 return
         kinds = {KINDS.get(tensor.dtype) for tensor in given or made}
         kind = "fp16" if "fp16" in kinds else "bf16" if "bf16" in kinds else "fp32"
-        formula = _formulas().get(func.overloadpacket)
+        formula = self._formulas.get(func.overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
         self._calls[str(func.overloadpacket), kind, flops, nbytes] += 1
@@ -77,8 +77,3 @@ class Work:
         calls = [[*call, num] for call, num in self._calls.items()]
         self._write({"kind": "work", "why": why, "calls": [] if why else calls})
         self._calls.clear()
-
-
-@cache
-def _formulas() -> dict[Any, Callable[..., int]]:
-    return {**flop_registry, **runpy.run_path(ATTENTION)["FORMULAS"]}
