@@ -28,6 +28,7 @@ from profiler.views.plots.theme import (
 from profiler.views.tables.columns import is_point
 from profiler.views.tables.evidence import marked
 
+CROWD = 100  # points
 ALL_NAMED = 14  # up to this many points are all labeled; of more, only the frontier and the extremes
 
 
@@ -113,7 +114,8 @@ def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Map
         axes.hlines(
             y, *zip(*(spans[case] for case in cases), strict=True), color=colour, linewidth=sized(1.2), alpha=0.5
         )
-        look = {"color": colour, "marker": marker, "edgecolors": "white", "linewidths": sized(0.8), "label": label}
+        edge = "white" if len(rows) <= CROWD else colour  # of very many only the edges would be seen
+        look = {"color": colour, "marker": marker, "edgecolors": edge, "linewidths": sized(0.8), "label": label}
         axes.scatter(x, y, s=area(46), zorder=5 if marker == "s" else 4, **look)  # type: ignore[arg-type]
     return [[(end, at[row.case][1]) for end in spans[row.case]] for row in rows]
 

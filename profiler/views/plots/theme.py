@@ -54,6 +54,8 @@ WORDS = {
 }
 LONGEST_NAME = 44
 MOST_LINES = 6  # of a title
+MOST_CORNERS = 400  # of the lines that labels keep off: of more there is no room beside them anyway
+MOST_OPTIONAL = 40  # labels that may be left out: of more few would find room, and all would take seconds
 NOT_FROM_ZERO = "not from 0"
 STEPS = [1.0, 2.0, 2.5, 5.0, 10.0]  # between ticks, times a power of ten
 PLAIN = StrMethodFormatter("{x:,g}")
@@ -191,8 +193,10 @@ def place(
     """
     points = [*((label.x, label.y) for label in labels), *others]
     drawn, written = [list(line) for line in lines if line], list[Text]()
+    if sum(map(len, drawn)) > MOST_CORNERS:
+        drawn = []
     for must, farthest, candidates in ((True, 0.8, 800), (False, 0.06, 100)):
-        some = [label for label in labels if label.must is must]
+        some = [label for label in labels if label.must is must][: None if must else MOST_OPTIONAL]
         if not some:
             continue
         obstacles: dict[str, Any] = {}
