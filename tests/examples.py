@@ -11,7 +11,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
 from profiler.runs import store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from tests import make
 from tests.make import MIB
 

@@ -18,7 +18,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Built, Equality, Note
 from profiler.request import spec
 from profiler.runs import store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from profiler.views.tables import reproduction
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System

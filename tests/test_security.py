@@ -13,7 +13,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines.child import Log
 from profiler.runs import run_diff
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from profiler.views.export import files
 from profiler.views.sanitize import plain
 from tests import examples, make

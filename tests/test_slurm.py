@@ -24,7 +24,7 @@ from profiler.core.record import Environment, Record
 from profiler.engines.slurm import Slurm, Work
 from profiler.request.spec import Request
 from profiler.runs import run_diff, store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from profiler.workflows import owed_trials
 from profiler.workflows.consent import resume_words
 from profiler.workflows.run import RunRequest, _refuse_changes

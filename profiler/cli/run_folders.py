@@ -90,23 +90,23 @@ def rm(
 
     Example: gcprof runs rm 20261120T174900Z-mlp-3fa9c1
     """
-    from profiler.runs import writer
+    from profiler.runs import store
     from profiler.runs.find import own_folder
 
     folders = list(dict.fromkeys(map(own_folder, runs)))
     for folder in folders:
-        writer.refuse_removal(folder)
+        store.refuse_removal(folder)
     for folder in folders:
         if not yes and not _is_sure(folder):
             raise UserError(f"'{folder}' is kept", hint="--yes removes without asking")
-        writer.remove(folder)
+        store.remove(folder)
         aside(f"removed {folder}")
 
 
 def _is_sure(folder: Path) -> bool:
     """Ask whether to remove a folder; whether the answer is yes. No answer is a no."""
     from profiler.runs.find import read_tags
-    from profiler.runs.writer import size_bytes
+    from profiler.runs.store import size_bytes
     from profiler.views.sanitize import plain
 
     words = f", tagged {', '.join(read_tags(folder))}" if read_tags(folder) else ""

@@ -36,8 +36,7 @@ from profiler.engines.child import lost
 from profiler.engines.local import Local
 from profiler.engines.order import informed
 from profiler.runs import find, run_diff, store
-from profiler.runs.store import Manifest
-from profiler.runs.writer import Writer
+from profiler.runs.store import Manifest, Writer
 
 GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, besides those of `connect`
 OURS = ("slurm_nodes", "slurm_ntasks_per_node", "slurm_tasks_per_node")  # a job is one process on one node

@@ -14,8 +14,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import Engine
 from profiler.runs import store
-from profiler.runs.store import Run
-from profiler.runs.writer import Writer
+from profiler.runs.store import Run, Writer
 from profiler.workflows import SILENT, Interrupted, Screen
 
 UNTOLD = "GCP031"  # the note that a device reports nothing about itself

@@ -23,7 +23,7 @@ from profiler.core.units import bytes_text, count_text
 from profiler.engines import Engine
 from profiler.request import device_choice, spec, sweep
 from profiler.request.spec import TABLES, CheckedRequest, Request, command_line, given
-from profiler.runs import RESULTS, run_diff, store, writer
+from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.training import models
@@ -425,6 +425,6 @@ def _again(before: Run) -> tuple[str, ...]:
 
 
 def _nothing_left(before: Run, screen: Screen) -> Ran:
-    writer.tidy(before.folder)
+    store.tidy(before.folder)
     screen.say("there is nothing left to do: the run is complete")
     return Ran(run=before, exit_code=progress.exit_code(before.records))

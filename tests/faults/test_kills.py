@@ -13,7 +13,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.runs import store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from tests import examples, kill, killed, make
 from tests.program import PATIENCE_SECONDS, Endless, Started
 

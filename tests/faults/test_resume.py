@@ -16,7 +16,7 @@ from profiler.core.case import Choice
 from profiler.engines import local
 from profiler.engines.local import Local
 from profiler.runs import find, store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from profiler.workflows import owed_trials
 from tests.conftest import Lent
 from tests.program import next_words

@@ -19,7 +19,7 @@ from profiler.core.case import Trial, encode
 from profiler.core.record import Environment, Record
 from profiler.runs import merge as merging
 from profiler.runs import store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")

@@ -17,7 +17,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines.order import in_waves
 from profiler.runs import store
-from profiler.runs.writer import Writer
+from profiler.runs.store import Writer
 from profiler.workflows import owed_trials
 from tests import examples, make
 
