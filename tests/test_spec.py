@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from profiler.core import function_source
+from profiler.core import catalogue
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
@@ -183,7 +183,7 @@ def test_an_id_depends_on_every_field_and_on_nothing_else():
 def test_the_optimizers_of_torch_that_are_read_from_its_source_are_those_that_it_has():
     kinds = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
 
-    assert set(function_source.classes("torch.optim")) - {"Optimizer"} == kinds
+    assert set(catalogue.classes("torch.optim")) - {"Optimizer"} == kinds
 
 
 def test_every_list_is_an_axis():

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from profiler.core import catalogue, function_source
+from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.errors import UserError
 from profiler.core.record import HARDWARE, SOFTWARE, Environment
@@ -63,7 +63,7 @@ def _code_places(model: Choice, strategy: Choice) -> Iterator[tuple[str, Path | 
     name, file = model.name, strategy.options.get("file")
     if catalogue.CODE.fullmatch(name):
         try:
-            yield name.rpartition(":")[0], function_source.place(name)
+            yield name.rpartition(":")[0], catalogue.place(name)
         except UserError:
             yield name.rpartition(":")[0], None
     if strategy.name == "plan" and file:

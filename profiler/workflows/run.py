@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from profiler import engines
 from profiler.analysis import progress, rows
-from profiler.core import catalogue, function_source, gpu_kinds, schedule
+from profiler.core import catalogue, gpu_kinds, schedule
 from profiler.core.case import FAKE, Case, Trial, split_choices
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.gpu_kinds import REHEARSE
@@ -273,7 +273,7 @@ def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks
     yield f"{doing} ({where})"
     for model in dict.fromkeys(trial.case.model.name for trial in trials):
         if catalogue.is_code(model, models.TABLE):
-            yield f"note: {model} is the code in {function_source.place(model).resolve()}"
+            yield f"note: {model} is the code in {catalogue.place(model).resolve()}"
     for remark in remarks:
         yield f"note: {remark}"
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from profiler.core import function_source
+from profiler.core import catalogue
 from profiler.core.errors import Invalid
 from profiler.core.user_code import exited
 from profiler.training.optimizers.torch_optim import held_by
@@ -41,7 +41,7 @@ def build(name: str, /, batch_size: int | None = None, **options: Any) -> Worklo
     if batch_size is not None:
         options["batch_size"] = batch_size
     words = sys.argv
-    sys.argv = [str(function_source.place(name))]  # as a script that is run without arguments
+    sys.argv = [str(catalogue.place(name))]  # as a script that is run without arguments
     try:
         function = _function(name)
         _refuse_unbound(function, options)

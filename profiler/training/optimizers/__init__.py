@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.core import function_source
+from profiler.core import catalogue
 from profiler.core.case import Choice
 from profiler.core.errors import UserError, nearest_or_all
 
@@ -19,6 +19,6 @@ FAMILY, BASE = "torch", "Optimizer"
 def refuse_unknown(choice: Choice) -> None:
     """Raises UserError for `torch:NAME` with a name that torch.optim does not have; nothing is imported."""
     family, _, name = choice.name.partition(":")
-    known = [word for word in function_source.classes("torch.optim") if word != BASE] if family == FAMILY else [name]
+    known = [word for word in catalogue.classes("torch.optim") if word != BASE] if family == FAMILY else [name]
     if name not in known:
         raise UserError(f"torch.optim has no optimizer '{name}'", hint=nearest_or_all(name, known, before="torch:"))
