@@ -89,7 +89,7 @@ def test_what_a_script_defines_is_sent_whole(by, here):
 
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
 
-    assert "Net, all, sgd, fp32, h100: rehearsed" in done.stdout, done.stderr
+    assert "Net, all, a batch of its own, sgd, fp32, h100: rehearsed" in done.stdout, done.stderr
     assert "[" not in done.stdout.splitlines()[-1]  # a plan for the whole memory keeps all blocks
 
 
