@@ -30,9 +30,9 @@ from profiler.core.trace_data import (
 from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device
-from profiler.predicting.block_choices import block_choices
 from profiler.predicting.block_lives import BlockLife, BlockLives
 from profiler.predicting.device_tracer import DeviceTracer, addresses, snapshot
+from profiler.predicting.staging.chains import block_choices, with_choices_if_known
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
 from profiler.training.optimizers.torch_optim import own_tensors, state_by_parameter
@@ -128,16 +128,11 @@ def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
     bench = Bench(trial, lambda stage: None)
     bench.passes()  # for its note on what a device without arithmetic leaves out
     trace = partial(trace_case, trial.case, with_lines=True, data_directory=trial.data_directory)
-    why = ""
-    if with_choices:
-        try:
-            return _followed(trace(with_saves=True), bench, with_choices=True)
-        except Exception as error:  # noqa: BLE001  the model may raise anything; if the step itself fails, it does so again
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        bench.device.release()
-    followed = _followed(trace(), bench, with_choices=False)
-    remarks = [f"whether other blocks would lower the peak is not known: {why}"] if why else []
-    return msgspec.structs.replace(followed, remarks=(*followed.remarks, *remarks))
+
+    def followed(with_choices: bool) -> Followed:
+        return _followed(trace(with_saves=with_choices), bench, with_choices=with_choices)
+
+    return with_choices_if_known(followed, bench.device.release) if with_choices else followed(False)
 
 
 def _followed(step: DeviceStep, bench: Bench, *, with_choices: bool) -> Followed:

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
+from torch import nn
 
 from profiler.analysis import live_bytes
+from profiler.analysis.live_bytes import OUTSIDE, nbytes, stage_of
 from profiler.core import roofline
 from profiler.core.case import Case, Trial
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import PHASES, Environment, PhaseBytes, Readings, Record, Timeline
-from profiler.core.trace_data import STATIC, BlockChoices, Followed, Trace, by_category, live, resting
+from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
+from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
+from profiler.measuring.meters import own_recomputes
 from profiler.measuring.meters.memory import timeline
-from profiler.predicting import prediction_notes
-from profiler.predicting.block_choices import block_choices
-from profiler.predicting.traced_case import known_rates, trace_case
+from profiler.predicting.staging.chains import block_choices, with_choices_if_known
+from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
+from profiler.training.blocks import offered_blocks
+from profiler.training.checkpointing import own_checkpoints
 
 NUM_LARGEST = 5  # blocks that a record names at its peak
+ESTIMATED = {  # the errors are those of 40 rows of benchmarks/instrument.py, spread over all
+    "cuda": (
+        "the bytes are an estimate, without what kernels work in and what the allocator reserves: of 40 steps held to "
+        "PyTorch's own allocator, the peak was off by 0.7 % in the median and by 34 % at worst"
+    ),
+    "cpu": "the bytes are an estimate, without what kernels work in: `gcprof run` measures them",
+}
+UNFUSED = (
+    "compiled code was traced operator by operator: it saves what torch.compile chooses to; the peak is that "
+    "without fused kernels, which usually take less, and no time is estimated"
+)
+GUESSED = (
+    "the model reads values that a trace does not have: all() was taken as true, so that a mask masks nothing (it "
+    "would take more if it did), other tests as false, numbers as 0"
+)
+ROUTED = {
+    "balanced": "the step depends on its data: tokens are taken to be routed evenly; --routing worst sends all one way",
+    "worst": "the step depends on its data: all tokens are taken to be routed to the same experts",
+}
 
 
 def predict(
@@ -50,9 +74,9 @@ def predict(
         readings=Readings(**memory_readings(trace), timeline=_timeline(trace, built.workload.blocks), **seconds),
         environment=_environment(rates),
         notes=(
-            *prediction_notes.of_model(built, case, trace),
-            *prediction_notes.of_blocks(built, case, trace),
-            *prediction_notes.stated(trial, rates, assumed),
+            *_of_model(built, case, trace),
+            *_of_blocks(built, case, trace),
+            *_stated(trial, rates, assumed),
         ),
         stage_seconds={"build": time.monotonic() - began},
     )
@@ -77,18 +101,11 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
     `with_choices` adds the floors and peaks of other block choices, if the hooks that these need do not fail; the case
     must be one without checkpointing.
     """
-    if not with_choices:
-        return _followed(trial, build, with_choices=False)
-    try:
-        return _followed(trial, build, with_choices=True)
-    except Exception as error:  # noqa: BLE001  the model may raise anything; if the step itself fails, it does so again
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    followed = _followed(trial, build, with_choices=False)
-    remark = f"whether other blocks would lower the peak is not known: {why}"
-    return msgspec.structs.replace(followed, remarks=(*followed.remarks, remark))
+    followed = partial(_followed, trial, build)
+    return with_choices_if_known(followed, lambda: None) if with_choices else followed(False)
 
 
-def _followed(trial: Trial, build: Build | None, *, with_choices: bool) -> Followed:
+def _followed(trial: Trial, build: Build | None, with_choices: bool) -> Followed:
     built, trace, assumed = trace_case(
         trial.case,
         calibration=trial.calibration,
@@ -96,8 +113,8 @@ def _followed(trial: Trial, build: Build | None, *, with_choices: bool) -> Follo
         build=build,
     )
     notes = (
-        *prediction_notes.of_model(built, trial.case, trace),
-        *prediction_notes.stated(trial, None, assumed),
+        *_of_model(built, trial.case, trace),
+        *_stated(trial, None, assumed),
     )
     return Followed(
         trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
@@ -132,7 +149,7 @@ def _environment(rates: Rates | None) -> Environment:
 def _seconds(trial: Trial, trace: Trace, rates: Rates | None, build: Build | None) -> dict[str, Any]:
     if rates is None or trace.uses_host:  # transfers to the host have no rates
         return {}
-    case, measured = trial.case, prediction_notes.measured_seconds(trial, rates)
+    case, measured = trial.case, _measured_seconds(trial, rates)
     estimate = roofline.seconds(trace.operators, rates, case.precision)
     if measured is not None:
         bare = trace if case == case.baseline else trace_case(case.baseline, build=build)[1]
@@ -187,3 +204,62 @@ def _static(trace: Trace) -> dict[str, int]:
         if not allocation.born:
             nbytes[allocation.category] = nbytes.get(allocation.category, 0) + allocation.nbytes
     return nbytes
+
+
+def _stated(trial: Trial, rates: Rates | None, assumed: Assumed) -> list[Note]:
+    """Return the notes on what limits the accuracy of a prediction."""
+    texts = {
+        "GCP015": ESTIMATED[kind_of(trial.case)] if trial.calibration is None else None,
+        "GCP016": _stated_error(trial, rates) if rates and not assumed.is_unfused else None,
+        "GCP017": GUESSED if assumed.num_guesses else None,
+        "GCP062": ROUTED[assumed.routing] if assumed.routing else None,
+        "GCP065": UNFUSED if assumed.is_unfused else None,
+    }
+    return [Note(code=code, text=text) for code, text in texts.items() if text]
+
+
+def _stated_error(trial: Trial, rates: Rates) -> str:
+    is_scaled = _measured_seconds(trial, rates) is not None
+    return roofline.stated_error(rates, trial.case.precision, is_scaled=is_scaled)
+
+
+def _of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
+    """Return the notes on strategy and model; a prediction for CUDA omits those on the CPU that it was traced on."""
+    on_cuda = kind_of(case) == "cuda"
+    notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
+    remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
+    notes = (*notes, *filter(None, remarks))
+    if case == case.baseline and (again := own_recomputes.of_trace(trace.operators)):
+        notes = (*notes, Note(code="GCP064", text=own_recomputes.remark(again)))
+    if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
+        return notes
+    text = "recurrent layers are traced as a CPU runs them: how much cuDNN keeps for them is not known, nor their time"
+    return (*notes, Note(code="GCP018", text=text))
+
+
+def _of_blocks(built: Assembled, case: Case, trace: Trace) -> list[Note]:
+    """Return a note if the blocks found hold at most half of the saved bytes, and others would hold more than that."""
+    workload = built.workload
+    if case != case.baseline or case.blocks or workload.calls or not workload.blocks:
+        return []
+    saved = [storage for storage in trace.allocations if storage.category == "saved" and storage.phase == "forward"]
+
+    def is_most(blocks: tuple[str, ...]) -> bool:
+        return 2 * _within(saved, blocks) > nbytes(saved)
+
+    if not saved or is_most(workload.blocks) or not any(map(is_most, offered_blocks(workload.module).values())):
+        return []
+    percent = (1 - _within(saved, workload.blocks) / nbytes(saved)) * 100
+    text = f"{percent:.0f} % of what the forward saves is outside of the blocks that strategies checkpoint"
+    return [Note(code="GCP051", text=f"{text}: `gcprof blocks MODEL` shows others, for --blocks")]
+
+
+def _within(saved: Sequence[Allocation], blocks: tuple[str, ...]) -> int:
+    stage = stage_of(blocks)
+    return nbytes(storage for storage in saved if stage(storage.module) != OUTSIDE)
+
+
+def _measured_seconds(trial: Trial, rates: Rates) -> float | None:
+    """Return the measured seconds of the baseline's step on the predicted GPU, if the calibration has them."""
+    calibration = trial.calibration
+    return calibration.step_seconds if calibration and calibration.device_name == rates.name else None

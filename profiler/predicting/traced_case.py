@@ -21,10 +21,10 @@ from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
+from profiler.predicting.trace.saved_tensors import user_hooks
 from profiler.predicting.trace.step import follow
 from profiler.predicting.trace.tracer import Hidden
 from profiler.predicting.trace.unfused import unfused
-from profiler.predicting.trace.user_hooks import user_hooks
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Observation, observe
 

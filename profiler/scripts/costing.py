@@ -19,8 +19,7 @@ from profiler.core import gpu_specs
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.predicting import device_trace
 from profiler.predicting.device_tracer import DeviceTracer
-from profiler.predicting.staging import estimated_seconds
-from profiler.predicting.staging.chains import chain_of
+from profiler.predicting.staging.chains import chain_of, estimated_seconds
 from profiler.predicting.staging.stage_operators import spans
 from profiler.scripts import applying
 from profiler.training import blocks as finding
@@ -120,7 +119,7 @@ class Costing:
         try:
             trace = device_trace.trace_of(tracer, self._dropped)
             stage_spans = spans(trace, model.blocks, linked=model.linked)
-            seconds = estimated_seconds.seconds(trace, stage_spans, {}, rates, self._precision)
+            seconds = estimated_seconds(trace, stage_spans, {}, rates, self._precision)
             chain = chain_of(trace, stage_spans, model.prints, seconds, options={})
             self._write({**line, "chain": msgspec.to_builtins(chain)})
         except Unsupported as error:

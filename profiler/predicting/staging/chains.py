@@ -1,17 +1,27 @@
-"""Makes a chain of stages of a traced step: what each holds, and what it costs."""
+"""Makes a chain of stages of a traced step, with what each holds and costs; estimates the peaks of other blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
+from torch import nn
 
-from profiler.core.trace_data import Trace, live
+from profiler.analysis.peak_floor import floor
+from profiler.core.errors import NotOnce, Unsupported
+from profiler.core.gpu_specs import Rates
+from profiler.core.roofline import operator_seconds
+from profiler.core.trace_data import BlockChoice, BlockChoices, Followed, Trace, live
+from profiler.planning.candidates import all_stages
 from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, StageModule
-from profiler.predicting.staging.pooled_seconds import EVERY, TOGETHER, Seconds
+from profiler.planning.simulator import simulate
+from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, TOGETHER, Seconds
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
-from profiler.predicting.staging.stage_operators import StageSpan
+from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
+from profiler.training.blocks import offered_blocks
+
+MOST_CHOICES = 24  # choices that are evaluated, the shallowest first
 
 
 def chain_of(
@@ -108,3 +118,117 @@ def _nothing(name: str) -> Stage:
         backward_extra_bytes=0,
         pinned=True,
     )
+
+
+def estimated_seconds(
+    trace: Trace,
+    stages: Sequence[StageSpan],
+    selective: Mapping[str, tuple[Trace, Mapping[str, StageSpan]]],
+    rates: Rates,
+    precision: str,
+) -> list[Seconds]:
+    """Return the seconds of each stage with ideal kernels. `selective` has, for each save option, the trace of a step
+    with it and that step's stages by name. The optimizer's time is counted in the last stage.
+    """
+    clock = _Clock(trace, rates, precision)
+    others = {
+        save: (_Clock(selective_trace, rates, precision), spans) for save, (selective_trace, spans) in selective.items()
+    }
+    stage_seconds = [_estimated(stage, clock, others) for stage in stages]
+    inside = sum(stage.forward + stage.backward for stage in stage_seconds)
+    return [*stage_seconds[:-1], _longer(stage_seconds[-1], clock.between(1, len(trace.operators)) - inside)]
+
+
+class _Clock:
+    """Cumulative seconds over the operators of a trace."""
+
+    def __init__(self, trace: Trace, rates: Rates, precision: str) -> None:
+        self._until = [0.0]
+        for operator in trace.operators:
+            self._until.append(self._until[-1] + operator_seconds(operator, rates, precision))
+
+    def between(self, first: int, last: int) -> float:
+        """Return the seconds of the operators `first` to `last`, both included; 0 if there are none."""
+        return max(0.0, self._until[last] - self._until[first - 1])
+
+    def both(self, stage: StageSpan) -> tuple[float, float]:
+        """Return the seconds of a stage's forward and backward."""
+        return self.between(stage.first, stage.last), self.between(stage.backward_first, stage.backward_last)
+
+
+def _estimated(
+    stage: StageSpan, clock: _Clock, others: Mapping[str, tuple[_Clock, Mapping[str, StageSpan]]]
+) -> Seconds:
+    forward, backward = clock.both(stage)
+    return Seconds(
+        forward=forward,
+        backward=backward,
+        early_stop=clock.between(stage.first, min(stage.stop, stage.last)),
+        options={
+            save: other_clock.both(spans[stage.name])
+            for save, (other_clock, spans) in others.items()
+            if stage.name in spans
+        },
+    )
+
+
+def _longer(last: Seconds, more: float) -> Seconds:
+    return Seconds(
+        forward=last.forward + max(0.0, more),
+        backward=last.backward,
+        early_stop=last.early_stop + max(0.0, more),
+        options=last.options,
+    )
+
+
+def with_choices_if_known(followed: Callable[[bool], Followed], let_go: Callable[[], object]) -> Followed:
+    """Return what `followed` returns with block choices; if that fails, without them, with a remark that says why.
+
+    The model may raise anything; if the step itself fails, it does so again. `let_go` is called in between.
+    """
+    try:
+        return followed(True)
+    except Exception as error:  # noqa: BLE001  as said above
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    let_go()
+    plain = followed(False)
+    remark = f"whether other blocks would lower the peak is not known: {why}"
+    return msgspec.structs.replace(plain, remarks=(*plain.remarks, remark))
+
+
+def block_choices(
+    trace: Trace,
+    module: nn.Module,
+    blocks: tuple[str, ...],
+) -> BlockChoices:
+    """Return the memory floor, and the peak under `all`, of the current blocks and of the model's other block choices.
+
+    `trace` must have been traced with its saves. A choice is left out if one of its blocks did not run.
+    """
+
+    def choice(pattern: str, names: tuple[str, ...]) -> BlockChoice:
+        return BlockChoice(
+            pattern=pattern,
+            num_blocks=len(names),
+            floor_bytes=floor(trace, blocks=names).nbytes,
+            all_bytes=_peak_of_all(trace, names),
+        )
+
+    ran = {call.module for call in trace.calls}
+    offered = offered_blocks(module)
+    own = next((pattern for pattern, names in offered.items() if names == blocks), "")
+    others = [(pattern, names) for pattern, names in offered.items() if names != blocks and ran.issuperset(names)]
+    return BlockChoices(own=choice(own, blocks), others=tuple(choice(*other) for other in others[:MOST_CHOICES]))
+
+
+def _peak_of_all(trace: Trace, blocks: tuple[str, ...]) -> int | None:
+    """Return the peak with each block checkpointed by itself; None if its blocks are not a chain of stages."""
+    ends = {call.module: call.last for call in trace.calls}
+    blocks = tuple(sorted(blocks, key=lambda name: ends[name]))  # in the order in which they run
+    try:
+        refuse_backward_in_forward(trace)
+        stages = spans(trace, blocks)
+    except (NotOnce, Unsupported):
+        return None
+    chain = chain_of(trace, stages, dict.fromkeys(blocks, ()), [NOTHING] * len(stages), options={})
+    return simulate(chain, all_stages(chain)).peak_bytes

@@ -21,8 +21,8 @@ from profiler.measuring.failure_causes import UNKNOWN
 from profiler.planning import candidates
 from profiler.planning.chain import Chain
 from profiler.predicting import device_trace
-from profiler.predicting.staging import estimated_seconds, stage_seconds
-from profiler.predicting.staging.chains import chain_of
+from profiler.predicting.staging import stage_seconds
+from profiler.predicting.staging.chains import chain_of, estimated_seconds
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, PLAIN, TOGETHER, WHOLE, Seconds, StageWork
 from profiler.predicting.staging.stage_bytes import StageBytes, held
 from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
@@ -178,7 +178,7 @@ def _seconds(
     case = trial.case.baseline
     if rates is not None:
         clocked = {save: (selective_trace, of) for save, (selective_trace, of, _) in selective.items()}
-        return estimated_seconds.seconds(trace, stage_spans, clocked, rates, case.precision)
+        return estimated_seconds(trace, stage_spans, clocked, rates, case.precision)
     if "time" not in trial.passes:
         return [NOTHING for _ in stage_spans]
     plain_peak = max(live(trace))
