@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from profiler.predicting.trace.fake_tensors import CachingFakeMode, fake_tensors
+from profiler.predicting.trace.fake_tensors import QuickFakeMode, fake_tensors
 
 Made = Callable[[], torch.Tensor]
 
@@ -48,7 +48,7 @@ def told(mode: Any, make: Made) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a_tensor_is_as_pytorch_makes_it(name: str) -> None:
-    modes = FakeTensorMode(), CachingFakeMode(), fake_tensors()
+    modes = FakeTensorMode(), QuickFakeMode(), fake_tensors()
     plain, *ours = [told(mode, MADE[name]) for mode in modes]
     assert ours == [plain, plain]
 

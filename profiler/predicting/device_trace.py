@@ -109,14 +109,10 @@ def trace_case(
     if abs(traced_bytes - peak_bytes) > MOST_OFF * peak_bytes:
         raise Unsupported(f"followed, the step takes {bytes_text(traced_bytes)}, and else {bytes_text(peak_bytes)}")
     off = traced_bytes - peak_bytes
-    return DeviceStep(built, trace, reserved_bytes, str(reads), _off_text(off, peak_bytes) if off else "")
-
-
-def _off_text(off: int, peak_bytes: int) -> str:
-    """Say how far the peak of a followed step is from that of the step alone."""
-    way = "above" if off > 0 else "below"
-    alone = f"that of the step alone, {bytes_text(peak_bytes)}"
-    return f"the peak of the followed step is {bytes_text(abs(off))} {way} {alone}: free blocks are elsewhere"
+    far = f"{bytes_text(abs(off))} {'above' if off > 0 else 'below'}"
+    text = f"the peak of the followed step is {far} that of the step alone, {bytes_text(peak_bytes)}"
+    told = f"{text}: free blocks are elsewhere" if off else ""
+    return DeviceStep(built, trace, reserved_bytes, str(reads), told)
 
 
 def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
@@ -146,7 +142,7 @@ def _followed(step: DeviceStep, bench: Bench, *, with_choices: bool) -> Followed
             *(note.text for note in (*built.applied.notes, *bench.all_notes())),
             *([step.off] if step.off else []),
         ),
-        choices=_choices(step) if with_choices else None,
+        choices=block_choices(step.trace, workload) if with_choices else None,
     )
 
 
@@ -164,11 +160,8 @@ def trace_of(tracer: DeviceTracer, dropped: DeviceTracer | None) -> Trace:
 
 def choices(case: Case) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of the model's other choices. Raises as `trace_case` does."""
-    return _choices(trace_case(case.baseline, with_saves=True))
-
-
-def _choices(step: DeviceStep) -> BlockChoices:
-    return block_choices(step.trace, step.built.workload.module, step.built.workload.blocks)
+    step = trace_case(case.baseline, with_saves=True)
+    return block_choices(step.trace, step.built.workload)
 
 
 def _settled(
@@ -246,13 +239,10 @@ def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
 
 def _workspaces() -> frozenset[int]:
     """Free the workspaces that cuBLAS keeps; return the addresses of the blocks that this has freed."""
-    kept = _addresses_in_use()
+    before = blocks_in_use(snapshot()["segments"])
     torch._C._cuda_clearCublasWorkspaces()
-    return kept - _addresses_in_use()
-
-
-def _addresses_in_use() -> frozenset[int]:
-    return frozenset(block.address for block in blocks_in_use(snapshot()["segments"]))
+    after = blocks_in_use(snapshot()["segments"])
+    return frozenset(block.address for block in before) - {block.address for block in after}
 
 
 class _Step:

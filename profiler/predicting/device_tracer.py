@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.core.allocator_history import Block, blocks_in_use
 from profiler.core.errors import Unsupported
+from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
 from profiler.core.user_code import is_ours
 from profiler.measuring.meters.flops import bytes_to_host, kind_of
@@ -156,7 +157,7 @@ class DeviceTracer(TorchDispatchMode):
                     stack.enter_context(mock.patch.object(functional, "linear", linear))
                 if self._with_saves:
                     stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
-                    stack.enter_context(_refused_hooks())
+                    stack.enter_context(refused_hooks(OWN_HOOKS))
                 stack.enter_context(self)
                 yield
             self.events = snapshot(self._device)["device_traces"][self._device]
@@ -259,17 +260,17 @@ class _Packet:
 
 
 @contextmanager
-def _refused_hooks() -> Iterator[None]:
+def refused_hooks(reason: str) -> Iterator[None]:
     """Raise Unsupported if the model enters hooks of its own within, which would see what autograd saves first."""
     enter = saved_tensors_hooks.__enter__
 
     def entered(hooks: Any) -> Any:
         code = getattr(hooks.pack_hook, "__code__", None)
         if type(hooks).__module__ != CHECKPOINT and not (code and is_ours(code.co_filename)):
-            raise Unsupported(OWN_HOOKS)
+            raise Unsupported(reason)
         return enter(hooks)
 
-    with mock.patch.object(saved_tensors_hooks, "__enter__", entered):
+    with replaced(saved_tensors_hooks, __enter__=entered):
         yield
 
 

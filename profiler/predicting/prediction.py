@@ -106,34 +106,22 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
 
 
 def _followed(trial: Trial, build: Build | None, with_choices: bool) -> Followed:
-    built, trace, assumed = trace_case(
-        trial.case,
-        calibration=trial.calibration,
-        with_saves=with_choices,
-        build=build,
-    )
-    notes = (
-        *_of_model(built, trial.case, trace),
-        *_stated(trial, None, assumed),
-    )
+    built, trace, assumed = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices, build=build)
+    notes = *_of_model(built, trial.case, trace), *_stated(trial, None, assumed)
     return Followed(
         trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
         blocks=built.workload.blocks,
         split=built.applied.split,
         has_own_optimizer=built.workload.optimizer is not None,
         remarks=tuple(note.text for note in notes),
-        choices=_choices(built, trace) if with_choices else None,
+        choices=block_choices(trace, built.workload) if with_choices else None,
     )
 
 
 def choices(case: Case, *, build: Build | None = None) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of its model's other block choices. Raises as `predict` does."""
     built, trace, _ = trace_case(case.baseline, with_saves=True, build=build)
-    return _choices(built, trace)
-
-
-def _choices(built: Assembled, trace: Trace) -> BlockChoices:
-    return block_choices(trace, built.workload.module, built.workload.blocks)
+    return block_choices(trace, built.workload)
 
 
 def _environment(rates: Rates | None) -> Environment:

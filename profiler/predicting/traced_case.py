@@ -121,21 +121,18 @@ def _fakes(case: Case, routing: str | None, calibration: Calibration | None = No
     ):
         try:
             yield fakes
-        except DATA_DEPENDENT as error:
+        except (*DATA_DEPENDENT, UnsupportedOperatorException) as error:
+            line = innermost_line(error)
+            where = f", at {line}" if line else ""
+            if isinstance(error, UnsupportedOperatorException):
+                raise Unsupported(
+                    f"'{error.func}' does not say what it returns without running{where}, so it cannot be traced; "
+                    "`gcprof run` measures it, and torch.library.register_fake lets it be predicted"
+                ) from error
             raise _DependsOnData(
-                f"what the model does depends on its data ({error}){_where(error)}; `gcprof run` measures it, and "
+                f"what the model does depends on its data ({error}){where}; `gcprof run` measures it, and "
                 "`gcprof rehearse` takes zeros for what it reads"
             ) from error
-        except UnsupportedOperatorException as error:
-            raise Unsupported(
-                f"'{error.func}' does not say what it returns without running{_where(error)}, so it cannot be traced; "
-                "`gcprof run` measures it, and torch.library.register_fake lets it be predicted"
-            ) from error
-
-
-def _where(error: Exception) -> str:
-    line = innermost_line(error)
-    return f", at {line}" if line else ""
 
 
 def kind_of(case: Case) -> str:

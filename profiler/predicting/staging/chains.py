@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
-from torch import nn
 
 from profiler.analysis.peak_floor import floor
 from profiler.core.errors import NotOnce, Unsupported
@@ -20,6 +19,7 @@ from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, TOGETHER,
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
 from profiler.training.blocks import offered_blocks
+from profiler.training.workload import Workload
 
 MOST_CHOICES = 24  # choices that are evaluated, the shallowest first
 
@@ -196,11 +196,7 @@ def with_choices_if_known(followed: Callable[[bool], Followed], let_go: Callable
     return msgspec.structs.replace(plain, remarks=(*plain.remarks, remark))
 
 
-def block_choices(
-    trace: Trace,
-    module: nn.Module,
-    blocks: tuple[str, ...],
-) -> BlockChoices:
+def block_choices(trace: Trace, workload: Workload) -> BlockChoices:
     """Return the memory floor, and the peak under `all`, of the current blocks and of the model's other block choices.
 
     `trace` must have been traced with its saves. A choice is left out if one of its blocks did not run.
@@ -215,7 +211,7 @@ def block_choices(
         )
 
     ran = {call.module for call in trace.calls}
-    offered = offered_blocks(module)
+    offered, blocks = offered_blocks(workload.module), workload.blocks
     own = next((pattern for pattern, names in offered.items() if names == blocks), "")
     others = [(pattern, names) for pattern, names in offered.items() if names != blocks and ran.issuperset(names)]
     return BlockChoices(own=choice(own, blocks), others=tuple(choice(*other) for other in others[:MOST_CHOICES]))

@@ -1,4 +1,4 @@
-"""Runs models and steps without memory or compute: PyTorch's fake tensors, with a faster cache and known values."""
+"""Runs models and steps without memory or compute: PyTorch's fake tensors, with known values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import torch
@@ -51,7 +51,6 @@ QUANTIZERS = {
     aten.quantize_per_tensor_dynamic,
     aten.quantize_per_channel,
 }
-PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format)
 
 
 @contextmanager
@@ -87,10 +86,8 @@ def _as_all(every: Callable[[torch.Tensor], Any], mask: torch.Tensor) -> Any:
     return out
 
 
-class CachingFakeMode(FakeTensorMode):
-    """FakeTensorMode with a shorter cache key, and no cache for trivial operators: keys took most of a trace's time."""
-
-    _keys: ClassVar[dict[Any, Any]] = {}  # lives as long as FakeTensorMode's own cache, also a class attribute
+class QuickFakeMode(FakeTensorMode):
+    """FakeTensorMode without a cache for trivial operators, whose keys took much of a trace's time."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -125,38 +122,8 @@ class CachingFakeMode(FakeTensorMode):
             made = func(*args, **kwargs)
         return FakeTensor(self, made, device)
 
-    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        words: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-        if not (self._spell(words, args) and (not kwargs or self._spell(words, kwargs.items()))):
-            return super()._cache_key(state, func, args, kwargs)
-        short = tuple(words)
-        key = self._keys.get(short)
-        if key is None:
-            key = self._keys[short] = super()._cache_key(state, func, args, kwargs)
-        return key
 
-    def _spell(self, words: list[Any], values: Any) -> bool:
-        """Append everything that the result depends on to `words`; return False if that is not known."""
-        words.append(len(values))
-        for value in values:
-            kind = type(value)
-            words.append(kind)
-            if kind is FakeTensor:
-                if value.constant is not None or value.fake_mode is not self or value.layout is not torch.strided:
-                    return False
-                words += (value.shape, value.stride(), value.dtype, value.fake_device, value.storage_offset())
-                words += (value.untyped_storage().nbytes(), value.requires_grad, value.is_conj(), value.is_neg())
-            elif kind in (list, tuple):
-                if not self._spell(words, value):
-                    return False
-            elif kind in PLAIN:
-                words.append(value)
-            else:
-                return False
-        return True
-
-
-class FakeTensors(CachingFakeMode):
+class FakeTensors(QuickFakeMode):
     """Fake tensors with known values if these are small and follow from the code alone, not from data.
 
     Building a model reads such values: the depth and widths of its stages, the rates of stochastic depth. Tests are
@@ -257,7 +224,7 @@ class FakeTensors(CachingFakeMode):
         self.num_guesses += 1
 
 
-uncompiled(CachingFakeMode.__torch_dispatch__)
+uncompiled(QuickFakeMode.__torch_dispatch__)
 uncompiled(FakeTensors.__torch_dispatch__)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Call, Save
 from profiler.core.user_code import is_ours
+from profiler.predicting.device_tracer import refused_hooks
 from profiler.predicting.trace.tracer import StorageLife, Tracer, on_host
 from profiler.training.workload import tensors
 
@@ -31,7 +31,6 @@ OWN = (
     "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), which an estimate does not follow "
     "to the host and back; `gcprof rehearse` runs them"
 )
-_REFUSAL: ContextVar[str | None] = ContextVar("_REFUSAL", default=None)
 
 
 class SavedTensors:
@@ -170,8 +169,8 @@ def user_hooks(*, on_cuda: bool) -> Iterator[None]:
         is_moved = on_cuda and isinstance(hooks, save_on_cpu)
         if not is_moved and (type(hooks).__module__ in OF_TORCH or (code and is_ours(code.co_filename))):
             return enter(hooks)
-        if reason := _REFUSAL.get() or (OWN if on_cuda and not is_moved else None):
-            raise Unsupported(reason)
+        if on_cuda and not is_moved:
+            raise Unsupported(OWN)
         return enter(saved_tensors_hooks(_to_host, torch.empty_like) if is_moved else hooks)
 
     with replaced(saved_tensors_hooks, __enter__=entered):
@@ -181,13 +180,3 @@ def user_hooks(*, on_cuda: bool) -> Iterator[None]:
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     with on_host():
         return torch.empty_like(tensor)
-
-
-@contextmanager
-def refused_hooks(reason: str) -> Iterator[None]:
-    """Raise Unsupported with this reason if the model enters hooks of its own within."""
-    token = _REFUSAL.set(reason)
-    try:
-        yield
-    finally:
-        _REFUSAL.reset(token)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -39,15 +38,11 @@ def follow(
     records what autograd saves and what modules take and return, from which stages are cut; `with_calls` records only
     the latter. `workspace_bytes` are those of cuBLAS's workspace.
     """
-    make = partial(
-        _FollowedStep,
-        workload,
-        optimizer,
-        device,
-        hidden,
-        with_saves=with_saves,
-        with_calls=with_calls,
-    )
+
+    def make() -> _FollowedStep:
+        tracer = Tracer(workload.module, device=device, hidden=hidden)
+        return _FollowedStep(workload, optimizer, tracer, with_saves=with_saves, with_calls=with_calls)
+
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
         try:
@@ -86,17 +81,13 @@ class _FollowedStep:
         self,
         workload: Workload,
         optimizer: torch.optim.Optimizer,
-        device: str,
-        hidden: Hidden | None,
+        tracer: Tracer,
         *,
         with_saves: bool,
         with_calls: bool,
     ) -> None:
-        self._device = device
         self.arrived: set[int] = set()
-        self._workload = workload
-        self._optimizer = optimizer
-        self._tracer = Tracer(workload.module, device=device, hidden=hidden)
+        self._workload, self._optimizer, self._tracer, self._device = workload, optimizer, tracer, tracer.device
         self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
         self._calls_only = not with_saves
         self._marks: list[tuple[str, int]] = []

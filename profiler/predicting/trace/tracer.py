@@ -66,7 +66,7 @@ class Tracer(TorchDispatchMode):
         self.operators: list[Operator] = []
         self.phase = "before"
         self.uses_host = False
-        self._device = device
+        self.device = device
         self._hidden = hidden
         self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
         self._stack = [""]
@@ -78,7 +78,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # for the reason given in CachingFakeMode
+        return False  # for the reason given in QuickFakeMode
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -186,7 +186,7 @@ class Tracer(TorchDispatchMode):
         key = storage._cdata
         if key in self._there:
             return None
-        nbytes = rounded(storage.nbytes(), self._device)
+        nbytes = rounded(storage.nbytes(), self.device)
         if not nbytes:
             return None
         life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase)
