@@ -6,18 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
-
-class Listener(Protocol):
-    """Receiver of the calls of marked functions while a forward is followed."""
-
-    def call_function(self, name: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Returns what the function returns."""
-
-
-_listeners: list[Listener | None] = []  # the innermost last; None within a block, whose own calls are plain
+# Receivers of the calls of marked functions while a forward is followed: their `call_function` returns what is returned
+_listeners: list[Any] = []  # the innermost last; None within a block, whose own calls are plain
 _marked: WeakSet[MarkedFunction] = WeakSet()
 
 
@@ -87,7 +80,7 @@ def are_there() -> bool:
     return bool(_marked)
 
 
-def push(listener: Listener | None) -> None:
+def push(listener: Any) -> None:
     """Route the calls of marked functions to a listener until `pop`; None makes them plain calls."""
     _listeners.append(listener)
 
@@ -98,7 +91,7 @@ def pop() -> None:
 
 
 @contextmanager
-def listened(listener: Listener | None) -> Iterator[None]:
+def listened(listener: Any) -> Iterator[None]:
     """Route the calls of marked functions to a listener inside the context."""
     push(listener)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 import torch
@@ -46,30 +46,19 @@ def explanation(workload: Workload, names: Sequence[str]) -> str:
     return f"{count}: {'; '.join(groups)}"
 
 
-def causes(workload: Workload, names: Iterable[str]) -> dict[str, str]:
+def causes(workload: Workload, names: Sequence[str]) -> dict[str, str]:
     """Return why each of these parameters gets no gradient, by how one forward uses it."""
     parameters = dict(workload.module.named_parameters())
-    uses = _Uses([parameters[name] for name in names])
-    with restored(workload.module), TensorUses(uses.use):
+    uses: dict[int, set[str]] = {id(parameters[name]): set() for name in names}
+
+    def use(tensor: torch.Tensor) -> None:
+        if id(tensor) in uses:
+            uses[id(tensor)].add(_way(sys._getframe(1)))
+
+    with restored(workload.module), TensorUses(use):
         workload.loss(workload.module, workload.batch)
-    return {name: uses.cause(parameters[name]) for name in names}
-
-
-class _Uses:
-    """Notes how parameters are used: with gradients, without, or in a checkpoint that loses them."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._uses: dict[int, list[str]] = {id(parameter): [] for parameter in parameters}
-
-    def use(self, tensor: torch.Tensor) -> None:
-        """Note a use if the tensor is one of the parameters."""
-        if id(tensor) in self._uses:
-            self._uses[id(tensor)].append(_way(sys._getframe(1)))
-
-    def cause(self, parameter: nn.Parameter) -> str:
-        """Return the most informative cause: a use with gradients on means that the gradient was lost later."""
-        uses = self._uses[id(parameter)]
-        return next((cause for cause in (DETACHED, REENTRANT, OFF) if cause in uses), UNUSED)
+    order = (DETACHED, REENTRANT, OFF)  # a use with gradients on means that the gradient was lost later
+    return {name: next((cause for cause in order if cause in uses[id(parameters[name])]), UNUSED) for name in names}
 
 
 def _way(frame: FrameType | None) -> str:
