@@ -26,39 +26,7 @@ BY_FILE = {  # PyTorch's own files; the innermost of these in a stack tells the 
 }
 MAKING = ("_apply", "reset_parameters")  # functions of modules that make or move parameters and buffers
 
-
-class Entry(msgspec.Struct, frozen=True):
-    """One action of the allocator."""
-
-    action: str
-    size: int = 0
-    addr: int = 0
-    frames: Any = ()
-
-
-class HeldBlock(msgspec.Struct, frozen=True):
-    """A block of a segment. Bytes."""
-
-    size: int
-    state: str
-    address: int = 0
-    frames: Any = ()
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """Memory that the allocator took from the device at once."""
-
-    total_size: int
-    blocks: list[HeldBlock]
-    device: int = 0
-    address: int = 0
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """The fields of `torch.cuda.memory._snapshot` that are read."""
-
-    segments: list[Segment]
-    device_traces: list[list[Entry]] = []
+Fields = Mapping[str, Any]  # of an entry, a segment or a block, as PyTorch names them
 
 
 class SnapshotExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,60 +57,57 @@ class SnapshotExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_snapshot(content: Any) -> SnapshotExplanation:
-    """Explain the busiest device of a snapshot. Raises UserError if the data are no snapshot."""
+    """Explain the busiest device of a snapshot: the dict of `torch.cuda.memory._snapshot`, from a file of anyone's.
+
+    Raises UserError if the data are no snapshot.
+    """
     try:
-        snapshot = msgspec.convert(content, Snapshot)
-        device = _busiest(snapshot)
-        return _explain(snapshot, device)
-    except (msgspec.ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return _explain(content["segments"], content.get("device_traces", ()))
+    except (TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
         hint = "torch.cuda.memory._dump_snapshot('file.pickle') writes one"
         raise UserError(f"this is not a CUDA memory snapshot: {error}", hint=hint) from None
 
 
-def _busiest(snapshot: Snapshot) -> int:
-    sizes = Counter[int]()
-    for segment in snapshot.segments:
-        sizes[segment.device] += segment.total_size
-    for device, entries in enumerate(snapshot.device_traces):
-        sizes[device] += len(entries)
-    return max(sizes, key=lambda device: sizes[device], default=0)
-
-
-def _explain(snapshot: Snapshot, device: int) -> SnapshotExplanation:
-    segments = [segment for segment in snapshot.segments if segment.device == device]
-    traces = snapshot.device_traces
+def _explain(all_segments: Sequence[Fields], traces: Sequence[Sequence[Fields]]) -> SnapshotExplanation:
+    sizes = Counter({device: len(entries) for device, entries in enumerate(traces)})
+    for segment in all_segments:
+        sizes[segment.get("device", 0)] += segment["total_size"]
+    device = max(sizes, key=lambda device: sizes[device], default=0)
+    segments = [segment for segment in all_segments if segment.get("device", 0) == device]
     entries = traces[device] if device < len(traces) else []
-    at_end = {address: block for segment in segments for address, block in _placed(segment) if block.state == ALLOCATED}
-    events = [entry for entry in entries if entry.action in (GIVEN, TAKEN_BACK)]
+    placed = [(address, block) for segment in segments for address, block in _placed(segment)]
+    at_end = {address: block for address, block in placed if block["state"] == ALLOCATED}
+    events = [entry for entry in entries if entry["action"] in (GIVEN, TAKEN_BACK)]
     lives = _lives(events, at_end)
     live = summed(((life.nbytes, life.born, life.died) for life in lives), len(events))
     peak = max(range(len(live)), key=live.__getitem__)
     at_peak = [life for life in lives if life.born <= peak <= life.died]
-    free = [block.size for segment in segments for block in segment.blocks if block.state != ALLOCATED]
-    reserved = sum(segment.total_size for segment in segments)
+    categories = Counter[str]()
+    for life in at_peak:
+        categories[life.category] += life.nbytes
     return SnapshotExplanation(
         device=device,
         num_events=len(events),
         peak_bytes=live[peak],
         peak_event=peak - 1 if peak else None,
-        peak_line=line(events[peak - 1].frames) if peak else "",
-        categories=_categories(at_peak),
+        peak_line=line(events[peak - 1].get("frames", ())) if peak else "",
+        categories=tuple(Share(name=name, nbytes=nbytes) for name, nbytes in categories.most_common()),
         holders=_holders(at_peak),
         grown=_grown(lives),
-        end_bytes=sum(block.size for block in at_end.values()),
-        reserved_bytes=reserved,
+        end_bytes=sum(block["size"] for block in at_end.values()),
+        reserved_bytes=sum(segment["total_size"] for segment in segments),
         num_segments=len(segments),
-        largest_free_bytes=max(free, default=0),
-        failed_bytes=next((entry.size for entry in reversed(entries) if entry.action == "oom"), None),
+        largest_free_bytes=max((block["size"] for _, block in placed if block["state"] != ALLOCATED), default=0),
+        failed_bytes=next((entry.get("size", 0) for entry in reversed(entries) if entry["action"] == "oom"), None),
     )
 
 
-def _placed(segment: Segment) -> list[tuple[int, HeldBlock]]:
+def _placed(segment: Fields) -> list[tuple[int, Fields]]:
     """Return blocks with their addresses; in older snapshots these are sums of sizes."""
-    placed, address = [], segment.address
-    for block in segment.blocks:
-        placed.append((block.address or address, block))
-        address += block.size
+    placed, address = [], segment.get("address", 0)
+    for block in segment["blocks"]:
+        placed.append((block.get("address") or address, block))
+        address += block["size"]
     return placed
 
 
@@ -164,7 +129,7 @@ class _Life(msgspec.Struct, kw_only=True):
         return _category(self.frames) if self.born else BEFORE
 
 
-def _lives(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> list[_Life]:
+def _lives(events: Sequence[Fields], at_end: Mapping[int, Fields]) -> list[_Life]:
     """Return the lifetimes of all blocks; first those from before the recording.
 
     These were freed in the recording, or are live at its end, without having been allocated in it.
@@ -173,19 +138,21 @@ def _lives(events: Sequence[Entry], at_end: Mapping[int, HeldBlock]) -> list[_Li
     given: list[_Life] = []
     unfreed: dict[int, _Life] = {}
     for number, entry in enumerate(events, start=1):
-        if entry.action == GIVEN:
-            unfreed[entry.addr] = _Life(nbytes=_rounded(entry.size), born=number, died=len(events), frames=entry.frames)
-            given.append(unfreed[entry.addr])
-        elif entry.addr in unfreed:
-            unfreed.pop(entry.addr).died = number - 1
+        address, rounded = entry.get("addr", 0), -(-entry.get("size", 0) // GRANULE) * GRANULE
+        if entry["action"] == GIVEN:
+            life = _Life(nbytes=rounded, born=number, died=len(events), frames=entry.get("frames", ()))
+            unfreed[address] = life
+            given.append(life)
+        elif address in unfreed:
+            unfreed.pop(address).died = number - 1
         else:
-            before.append(_Life(nbytes=_rounded(entry.size), born=0, died=number - 1))
-    touched = {entry.addr for entry in events}
+            before.append(_Life(nbytes=rounded, born=0, died=number - 1))
+    touched = {entry.get("addr", 0) for entry in events}
     for address, block in at_end.items():
         if address in unfreed:
-            unfreed[address].nbytes, unfreed[address].stayed = block.size, True
+            unfreed[address].nbytes, unfreed[address].stayed = block["size"], True
         elif address not in touched:
-            before.append(_Life(nbytes=block.size, born=0, died=len(events), frames=block.frames))
+            before.append(_Life(nbytes=block["size"], born=0, died=len(events), frames=block.get("frames", ())))
     return before + given
 
 
@@ -198,13 +165,6 @@ def _category(frames: Any) -> str:
         return "parameters"
     named = (name for place, _ in places for part, name in BY_FILE.items() if part in place)
     return next(named, "other")
-
-
-def _categories(lives: Iterable[_Life]) -> tuple[Share, ...]:
-    sizes = Counter[str]()
-    for life in lives:
-        sizes[life.category] += life.nbytes
-    return tuple(Share(name=name, nbytes=nbytes) for name, nbytes in sizes.most_common())
 
 
 def _holders(lives: Iterable[_Life]) -> tuple[Holder, ...]:
@@ -227,7 +187,3 @@ def _grown(lives: Iterable[_Life]) -> tuple[Holder, ...]:
     return _holders(
         life for life in stayed if len(stretches[life.line]) >= LEAST_GROWN and life.category != "parameters"
     )
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // GRANULE) * GRANULE
