@@ -51,7 +51,11 @@ def space(cases: Iterable[Case], defaults: Mapping[str, Mapping[str, str]]) -> S
         settings = {case: {**fields, "batch_size": None} for case, fields in settings.items()}  # a model's own
     names = dict.fromkeys(name for fields in settings.values() for name in fields)
     values = {name: list(dict.fromkeys(fields.get(name) for fields in settings.values())) for name in names}
-    axes = tuple(Axis(name=name, values=_ordered(varied)) for name, varied in values.items() if len(varied) > 1)
+    ordered = {
+        name: sorted(varied) if all(map(_is_number, varied)) else varied  # type: ignore[type-var]
+        for name, varied in values.items()
+    }
+    axes = tuple(Axis(name=name, values=tuple(varied)) for name, varied in ordered.items() if len(varied) > 1)
     return Space(axes=axes, settings=settings)
 
 
@@ -118,19 +122,14 @@ def _ranked(space: Space) -> list[Axis]:
 
 def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several: bool) -> dict[str, Value]:
     """Return the settings of a case; with several models, each is one value, since their options are not comparable."""
-    fields = {name: _value(getattr(case, name)) for name in FIELDS}
+    values = {name: getattr(case, name) for name in FIELDS}
+    values = {name: None if value is UNSET else value for name, value in values.items()}
+    fields = {name: value if value is None or _is_number(value) else str(value) for name, value in values.items()}
     if several:
         return {"model": str(case.model), **fields}
     options = {**defaults.get(case.model.name, {}), **case.model.options}
     clear = {f"model's {name}" if name in fields else name: _read(text) for name, text in options.items()}
     return {**clear, **fields}
-
-
-def _value(value: object) -> Value:
-    """Return a field's value: a number or None as it is, UNSET as None, anything else, a boolean too, as text."""
-    if value is UNSET:
-        return None
-    return value if _is_number(value) or value is None else str(value)  # type: ignore[return-value]
 
 
 def _read(text: str) -> Value:
@@ -145,7 +144,3 @@ def _read(text: str) -> Value:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _ordered(values: list[Value]) -> tuple[Value, ...]:
-    return tuple(sorted(values) if all(map(_is_number, values)) else values)  # type: ignore[type-var]

@@ -180,10 +180,6 @@ def _changed_peak(trace: Trace, change: Change, *, is_half_batch: bool = False) 
     return max(bytes_ + more for bytes_, more in zip(held, hidden, strict=True))
 
 
-def _as_it_is(storage: Allocation) -> Iterable[Life]:
-    yield storage.nbytes, storage.born, storage.died
-
-
 def _half_batch(trace: Trace) -> Change:
     """Return a change that halves what may grow with the batch; sizes are rounded up as the allocator does.
 
@@ -191,26 +187,24 @@ def _half_batch(trace: Trace) -> Change:
     """
     granule = GRANULE if trace.device == "cuda" else 1
 
-    def change(storage: Allocation) -> Iterable[Life]:
-        if storage.category in GROWING and storage.phase != "optimizer":
-            yield -(-storage.nbytes // (2 * granule)) * granule, storage.born, storage.died
-        else:
-            yield from _as_it_is(storage)
+    def change(storage: Allocation) -> list[Life]:
+        grows = storage.category in GROWING and storage.phase != "optimizer"
+        nbytes = -(-storage.nbytes // (2 * granule)) * granule if grows else storage.nbytes
+        return [(nbytes, storage.born, storage.died)]
 
     return change
 
 
-def _no_state(storage: Allocation) -> Iterable[Life]:
-    if storage.category != "optimizer" and storage.phase != "optimizer":
-        yield from _as_it_is(storage)
+def _no_state(storage: Allocation) -> list[Life]:
+    is_state = storage.category == "optimizer" or storage.phase == "optimizer"
+    return [] if is_state else [(storage.nbytes, storage.born, storage.died)]
 
 
-def _freed_gradients(storage: Allocation) -> Iterable[Life]:
+def _freed_gradients(storage: Allocation) -> list[Life]:
     """Free each gradient when it is made, and the optimizer's temporaries with it: it takes one parameter at a time."""
     if storage.category == "gradients" and storage.born:
-        yield storage.nbytes, storage.born, storage.born
-    elif storage.phase != "optimizer":
-        yield from _as_it_is(storage)
+        return [(storage.nbytes, storage.born, storage.born)]
+    return [] if storage.phase == "optimizer" else [(storage.nbytes, storage.born, storage.died)]
 
 
 def _dropped_gradients(trace: Trace) -> Change:
@@ -220,21 +214,18 @@ def _dropped_gradients(trace: Trace) -> Change:
         if operator.phase == "backward":
             first.setdefault(operator.module, number)
 
-    def change(storage: Allocation) -> Iterable[Life]:
-        if storage.category == "gradients" and not storage.born:
-            yield storage.nbytes, min(first.get(storage.module, 1), storage.died + 1), storage.died
-        else:
-            yield from _as_it_is(storage)
+    def change(storage: Allocation) -> list[Life]:
+        is_kept = storage.category == "gradients" and not storage.born
+        born = min(first.get(storage.module, 1), storage.died + 1) if is_kept else storage.born
+        return [(storage.nbytes, born, storage.died)]
 
     return change
 
 
-def _offloaded(storage: Allocation) -> Iterable[Life]:
-    if storage.category == "saved" and storage.died > storage.born:
-        yield storage.nbytes, storage.born, storage.born
-        yield storage.nbytes, storage.died, storage.died
-    else:
-        yield from _as_it_is(storage)
+def _offloaded(storage: Allocation) -> list[Life]:
+    is_offloaded = storage.category == "saved" and storage.died > storage.born
+    ends = ((storage.born, storage.born), (storage.died, storage.died))
+    return [(storage.nbytes, *end) for end in (ends if is_offloaded else ((storage.born, storage.died),))]
 
 
 def chunked(trace: Trace) -> Change | None:
@@ -249,8 +240,9 @@ def chunked(trace: Trace) -> Change | None:
     if names.count(SOFTMAX) != 1 or names.count(SOFTMAX_BACKWARD) != 1:
         return None
     softmax, backward = names.index(SOFTMAX) + 1, names.index(SOFTMAX_BACKWARD) + 1
-    first = max((number for number in _products(names) if number < softmax), default=None)
-    lasts = [number for number in _products(names) if number > backward][:2]  # for the input and for the weights
+    products = [number for number, name in enumerate(names, start=1) if name in PRODUCTS]
+    first = max((number for number in products if number < softmax), default=None)
+    lasts = [number for number in products if number > backward][:2]  # for the input and for the weights
     sizes = [storage.nbytes for storage in trace.allocations if storage.born == softmax]
     if first is None or not lasts or not sizes:
         return None
@@ -264,8 +256,3 @@ def chunked(trace: Trace) -> Change | None:
             yield storage.nbytes, storage.born, last
 
     return change
-
-
-def _products(names: list[str]) -> list[int]:
-    """Return the numbers of the matrix products."""
-    return [number for number, name in enumerate(names, start=1) if name in PRODUCTS]
