@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.core.allocator_history import Block, blocks_in_use
+from profiler.core.allocator_history import GIVEN, TAKEN_BACK, Block, blocks_in_use
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
@@ -34,6 +35,7 @@ OWN_HOOKS = (
     "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), so that the bytes of other "
     "strategies cannot be derived; `gcprof rehearse` runs them for each strategy"
 )
+HAS_LABELS = hasattr(torch._C, "_cuda_setMemoryMetadata")  # torch 2.10 and newer
 _SERIAL = itertools.count(1)  # of tracers: labels of an earlier one are told apart
 
 
@@ -108,7 +110,9 @@ class DeviceTracer(TorchDispatchMode):
         self._made: dict[tuple[int, int], tuple[str, int]] = {}  # by thread and node: module and operator that made it
         self._home = threading.get_ident()
         self._task: int | None = None  # of the backward that the step itself runs
-        self._num_given = 0  # blocks, as of the last count
+        self._num_given = self._num_events = 0  # blocks given, and given or taken back, as of the last count
+        self._num_first = 0  # of these events, as the history begins
+        self._labels: list[tuple[int, str]] = []  # where torch cannot label: from which of these events on
         self._device = torch.cuda.current_device()
 
     @classmethod
@@ -125,13 +129,13 @@ class DeviceTracer(TorchDispatchMode):
             return func(*args, **kwargs)
         start = self._note_unseen()
         number = len(self.ran) + 1
-        torch._C._cuda_setMemoryMetadata(f"{self.label}{number}")
+        self._say(f"{number}")
         torch._C._cuda_resetPeakMemoryStats(self._device)
         is_written = is_in_place(func, args) or is_sum_in_place(func, args)
         out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
         self.num_to_host += bytes_to_host(args, out)
         current, peak = self._count()
-        torch._C._cuda_setMemoryMetadata(f"{self.label}{number}.")
+        self._say(f"{number}.")
         torch._C._cuda_resetPeakMemoryStats(self._device)
         phase, module, made_by = self._place(number)
         operator = Operator(kind.name, module, phase, *kind.work(args, kwargs, out))
@@ -148,6 +152,7 @@ class DeviceTracer(TorchDispatchMode):
             max_entries=MOST_EVENTS, context=context, stacks="python", clear_history=True
         )
         self._count()
+        self._num_first = self._num_events
         torch._C._cuda_resetPeakMemoryStats(self._device)
         try:
             with ExitStack() as stack:
@@ -161,11 +166,30 @@ class DeviceTracer(TorchDispatchMode):
                 stack.enter_context(self)
                 yield
             self.events = snapshot(self._device)["device_traces"][self._device]
+            if not HAS_LABELS:
+                self._label_events()
         finally:
-            torch._C._cuda_setMemoryMetadata("")
+            if HAS_LABELS:
+                torch._C._cuda_setMemoryMetadata("")
             torch.cuda.memory._record_memory_history(enabled=None)
             for handle in handles:
                 handle.remove()
+
+    def _say(self, text: str) -> None:
+        """Label what the allocator records from now on."""
+        if HAS_LABELS:
+            torch._C._cuda_setMemoryMetadata(f"{self.label}{text}")
+        else:
+            self._labels.append((self._num_events, f"{self.label}{text}"))
+
+    def _label_events(self) -> None:
+        """Label the history afterwards, by how many blocks had been given and taken back as each label began."""
+        labels, label, number = deque(self._labels), "", self._num_first
+        for event in self.events:
+            while labels and labels[0][0] <= number:
+                _, label = labels.popleft()
+            event["user_metadata"] = label
+            number += event["action"] in (GIVEN, TAKEN_BACK)
 
     def mark(self, phase: str) -> None:
         """Begin a phase."""
@@ -187,7 +211,8 @@ class DeviceTracer(TorchDispatchMode):
         counts = torch._C._cuda_memoryStats(self._device)
         held = counts["allocated_bytes"]["all"]
         self.reserved_bytes = max(self.reserved_bytes, counts["reserved_bytes"]["all"]["peak"])
-        self._num_given = counts["allocation"]["all"]["allocated"]
+        blocks = counts["allocation"]["all"]
+        self._num_given, self._num_events = blocks["allocated"], blocks["allocated"] + blocks["freed"]
         return held["current"], held["peak"]
 
     def _place(self, number: int) -> tuple[str, str, int]:
