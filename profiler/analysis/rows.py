@@ -233,9 +233,9 @@ def against(row: Row, other: Row) -> TimeRatio | None:
         return None
     if row.case.has_estimated_times and other.case.has_estimated_times:
         return time_ratio.estimated(other.step_seconds, row.step_seconds)
-    times = [one.time for one in (row, other) if one.time and (one.time.num_pairs or one.time.interval)]
-    if len(times) == 2:
-        return time_ratio.quotient(*times)
+    time, base = row.time, other.time
+    if time and base and time.has_basis and base.has_basis:
+        return time_ratio.quotient(time, base)
     return time_ratio.of_samples(time_ratio.sample(samples(other)), time_ratio.sample(samples(row)))
 
 
@@ -245,8 +245,10 @@ def samples(row: Row) -> tuple[tuple[float, ...], ...]:
     A prediction has no noise: its step is taken twice, as two rounds of equal samples.
     """
     timed = [record.readings for record in row.rounds if record.readings.step_seconds]
-    full = [readings for readings in timed if readings.stopped != "look"]
-    return tuple([readings.step_seconds or () for readings in full or timed]) * (1 + row.case.has_estimated_times)
+    if len(timed) > 1:
+        timed = [readings for readings in timed if readings.stopped != "look"] or timed
+    series = tuple([readings.step_seconds or () for readings in timed])
+    return series * 2 if row.case.has_estimated_times else series
 
 
 def time_verdict_of(row: Row, other: Row) -> TimeVerdict:
@@ -309,7 +311,7 @@ def time_places(rows: Sequence[Row]) -> list[TimePlace]:
     none = next((row.step_seconds for row in rows if row.case == row.baseline and row.step_seconds), None)
     places = []
     for row in rows:
-        if none is not None and row.time and (row.time.interval or row.time.num_pairs):
+        if none is not None and row.time and row.time.has_basis:
             low, high = row.time.interval or (row.time.ratio, row.time.ratio)
             places.append(TimePlace(low * none, row.time.ratio * none, high * none))
         else:

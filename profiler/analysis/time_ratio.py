@@ -41,6 +41,11 @@ class TimeRatio(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
+    def has_basis(self) -> bool:
+        """Whether it stands on pairs or on several rounds, not on one round of two processes."""
+        return self.num_pairs > 0 or self.low is not None
+
+    @property
     def uncertainty(self) -> float | None:
         """The relative distance from the ratio to the farther end of the interval."""
         if self.low is None or self.high is None:
