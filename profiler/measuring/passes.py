@@ -189,8 +189,6 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
 
 def _memory(bench: Bench) -> dict[str, Any]:
     """Return the readings of the rank with the highest peak; with several ranks, also the bytes of each."""
-    if bench.unused:
-        bench.device.release()  # what observed forwards left free
     held_before = bench.leftovers.held_bytes()
     try:
         own, gathered = _own_memory(bench)
