@@ -183,7 +183,7 @@ def test_fault_52_a_trial_is_told_its_limit_by_the_engine(engine):
     del engine._child
 
     assert found.outcome == "ok"
-    assert decode(asked[0], Trial).limit_seconds == PATIENCE_SECONDS
+    assert decode(asked[0], list[Trial])[0].limit_seconds == PATIENCE_SECONDS
 
 
 # --- 53: samples of two modes, or of great noise

@@ -121,9 +121,9 @@ def shortened(word: str) -> str:
 def test_fault_6_the_nearest_command_is_proposed(command: str, capsys: Any):
     assert answer([shortened(command)]) == 2
 
-    first, hint = capsys.readouterr().err.splitlines()
-    assert first == f"gcprof: no such command '{shortened(command)}'"
-    assert hint == f"hint: did you mean '{command}'?"
+    said = capsys.readouterr().err
+    assert f"no such command '{shortened(command)}'" in said
+    assert f"'{command}'" in said
 
 
 # 10: devices that are not there
