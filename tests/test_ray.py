@@ -20,7 +20,7 @@ from ray import exceptions
 
 from profiler import engines
 from profiler.cli import answer
-from profiler.core import gpu_specs
+from profiler.core import gpu_specs, optional_deps
 from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.errors import UserError
 from profiler.core.record import Record
@@ -248,7 +248,7 @@ def far(monkeypatch) -> Callable[[FakeRay], ray_cluster.RayCluster]:
     monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.01)
 
     def made(fake: FakeRay) -> ray_cluster.RayCluster:
-        monkeypatch.setattr(ray_cluster.optional_deps, "load", lambda name: fake)
+        monkeypatch.setattr(optional_deps, "load", lambda name: fake)
         return ray_cluster.connect(wait=0)
 
     return made
