@@ -166,7 +166,7 @@ def test_a_strategy_that_keeps_its_model_is_found_by_the_product_and_told_from_t
     assert "_planted:fault=leak keeps them; the model alone leaves nothing behind" in text
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=[GPU, pytest.mark.gpu_arithmetic])])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=[*GPU, pytest.mark.gpu_arithmetic])])
 @pytest.mark.parametrize(("name", "nbytes"), [("by_name", 2 * LAYER), ("by_cycle", LAYER)])
 @pytest.mark.parametrize("strategy", ["none", "segments:k=1"])
 def test_a_model_of_the_users_that_is_kept_is_said_to_be_kept_by_its_own_code(device, name, nbytes, strategy, own):
