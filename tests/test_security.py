@@ -28,8 +28,6 @@ ENDS_PROCESSES = {
     "core/server_process.py": "its own, before it is asked",
     "rehearsal/build.py": "a compiler that hangs, and what it started",
     "scripts/launch.py": "the user's command, and what it started",
-    "core/safe_files.py": "nothing: signal 0 asks whether one lives",
-    "scripts/stacks.py": "nothing: its signal asks for a stack, of what the limit ends",
 }
 
 
@@ -108,6 +106,7 @@ def test_nothing_of_a_file_is_run():
         "workflows/in_process/packing.py": ["pickle"],  # writes it
         "predicting/trace/fake_modules.py": ["torch.load"],  # replaced, for a user's factory that calls it
         "scripts/inject/gcprof_saving.py": ["torch.load"],  # replaced, for a user's script that calls it
+        "scripts/inject/gcprof_measure.py": ["torch.load"],  # of what its other process has saved: weights alone
         "scripts/inject/sitecustomize.py": ["__import__"],  # of the user's own file of this name, as Python would
     }
 

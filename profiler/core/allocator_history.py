@@ -30,16 +30,6 @@ class Block(NamedTuple):
     line: str
 
 
-class Event(NamedTuple):
-    """An entry of the allocator's history: a block is allocated or freed."""
-
-    is_allocation: bool
-    address: int
-    requested: int  # bytes
-    line: str  # `file.py:12`, the innermost line of the user's code; "" if there is none
-    time_us: int
-
-
 def load(path: Path) -> Any:
     """Return the plain data in a pickle. Raises UserError if the file cannot be read or contains anything else."""
     try:
@@ -66,15 +56,6 @@ def blocks_in_use(segments: Iterable[Mapping[str, Any]]) -> tuple[Block, ...]:
         for segment in segments
         for block in segment["blocks"]
         if block["state"] == ALLOCATED
-    )
-
-
-def events(entries: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """Return the allocations and frees in one device's trace of a snapshot, in order."""
-    return tuple(
-        Event(entry["action"] == GIVEN, entry["addr"], entry["size"], line(entry["frames"]), entry["time_us"])
-        for entry in entries
-        if entry["action"] in (GIVEN, TAKEN_BACK)
     )
 
 

@@ -1,4 +1,4 @@
-"""The table of ways to train one model on several ranks: one file with one function each, and one line here.
+"""The table of ways to train one model on several ranks: a function each, and one line here.
 
 The function takes the Workload of one rank, its strategy applied, and the mesh of all ranks (`torch.distributed`'s
 one-dimensional DeviceMesh). It returns the Workload to train, whose module, blocks and parameters keep their names. Its

@@ -1,4 +1,4 @@
-"""The table of models: one file with one function each, and one line here, which imports no torch.
+"""The table of models: a function each, and one line here, which imports no torch.
 
 The function takes `batch_size` (its default is the model's) and, where it can read a data set, `data_directory`;
 its keyword-only parameters are the options. It returns a Workload.

@@ -1,4 +1,4 @@
-"""The table of strategies: one file with one function each, and one line here, which imports no torch.
+"""The table of strategies: a function each, and one line here, which imports no torch.
 
 The function takes the Workload, changes its module in place, and returns what it did as Applied; its
 keyword-only parameters are the options. It raises Unsupported where it cannot be applied.
