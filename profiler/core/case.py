@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections import Counter
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -13,7 +11,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import gpu_kinds
-from profiler.core.errors import UserError
+from profiler.core.choices import Choice as Choice  # is part of a case for those that import it
+from profiler.core.choices import as_word as as_word
+from profiler.core.choices import split_choices as split_choices
 from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.stats import Sampling
 
@@ -24,44 +24,6 @@ OPERATORS = "operators"  # an additional pass of the baseline, which calibrates 
 MOST = 100_000  # limit of warm-up steps and of timed steps per round
 OWN = "own"  # the strategy that leaves the checkpoints on that the model itself calls
 FAKE = "fake:"  # prefix of a device that is predicted for, and need not exist
-
-
-class Choice(str):
-    """A name with options, written and read everywhere as `segments:k=8,split=balanced`.
-
-    A name may itself contain colons (`torchvision:resnet18`): the text after the last colon is options only if it
-    contains a `=`. Choices of equal text are equal; `catalogue.resolve` makes the text canonical.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, name: str, options: Mapping[str, object]) -> Choice:
-        text = ",".join(f"{key}={as_word(value)}" for key, value in options.items())
-        return cls(f"{name}:{text}" if text else name)
-
-    @property
-    def name(self) -> str:
-        return self._halves()[0]
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The options by key. Raises UserError for an option without key or value, and for a key given twice."""
-        pieces = self._halves()[1].split(",") if self._halves()[1] else []
-        pairs = [piece.partition("=") for piece in pieces]
-        for key, _, value in pairs:
-            if not key or not value:
-                message = f"'{self}' has an option without a name or a value"
-                raise UserError(message, hint="write name:key=value,key=value")
-        keys = [key for key, _, _ in pairs]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key, number in Counter(keys).items() if number > 1)
-            raise UserError(f"'{self}' gives {twice} twice", hint=f"{twice}=a|b measures both")
-        return {key: value for key, _, value in pairs}
-
-    def _halves(self) -> tuple[str, str]:
-        name, colon, rest = self.rpartition(":")
-        return (name, rest) if colon and "=" in rest else (str(self), "")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,32 +189,3 @@ def _encoder(order: Any) -> msgspec.json.Encoder:
 @cache
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, dec_hook=operator.call)  # makes a Choice from its text; no other class gets here
-
-
-def split_choices(text: str) -> list[Choice]:
-    """Return the choices in a list as users write it: `none,segments:k=8,split=balanced,all` -> three choices.
-
-    A piece `key=value` without a name belongs to the choice before it; `k=2|4|8` gives one choice per value. Raises
-    UserError for an empty item.
-    """
-    words: list[str] = []
-    for piece in (piece.strip() for piece in text.split(",")):
-        if not piece:
-            raise UserError(f"'{text}' has an empty item", hint="separate items by single commas")
-        if words and "=" in piece and ":" not in piece.partition("=")[0]:
-            words[-1] += ("," if "=" in words[-1] else ":") + piece
-        else:
-            words.append(piece)
-    return [choice for word in words for choice in _span(Choice(word))]
-
-
-def _span(choice: Choice) -> list[Choice]:
-    spread: list[dict[str, str]] = [{}]
-    for key, value in choice.options.items():
-        spread = [{**options, key: alternative} for options in spread for alternative in value.split("|")]
-    return [Choice.of(choice.name, options) for options in spread]
-
-
-def as_word(value: object) -> str:
-    """Return a value as users write it: a boolean as `true` or `false`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
