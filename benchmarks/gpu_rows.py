@@ -20,8 +20,8 @@ import msgspec
 
 from benchmarks.instrument_rows import DEVICES, MODELS, Row, rows
 from profiler.core import catalogue, gpu_specs
-from profiler.core.case import FAKE, OPERATORS, Case, Choice, Trial, decode, encode
-from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.case import OPERATORS, Case, Choice, Trial, decode, encode
+from profiler.core.devices import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
 from profiler.training import models, optimizers, strategies

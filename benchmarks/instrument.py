@@ -26,8 +26,8 @@ import msgspec
 from benchmarks.instrument_rows import LEFT_OUT, MODELS, STRATEGIES, Row, not_covered, rows
 from profiler import __version__
 from profiler.core import catalogue
-from profiler.core.case import FAKE, Case, Choice, Trial
-from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
 from profiler.training import models, optimizers, strategies

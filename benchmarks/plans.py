@@ -21,14 +21,13 @@ import msgspec
 from benchmarks.instrument import BareLoop, engine, record, write_section
 from benchmarks.instrument_rows import MODELS, Row
 from profiler.core import plan_file
+from profiler.core.devices import REHEARSE, to_rehearse
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.units import bytes_text
 from profiler.engines.local import Local
 from profiler.planning.chain import Chain
 from profiler.planning.plan import Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
-from profiler.request.device_choice import to_rehearse
 from profiler.request.spec import Request
 from profiler.workflows.planner import Planned, PlanRequest, plan
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.rehearsed_gpu import limited
+from profiler.core.devices import Device
 from profiler.core.units import GIB, bytes_text
 from profiler.engines.local import Local
 
@@ -72,7 +72,7 @@ def _rounded(nbytes: int) -> int:
 def _case(ranks: int, strategy: str) -> Case:
     return Case(
         model=Choice("llama:size=70b,sequence=4096"), strategy=Choice(strategy), optimizer=Choice("adamw"),
-        batch_size=1, device=limited("rehearse:h100", memory=ROOM, context=0),
+        batch_size=1, device=str(Device(prefix="rehearse:", name="h100", bytes=ROOM, context_bytes=0)),
         precision="bf16", parallel=Choice("fsdp2"), ranks=ranks,
     )  # fmt: skip
 

@@ -21,12 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and ti
 
 from profiler.cli import output, process
 from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import to_predict
 from profiler.core.record import Record
 from profiler.engines import local
 from profiler.engines.child import Server
 from profiler.engines.local import Local
 from profiler.rehearsal import device as hollow_device
-from profiler.request.device_choice import to_predict
 from profiler.training import models
 from tests import killed, machines, make
 from tests.hollow import Hollow, absent

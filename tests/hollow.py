@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.core import gpu_specs
-from profiler.core.gpu_kinds import HOLLOW
+from profiler.core.gpu_specs import HOLLOW
 from profiler.rehearsal.build import COMPILERS
 from profiler.rehearsal.device import ASKED, ORDER, _kind
 from profiler.rehearsal.smoke import proven_libraries

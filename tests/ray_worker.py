@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import gpu_kinds
+from profiler.core import devices
 from profiler.core.case import Trial
 from profiler.core.record import Environment, Record
 from profiler.engines import replies
@@ -34,6 +34,6 @@ def _by(trial: Trial, **keywords: Any) -> Record:
     record = measure(on_cpu, **keywords)
     node = f"{os.environ['RAY_RAYLET_PID']} sees {os.environ.get('CUDA_VISIBLE_DEVICES')}"
     there: Environment = msgspec.structs.replace(
-        record.environment, device_name=gpu_kinds.of(trial.case.device), device_uuid=node
+        record.environment, device_name=devices.parse(trial.case.device).kind, device_uuid=node
     )
     return msgspec.structs.replace(record, case=trial.case, environment=there)

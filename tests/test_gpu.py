@@ -10,8 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint_sequential
 
 from profiler.core import catalogue, gpu_specs
-from profiler.core.case import FAKE, OPERATORS, Calibration, Choice, Trial
-from profiler.core.gpu_kinds import is_hollow
+from profiler.core.case import OPERATORS, Calibration, Choice, Trial
+from profiler.core.devices import FAKE
+from profiler.core.gpu_specs import is_hollow
 from profiler.core.gradient_verdict import NOISE_MARGIN
 from profiler.engines.local import Local
 from profiler.training import models, strategies

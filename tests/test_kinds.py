@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.core import gpu_kinds, schedule
+from profiler.core import schedule
+from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines import EngineChoice
@@ -28,14 +29,14 @@ from tests.gpu_records import NOTES
     ],
 )
 def test_a_gpu_is_of_the_kind_that_its_name_holds_as_words(kind, name):
-    assert gpu_kinds.is_of(kind, name)
+    assert parse(f"cuda:{kind}").accepts(name)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [("l4", "NVIDIA L40S"), ("a10", "NVIDIA A100-SXM4-40GB"), ("a100-80g", "NVIDIA A100-PCIE-40GB")]
 )
 def test_a_gpu_whose_name_only_begins_so_is_of_another_kind(kind, name):
-    assert not gpu_kinds.is_of(kind, name)
+    assert not parse(f"cuda:{kind}").accepts(name)
 
 
 def test_torch_puts_a_case_on_a_kind_of_gpu_on_the_first_that_it_sees():

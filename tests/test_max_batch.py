@@ -14,8 +14,8 @@ import torch
 from profiler.cli import answer
 from profiler.core import catalogue, gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
-from profiler.core.gpu_kinds import is_hollow
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
+from profiler.core.gpu_specs import is_hollow
 from profiler.core.record import Readings, Record
 from profiler.runs import run_diff, store
 from profiler.training import models

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import answer
+from profiler.core.devices import to_predict, to_rehearse
 from profiler.core.errors import UserError
-from profiler.request.device_choice import any_device, choose_device, to_predict, to_rehearse
+from profiler.request.device_choice import any_device, choose_device
 from profiler.workflows import absent_gpus
 
 

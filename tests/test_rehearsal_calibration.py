@@ -7,7 +7,7 @@ import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import HOLLOW
+from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Conditions, PhaseBytes
 from profiler.core.units import GIB, MIB
 from profiler.workflows.absent_gpus import calibrated, measured_sizes

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core import devices, gpu_specs
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, evidence
 from profiler.core.units import GIB, MIB, bytes_text
@@ -320,7 +320,7 @@ def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
     ],
 )
 def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
-    assert choose_device(word, ["cpu"]) == rehearsed_gpu.resolve(resolved) == resolved
+    assert choose_device(word, ["cpu"]) == str(devices.parse(resolved)) == resolved
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
 )
 def test_what_is_no_such_gpu_is_refused(word, message):
     with pytest.raises(UserError) as refused:
-        rehearsed_gpu.of_device(rehearsed_gpu.resolve(word))
+        devices.absent(word)
 
     assert message in refused.value.message
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.core.rehearsed_gpu import RehearsedGpu
+from profiler.core.devices import REHEARSE, Device
 from profiler.scripts import guard, launch
 from profiler.scripts.report import Variant
 from tests.scripts.runs import environment
@@ -169,7 +169,7 @@ def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(f
     monkeypatch.setattr(guard, "__file__", str(tmp_path / "refuses.py"))
     monkeypatch.chdir(folder)
     before = contents(folder)
-    gpus = RehearsedGpu(gpu="t4", count=1)
+    gpus = Device(prefix=REHEARSE, name="t4")
     lines = []
 
     end = launch.run(launch.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus), on_line=lines.append)

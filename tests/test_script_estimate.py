@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core import devices, gpu_specs
 from profiler.scripts.estimate import of_lines
 from profiler.scripts.launch import Asked, run
 from tests.scripts.runs import rehearsed
@@ -74,7 +74,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["none", "all"])
 def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow, folder):
-    gpus = rehearsed_gpu.several("t4", memory=None, context="600MiB")
+    gpus = devices.rehearsed("t4", context="600MiB")
 
     ended = run(Asked(words=(sys.executable, "train.py"), gpus=gpus, strategy=strategy), on_line=lambda line: None)
 

@@ -17,7 +17,7 @@ import pytest
 import profiler
 from profiler.analysis.sanity import impossible
 from profiler.cli import answer, script_folder
-from profiler.core import rehearsed_gpu
+from profiler.core import devices
 from profiler.core.errors import UserError
 from profiler.core.script import Applied, Gradients, Growth, Holder, Phase
 from profiler.core.units import GIB, MIB
@@ -47,12 +47,12 @@ def process(*phases, rank=None, number=77, outcome="ok", detail=None, torch="2.9
 
 
 def variant(*processes, outcome="ok", device="t4", exit_code=0, detail=None, **values):
-    gpus = rehearsed_gpu.several(device, context="600MiB")
+    gpus = devices.rehearsed(device, context="600MiB")
     words = {"device": device, **values}
     return Variant(
         words=words, gpu_bytes=15 * GIB, context_bytes=600 * MIB, outcome=outcome, exit_code=exit_code,
         detail=detail,
-        device=rehearsed_gpu.device_of(gpus), command=WORDS, processes=processes,
+        device=str(gpus), command=WORDS, processes=processes,
     )  # fmt: skip
 
 
@@ -365,10 +365,10 @@ def test_a_limit_that_is_none_is_refused(text):
 
 @pytest.mark.parametrize("word", ["h100:8", "h100:count=8", "rehearse:h100:count=8", "rehearse:h100:8"])
 def test_the_number_of_gpus_is_written_as_any_verb_writes_options(word):
-    gpus = rehearsed_gpu.several(word)
+    gpus = devices.rehearsed(word)
 
-    assert (gpus.gpu, gpus.count) == ("h100", 8)
-    assert rehearsed_gpu.of_device(rehearsed_gpu.device_of(gpus)) == gpus
+    assert (gpus.name, gpus.count) == ("h100", 8)
+    assert devices.parse(str(gpus)) == gpus
 
 
 def test_a_model_is_not_rehearsed_on_several_gpus_by_their_number(capfd):
@@ -378,7 +378,7 @@ def test_a_model_is_not_rehearsed_on_several_gpus_by_their_number(capfd):
 
 
 def test_options_of_the_command_line_win_over_those_of_the_device():
-    gpus = rehearsed_gpu.several("t4:2:memory=8GiB,context=1GiB", memory="4GiB")
+    gpus = devices.rehearsed("t4:2:memory=8GiB,context=1GiB", memory="4GiB")
 
     assert (gpus.count, gpus.bytes, gpus.context_bytes) == (2, 4 * GIB, GIB)
 

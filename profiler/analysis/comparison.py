@@ -28,7 +28,8 @@ from profiler.analysis.pairing import (
     value,
 )
 from profiler.analysis.rows import Row, samples
-from profiler.core.case import FAKE, SETTINGS, Choice
+from profiler.core.case import SETTINGS, Choice
+from profiler.core.devices import parse
 from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
 
@@ -126,7 +127,7 @@ def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Se
                 name=side.name,
                 run=side.run,
                 device=side.device,
-                predicted=side.device.startswith(FAKE),
+                predicted=parse(side.device).is_predicted,
                 evidence=side.evidence,
             )
             for side in compared

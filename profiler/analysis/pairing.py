@@ -13,9 +13,9 @@ from profiler.analysis import time_ratio
 from profiler.analysis.rows import Row, latest, rows, samples
 from profiler.analysis.time_ratio import TimeVerdict
 from profiler.analysis.timing_doubts import stolen
-from profiler.core.case import FAKE, SETTINGS, SWITCHES, Choice, as_word
+from profiler.core.case import SETTINGS, SWITCHES, as_word
+from profiler.core.devices import parse
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 
 ALIGN = ("model", "strategy", "batch_size", "precision")
@@ -107,7 +107,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         """The label with a short name of the device: "B h100"."""
         named = next((row.environment.device_name for row in self.rows if row.environment), None)
         match = SHORT.search(named or "") if self.device.startswith("cuda") else None
-        word = match[0] if match else Choice(self.device).name.removeprefix(REHEARSE).removeprefix(FAKE)
+        word = match[0] if match else parse(self.device).name
         return f"{self.label} {word}"
 
     @property

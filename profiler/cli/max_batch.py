@@ -43,7 +43,7 @@ def max_batch(
 
     Example: gcprof max-batch transformer --memory 4GiB
     """
-    from profiler.request.device_choice import to_rehearse
+    from profiler.core.devices import parse, to_rehearse
     from profiler.request.spec import strategies_of
     from profiler.workflows.absent_gpus import planned
     from profiler.workflows.max_batch import ROUNDS, MaxBatchRequest
@@ -52,7 +52,7 @@ def max_batch(
     limit = parse_memory(memory, flag="--memory")
     context_bytes = None if context is None else parse_bytes(context, flag="--context")
     device = to_rehearse(device or "h100") if rehearse else planned(device, say=aside, is_estimated=True)
-    if not measure or (device or "").startswith(("fake:", "rehearse:")):
+    if not measure or parse(device or "").prefix:
         refuse_idle({"--rounds": rounds is not None}, "where no step is timed", hint="leave it out")
     words = msgspec.structs.replace(words, strategies="none", device=device)
     request = MaxBatchRequest(

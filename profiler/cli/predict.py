@@ -40,7 +40,7 @@ def predict(
 
     Example: gcprof predict transformer --strategies all,selective --device h100
     """
-    from profiler.request.device_choice import to_rehearse
+    from profiler.core.devices import to_rehearse
     from profiler.workflows.absent_gpus import for_gpus
     from profiler.workflows.run import RunRequest, run
 
@@ -64,13 +64,13 @@ def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
     """Return what a step is to fit: the memory that was asked for, and with --fit every known GPU. Raises UserError."""
     from profiler.analysis.memory_fit import Memory
     from profiler.core import gpu_specs
-    from profiler.core.case import FAKE
+    from profiler.core.devices import parse
 
     gpus: list[Holder] = [gpu_specs.find(name) for name in gpu_specs.names()] if fit else []
     if memory is None:
         return gpus
     size = parse_memory(memory, flag="--memory")
-    name = device.removeprefix(FAKE)
+    name = parse(device).name
     if name == "cpu" or (isinstance(size, float) and (name == "cuda" or "," in name)):
         raise UserError(f"--memory {memory} is of one GPU, not of '{device}'", hint="--memory 11GiB, or --device t4")
     whole = gpu_specs.find(name).memory_bytes if isinstance(size, float) else 0
@@ -105,7 +105,7 @@ def rehearse(
 
     Example: gcprof rehearse hf:llama --strategies all --precision bf16
     """
-    from profiler.request.device_choice import to_rehearse
+    from profiler.core.devices import to_rehearse
     from profiler.workflows.absent_gpus import calibrated
     from profiler.workflows.run import RunRequest, run
 

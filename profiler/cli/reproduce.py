@@ -37,6 +37,7 @@ def reproduce(
 
     Example: gcprof reproduce three-policies
     """
+    from profiler.core.devices import to_predict
     from profiler.workflows.reproduce import find, names, read
 
     if name is None:
@@ -56,7 +57,7 @@ def reproduce(
     if predict:
         if system.engine != "local":
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
-        device = f"fake:{(device or 'v100').removeprefix('fake:')}"
+        device = to_predict(device or "v100")
     end_with(lambda: _run(system, full=full, device=device, output=output, json=json), json=json)
 
 

@@ -17,7 +17,7 @@ from profiler.cli.output import COLOR, SCRIPT, aside, one_of, paper
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
-    from profiler.core.rehearsed_gpu import RehearsedGpu
+    from profiler.core.devices import Device
     from profiler.scripts.launch import Asked, Ended
     from profiler.scripts.measured import Session
     from profiler.scripts.report import Variant
@@ -116,9 +116,7 @@ def rehearse(
     raise typer.Exit(code)
 
 
-def _run(
-    asked: Asked, gpu: RehearsedGpu, values: dict[str, str], *, is_json: bool, quiet: bool
-) -> tuple[Ended, Variant]:
+def _run(asked: Asked, gpu: Device, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant]:
     """Run one variant, and once more without a limit of memory where it had too little. Raises UserError."""
     from profiler.scripts import launch
     from profiler.scripts.report import Variant
@@ -176,25 +174,25 @@ class _Raised:
 
         return hear
 
-    def tell(self, words: Sequence[str], gpu: RehearsedGpu) -> None:
+    def tell(self, words: Sequence[str], gpu: Device) -> None:
         """Say how many GPUs to ask for, by the command's own words if they say it."""
         if not self._num:
             return
         asked = re.search(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[= ](\d+)", " ".join(words))
         count = int(asked[1]) if asked and int(asked[1]) > gpu.count else gpu.count + self._num
-        aside(f"hint: a process asked for a GPU that is not there: --device {gpu.gpu}:{count} has {count}")
+        aside(f"hint: a process asked for a GPU that is not there: --device {gpu.name}:{count} has {count}")
 
 
-def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[RehearsedGpu]:
+def gpus_of(text: str, *, memory: str | None, context: str | None) -> list[Device]:
     """Return the GPUs that `t4,h100:8` asks for, each once. Raises UserError."""
-    from profiler.core import rehearsed_gpu
     from profiler.core.case import Choice, split_choices
+    from profiler.core.devices import rehearsed
 
     found = []
     for word in split_choices(text):
         usual = None if "context" in Choice(word).options else CONTEXT
-        found.append(rehearsed_gpu.several(word, memory=memory, context=context or usual))
-    return list({rehearsed_gpu.device_of(gpu): gpu for gpu in found}.values())
+        found.append(rehearsed(word, memory=memory, context=context or usual))
+    return list(dict.fromkeys(found))
 
 
 def strategies_of(text: str | None) -> list[str | None]:

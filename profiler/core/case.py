@@ -10,11 +10,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import gpu_kinds
+from profiler.core import devices
 from profiler.core.choices import Choice as Choice  # is part of a case for those that import it
 from profiler.core.choices import as_word as as_word
 from profiler.core.choices import split_choices as split_choices
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.stats import Sampling
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # the sum of two fits 64 bits
@@ -23,7 +22,6 @@ PASSES = ("equality", "flops", "memory", "time")  # each on a fresh model
 OPERATORS = "operators"  # an additional pass of the baseline, which calibrates predictions
 MOST = 100_000  # limit of warm-up steps and of timed steps per round
 OWN = "own"  # the strategy that leaves the checkpoints on that the model itself calls
-FAKE = "fake:"  # prefix of a device that is predicted for, and need not exist
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +92,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 
     @property
     def is_predicted(self) -> bool:
-        return self.device.startswith(FAKE)
+        return devices.parse(self.device).is_predicted
 
     @property
     def is_rehearsed(self) -> bool:
         """Whether the step runs PyTorch's own CUDA code on a device that does no arithmetic."""
-        return self.device.startswith(REHEARSE)
+        return devices.parse(self.device).is_rehearsed
 
     @property
     def has_estimated_times(self) -> bool:
@@ -109,20 +107,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     @property
     def torch_device(self) -> str:
         """The torch device of the tensors; "cpu" for a prediction, which needs no device."""
-        return "cpu" if self.is_predicted else gpu_kinds.visible(self.device)
+        return devices.parse(self.device).torch_device
 
     @property
     def foreseen(self) -> Case:
         """The prediction of this case: for the GPU that it rehearses, else for its kind of device."""
-        gpu = Choice(self.device).name.removeprefix(REHEARSE) if self.is_rehearsed else self.twin.device
-        return self if self.is_predicted else msgspec.structs.replace(self, device=FAKE + gpu)
+        return msgspec.structs.replace(self, device=str(devices.parse(self.device).foreseen))
 
     @property
     def twin(self) -> Case:
         """The key that a case and its prediction share: the case on its kind of device, `routing` unset."""
-        device = self.device.removeprefix(FAKE)
-        kind = device if device == "cpu" or gpu_kinds.of(device) else "cuda"
-        return msgspec.structs.replace(self, device=kind, routing=UNSET)
+        return msgspec.structs.replace(self, device=devices.parse(self.device).twin, routing=UNSET)
 
 
 def _settings() -> tuple[dict[str, Setting], list[str]]:

@@ -11,11 +11,11 @@ import msgspec
 
 from profiler.core import safe_files
 from profiler.core.errors import UserError, nearest
-from profiler.core.gpu_kinds import HOLLOW
 from profiler.core.user_code import shipped
 
 ALIASES = {"v100": "v100-16", "rtx-3060-12": "rtx-3060", "rtx-3080-10": "rtx-3080", "rtx-4070-12": "rtx-4070"}
 WORD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)  # allowed names of GPUs on the command line
+HOLLOW = "Hollow "  # prefix of the name of a GPU that has memory and does no arithmetic: `profiler/rehearsal`
 HOPPER = (9, 0)
 SMALL_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # ":4096:2:16:8", cuBLAS's own default in KiB
 LARGE_WORKSPACE = 32 * 2**20  # recommended by NVIDIA from Hopper on
@@ -70,9 +70,24 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_paths()))
 
 
+def canonical(word: str) -> str:
+    """Return the name in configs/devices that a word means, whether or not there is one: `V100` -> `v100-16`."""
+    return ALIASES.get(word.lower(), word.lower())
+
+
+def is_known(word: str) -> bool:
+    """Whether a word is a GPU by its name."""
+    return canonical(word) in names()
+
+
+def is_hollow(device_name: str | None) -> bool:
+    """Whether a GPU of this name has memory and does no arithmetic, so that only its bytes are meaningful."""
+    return device_name is not None and device_name.startswith(HOLLOW)
+
+
 def find(word: str) -> Rates:
     """Return the GPU of this name. Raises UserError, with the nearest names, if there is none."""
-    name = ALIASES.get(word.lower(), word.lower())
+    name = canonical(word)
     path = _paths().get(name)
     if path is None:
         hint = nearest(name, (*names(), *ALIASES)) or f"choose from {', '.join(names())}"

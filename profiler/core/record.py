@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import gpu_kinds, gpu_specs
+from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Real, Whole, encode
 from profiler.core.errors import UserError
 from profiler.core.script import Phase, ProcessFacts, VariantFacts
@@ -270,7 +270,7 @@ def evidence(case: Case, environment: Environment | None) -> Evidence:
     """Return whether numbers were measured, rehearsed (also if the device's name says Hollow) or predicted."""
     if case.is_predicted:
         return "predicted"
-    is_hollow = environment is not None and gpu_kinds.is_hollow(environment.device_name)
+    is_hollow = environment is not None and gpu_specs.is_hollow(environment.device_name)
     return "rehearsed" if case.is_rehearsed or is_hollow else "measured"
 
 

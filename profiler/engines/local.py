@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from profiler.analysis import progress
 from profiler.core.case import Trial, decode, encode
+from profiler.core.devices import MOST_BYTES, absent, parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Environment, Record
-from profiler.core.rehearsed_gpu import MOST_BYTES, limited, of_device, resolve
 from profiler.core.schedule import Pairing, pairing
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.units import bytes_text
@@ -76,7 +76,7 @@ def why_no_rehearsal(device: str) -> str | None:
     """
     try:
         for word in device.split(","):
-            rehearsed_device.variables(of_device(resolve(word)))
+            rehearsed_device.variables(absent(word))
         proven_libraries()
     except UserError as error:
         return error.message
@@ -201,8 +201,7 @@ class Local:
         (record,) = self._in_one_child(self._entry, [trial])
         if not trial.case.is_rehearsed or record.outcome != "out_of_memory":
             return record
-        context = of_device(trial.case.device).context_bytes
-        roomy = replace(trial.case, device=limited(trial.case.device, memory=MOST_BYTES, context=context))
+        roomy = replace(trial.case, device=str(replace(parse(trial.case.device), bytes=MOST_BYTES)))
         (more,) = self._in_one_child(self._entry, [replace(trial, case=roomy)])
         whole = more.readings
         if whole.peak_bytes is None or whole.reserved_bytes is None:

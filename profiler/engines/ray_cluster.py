@@ -25,9 +25,10 @@ from typing import Any
 
 import msgspec
 
-from profiler.core import gpu_kinds, gpu_specs, optional_deps, safe_files
+from profiler.core import gpu_specs, optional_deps, safe_files
 from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.catalogue import Count
+from profiler.core.devices import CUDA, KIND, parse
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
@@ -73,7 +74,7 @@ class RayCluster:
     ) -> None:
         self.logs = logs
         self._ray: Any = optional_deps.load("ray")
-        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if gpu_kinds.of(name))
+        self._kinds = tuple(name for name in dict.fromkeys(trial.case.device for trial in plan) if parse(name).kind)
         self._sends_folder = _has_own_code(trial.case for trial in plan)
         self._address = address
         self._cpus = cpus
@@ -94,8 +95,10 @@ class RayCluster:
         kinds = self._kinds_there()
         for name in self._kinds:
             if name not in kinds:
-                hint = f"it has {', '.join(map(str, map(gpu_kinds.of, kinds))) or 'no GPU of a kind that it knows'}"
-                raise UserError(f"--gpus: the cluster has no '{gpu_kinds.of(name)}'", hint=hint, exit_code=3)
+                hint = (
+                    f"it has {', '.join(str(parse(kind).kind) for kind in kinds) or 'no GPU of a kind that it knows'}"
+                )
+                raise UserError(f"--gpus: the cluster has no '{parse(name).kind}'", hint=hint, exit_code=3)
         failing = "torch does not work on a node"
         asked = {name: self._asked(name, f"{WORKER}:survey", "", failing) for name in self._kinds or ("cpu", *kinds)}
         devices: dict[str, Environment] = {}
@@ -226,7 +229,7 @@ class RayCluster:
     def _kinds_there(self) -> dict[str, str]:
         """Return Ray's names for the kinds of GPU in the cluster, by device name."""
         words = {word.removeprefix(ACCELERATOR) for node in self._nodes() for word in node if ACCELERATOR in word}
-        return {gpu_kinds.named(word.lower()): word for word in sorted(words) if gpu_kinds.KIND.fullmatch(word.lower())}
+        return {CUDA + word.lower(): word for word in sorted(words) if KIND.fullmatch(word.lower())}
 
     def _nodes(self) -> list[dict[str, float]]:
         """Return the total resources of each live node of the cluster."""
@@ -234,7 +237,7 @@ class RayCluster:
 
     def _needs(self, device: str) -> dict[str, Any]:
         """Return the resources that a task on that device requests of Ray."""
-        if not gpu_kinds.of(device):
+        if not parse(device).kind:
             return {"num_cpus": self._cpus}
         if device not in self._accelerators:
             self._accelerators |= self._kinds_there()
@@ -273,10 +276,10 @@ class RayCluster:
         except self._ray.exceptions.GetTimeoutError:
             self._ray.cancel(task, force=True)
             return self._missing(name, f"none was free for {self._wait:g} s", "ray:wait=SECONDS waits longer")
-        device, kind = devices.get(gpu_kinds.visible(name)), gpu_kinds.of(name)
+        device = devices.get(parse(name).torch_device)
         if device is None:
             return self._missing(name, "torch sees no CUDA device there", "these nodes need torch with CUDA")
-        if kind and not gpu_kinds.is_of(kind, device.device_name or ""):
+        if not parse(name).accepts(device.device_name or ""):
             return self._missing(name, f"Ray gives a {device.device_name} for it", "name the accelerators as they are")
         return {"cpu": devices["cpu"], name: device}
 
@@ -284,7 +287,7 @@ class RayCluster:
         """Return no device. Raises UserError (exit code 3) where one was requested."""
         if name != "cpu" and name not in self._kinds:
             return {}
-        lacking = f"--gpus: '{gpu_kinds.of(name)}' cannot be had" if gpu_kinds.of(name) else "no node takes a task"
+        lacking = f"--gpus: '{parse(name).kind}' cannot be had" if parse(name).kind else "no node takes a task"
         raise UserError(f"{lacking}: {why}", hint=hint, exit_code=3)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from profiler.core.case import Case, Trial, decode
-from profiler.core.gpu_kinds import visible
+from profiler.core.devices import parse
 from profiler.core.record import Environment
 from profiler.engines.replies import answer, run_each, tell
 from profiler.measuring import devices as measured_devices
@@ -78,4 +78,4 @@ def free_bytes(request: str, channel: int) -> None:
 def compute(request: str, channel: int) -> None:
     """Send what the device that `request` names computes wrongly; None if its arithmetic is right."""
     open_device(request)
-    tell(channel, {"wrong": measured_devices.wrong_arithmetic(visible(request))})
+    tell(channel, {"wrong": measured_devices.wrong_arithmetic(parse(request).torch_device)})

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from profiler.core import gpu_specs, rehearsed_gpu, roofline
+from profiler.core import gpu_specs, roofline
 from profiler.core.case import OPERATORS
+from profiler.core.devices import parse
 from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
 from profiler.core.record import RankBytes
 from profiler.core.units import bytes_text, count_text, few
@@ -94,7 +95,7 @@ def _estimated(bench: Bench, built: Assembled, counted: flops.Counted) -> dict[s
     is_compiled = built.applied.changes_kernels or compiled_modules(built.workload.module)
     if not case.is_rehearsed or is_compiled or counted.num_to_host > LOGGED:
         return {}
-    rates = gpu_specs.find(rehearsed_gpu.of_device(case.device).gpu)
+    rates = gpu_specs.find(parse(case.device).name)
     bench.note("GCP016", roofline.stated_error(rates, case.precision))
     seconds = roofline.seconds(counted.operators, rates, case.precision)
     return {f"{phase}_seconds": (value,) for phase, value in seconds.items()}
@@ -212,9 +213,8 @@ def _memory(bench: Bench) -> dict[str, Any]:
 
 def _tell_edge(bench: Bench, taken_bytes: int) -> None:
     """Note that a rehearsed step may not fit, if less memory is left than CUDA and its libraries may take."""
-    asked = rehearsed_gpu.of_device(bench.trial.case.device)
     total = bench.device.facts().total_bytes or 0
-    unknown = int(LIBRARY_SHARE * total) + (0 if asked.context_bytes else CONTEXT_BYTES)
+    unknown = int(LIBRARY_SHARE * total) + (0 if parse(bench.trial.case.device).context_bytes else CONTEXT_BYTES)
     if total - taken_bytes < unknown:
         text = f"{bytes_text(taken_bytes)} of {bytes_text(total)} are taken: too near to tell whether it fits, since"
         bench.note(

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from profiler.core import gpu_kinds, gpu_specs
-from profiler.core.case import FAKE, SETTINGS, Calibration, Case
+from profiler.core import gpu_specs
+from profiler.core.case import SETTINGS, Calibration, Case
+from profiler.core.devices import CUDA, parse
 from profiler.core.errors import Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.trace_data import Trace
@@ -141,9 +142,9 @@ def kind_of(case: Case) -> str:
 
 def known_rates(device: str, calibration: Calibration | None = None) -> Rates | None:
     """Return the rates of the device or, if only its kind is given, of the calibration's GPU; None if unknown."""
-    word = device.removeprefix(FAKE)
-    if word not in ("cpu", "cuda") and not gpu_kinds.of(word):
-        return gpu_specs.find(word)
+    name = parse(device).name
+    if name not in ("cpu", "cuda") and not name.startswith(CUDA):
+        return gpu_specs.find(name)
     return gpu_specs.of_device(calibration.device_name) if calibration and calibration.device_name else None
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from profiler.core import gpu_specs
+from profiler.core import devices, gpu_specs
+from profiler.core.devices import REHEARSE, Device
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import HOLLOW
-from profiler.core.gpu_specs import Rates
-from profiler.core.rehearsed_gpu import RehearsedGpu, of_device
+from profiler.core.gpu_specs import HOLLOW, Rates
 from profiler.core.units import bytes_text
 from profiler.rehearsal.smoke import proven_libraries
 
@@ -43,12 +42,12 @@ LIMITS = {
 }  # fmt: skip
 
 
-def parse(text: str) -> RehearsedGpu:
+def parse(text: str) -> Device:
     """Return the devices that `t4,count=2,bytes=4294967296` names. Raises UserError for any other form."""
     gpu, *settings = text.split(",")
     pairs = dict(setting.partition("=")[::2] for setting in settings)
     try:
-        return msgspec.convert({"gpu": gpu, **pairs}, RehearsedGpu, strict=False)
+        return msgspec.convert({**pairs, "name": gpu, "prefix": REHEARSE}, Device, strict=False)
     except msgspec.ValidationError as error:
         raise UserError(f"{ASKED}: '{text}': {error}", hint="for example h100, or t4,count=2") from None
 
@@ -60,7 +59,7 @@ def prepare_if_asked() -> None:
     """
     if text := os.environ.get(ASKED):
         try:
-            _kind(gpu_specs.find(parse(text).gpu))
+            _kind(gpu_specs.find(parse(text).name))
         except UserError as error:
             said = error.message if error.message.startswith(ASKED) else f"{ASKED}: {error.message}"
             raise UserError(said, hint=error.hint, exit_code=error.exit_code) from None
@@ -109,7 +108,7 @@ def own_cudnn() -> str:
 def choose(device: str) -> None:
     """Make the GPU of a rehearsed case the one that torch sees in this process, which has not used CUDA yet."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it names real GPUs
-    choose_devices(of_device(device))
+    choose_devices(devices.parse(device))
 
 
 def is_open() -> bool:
@@ -136,20 +135,20 @@ def convolutions() -> str:
     return f"workspaces of convolutions are {planned}: peaks of real GPUs were missed by {below} to {above}"
 
 
-def choose_devices(devices: RehearsedGpu) -> None:
+def choose_devices(gpus: Device) -> None:
     """Set the variables that the libraries read at the first use of CUDA. Raises UserError for a GPU without a chip."""
     os.environ.pop("HOLLOW_BYTES", None)  # the process that started this one may have chosen others
-    os.environ.update(variables(devices))
+    os.environ.update(variables(gpus))
 
 
-def variables(devices: RehearsedGpu) -> dict[str, str]:
+def variables(gpus: Device) -> dict[str, str]:
     """Return what tells the libraries of these devices. Raises UserError for a GPU without a chip."""
-    size = {} if devices.bytes is None else {"HOLLOW_BYTES": str(devices.bytes)}
+    size = {} if gpus.bytes is None else {"HOLLOW_BYTES": str(gpus.bytes)}
     return {
-        "HOLLOW_KIND": _kind(gpu_specs.find(devices.gpu)),
-        "HOLLOW_COUNT": str(devices.count),
-        "HOLLOW_CONTEXT_BYTES": str(devices.context_bytes),
-        "HOLLOW_CUDNN_WORKSPACE": str(devices.cudnn_workspace_bytes),
+        "HOLLOW_KIND": _kind(gpu_specs.find(gpus.name)),
+        "HOLLOW_COUNT": str(gpus.count),
+        "HOLLOW_CONTEXT_BYTES": str(gpus.context_bytes or 0),
+        "HOLLOW_CUDNN_WORKSPACE": str(gpus.cudnn_workspace_bytes or 0),
         **size,
     }
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue
-from profiler.core.case import FAKE, Case, Choice
+from profiler.core.case import Case, Choice
+from profiler.core.devices import parse
 from profiler.core.errors import UserError, refuse_idle
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.stats import Sampling
 from profiler.core.units import parse_percent
 from profiler.training import models
@@ -86,7 +86,7 @@ def sampling_of(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
     """
     given = {name: words[name] for name in UNTIL if words[name] is not None}
     is_fixed = words["samples"] is not None
-    has_no_times = device.startswith((FAKE, REHEARSE))
+    has_no_times = bool(parse(device).prefix)
     if given and (is_fixed or has_no_times):
         without = "--samples, which is a fixed number" if is_fixed else f"'{device}', where no step is timed"
         refuse_idle({f"--{name.replace('_', '-')}": True for name in given}, f"with {without}")

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from profiler.core import gpu_kinds, gpu_specs, rehearsed_gpu
-from profiler.core.case import FAKE, Case, Choice, split_choices
+from profiler.core import gpu_specs
+from profiler.core.case import Case, split_choices
+from profiler.core.devices import CUDA, FAKE, KIND, REHEARSE, absent, parse
 from profiler.core.errors import UserError, nearest
-from profiler.core.gpu_kinds import HOLLOW, REHEARSE
 from profiler.core.record import Environment
 
 RANKS_PER_CORE = 8
@@ -23,31 +23,11 @@ BY_NUMBER = (
 )
 
 
-def to_predict(text: str) -> str:
-    """`h100,fake:t4` -> `fake:h100,fake:t4`: the devices of a command that only predicts."""
-    return ",".join(word if word.startswith(FAKE) else FAKE + word for word in text.split(","))
-
-
-def is_gpu(word: str) -> bool:
-    """Whether a word is a GPU by its name."""
-    return word.lower() in (*gpu_specs.names(), *gpu_specs.ALIASES)
-
-
 def _refuse_bare(word: str) -> None:
     """Raise UserError for a GPU by its name if a step is to be measured; the hint names what works."""
-    if is_gpu(word):
+    if gpu_specs.is_known(word):
         hint = f"--device {FAKE}{word} predicts for it, --device {REHEARSE}{word} rehearses it; cuda measures here"
         raise UserError(f"--device: '{word}' is not a device here", hint=hint)
-
-
-def to_rehearse(text: str, **sizes: str | None) -> str:
-    """`h100,rehearse:t4` -> `rehearse:h100,rehearse:t4`, each with the sizes that are given. Raises UserError."""
-    given = {name: size for name, size in sizes.items() if size is not None}
-    words = [REHEARSE + word.removeprefix(REHEARSE).removeprefix(FAKE) for word in map(str, split_choices(text))]
-    for name, size in given.items():
-        for word in words:
-            rehearsed_gpu.parse_size(name, size, rehearsed_gpu.gpu_of(word), flag=f"--{name.replace('_', '-')}")
-    return ",".join(Choice.of(Choice(word).name, {**Choice(word).options, **given}) for word in words)
 
 
 def words(device: str | None, gpus: str | None) -> list[str]:
@@ -59,29 +39,29 @@ def words(device: str | None, gpus: str | None) -> list[str]:
         raise UserError("--gpus has no effect with --device", hint="leave one of them out")
     if gpus is not None:
         for kind in (kinds := [word.strip().lower() for word in gpus.split(",")]):
-            if not gpu_kinds.KIND.fullmatch(kind):
+            if not KIND.fullmatch(kind):
                 message = f"--gpus: '{kind}' is not a kind of GPU"
                 raise UserError(message, hint="write kinds as the cluster has them: a100,h100")
-        return [gpu_kinds.named(kind) for kind in kinds]
+        return [CUDA + kind for kind in kinds]
     given = ["auto"] if device is None else [device]
     if device is not None and all(map(str.strip, device.split(","))):  # an empty item keeps it one word, refused later
         given = list(map(str, split_choices(device)))
-    kinds = [word for word in given if gpu_kinds.of(word)]
+    kinds = [word for word in given if parse(word).kind]
     if kinds:
         hint = f"{BY_NUMBER}; --gpus takes kinds, on a cluster"
         raise UserError(f"--device: '{kinds[0]}' is not a device", hint=hint)
-    if len(given) > 1 and not any(all(word.startswith(kind) for word in given) for kind in (FAKE, REHEARSE)):
+    if len(given) > 1 and {parse(word).prefix for word in given} not in ({FAKE}, {REHEARSE}):
         hint = "measure on each, and compare the runs; predictions and rehearsals take a list: "
-        hint += ",".join(f"{REHEARSE if given[0].startswith(REHEARSE) else FAKE}{gpu}" for gpu in ("t4", "h100"))
+        hint += ",".join(f"{parse(given[0]).prefix or FAKE}{gpu}" for gpu in ("t4", "h100"))
         raise UserError(f"--device: '{device}' is more than one device, and a run measures on one", hint=hint)
     return given
 
 
 def any_device(word: str) -> str:
     """Return a stand-in for a device before devices are known. Raises UserError for what is no device anywhere."""
-    if word.startswith((FAKE, REHEARSE)):
-        return _absent(word)
-    if gpu_kinds.of(word):
+    if parse(word).prefix:
+        return str(absent(word))
+    if parse(word).kind:
         return word
     _refuse_bare(word)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word, flags=re.ASCII):
@@ -95,16 +75,16 @@ def choose_device(word: str, devices: list[str]) -> str:
 
     Raises UserError: exit code 3 if there is no CUDA device, or none of this kind; 2 if this one is not there.
     """
-    if word.startswith((FAKE, REHEARSE)):
-        return _absent(word)
+    if parse(word).prefix:
+        return str(absent(word))
     cuda = [name for name in devices if name.startswith("cuda")]
-    if word in ("auto", "cuda") and len(of := [kind for name in cuda if (kind := gpu_kinds.of(name))]) > 1:
+    if word in ("auto", "cuda") and len(of := [kind for name in cuda if (kind := parse(name).kind)]) > 1:
         raise UserError(f"here are several kinds of GPU: {', '.join(of)}", hint=f"say which: --gpus {of[0]},{of[1]}")
     name = {"auto": cuda[0] if cuda else "cpu", "cuda": cuda[0] if cuda else "cuda"}.get(word, word)
     if name in devices:
         return name
-    if kind := gpu_kinds.of(name):
-        offered = ", ".join(filter(None, map(gpu_kinds.of, cuda)))
+    if kind := parse(name).kind:
+        offered = ", ".join(kind for name in cuda if (kind := parse(name).kind))
         raise UserError(f"--gpus: there is no '{kind}' here", hint=f"choose from {offered or 'none'}", exit_code=3)
     if name.startswith("cuda") and not cuda:
         message = f"--device: there is no '{word}': torch sees no CUDA device here"
@@ -154,33 +134,17 @@ def _one_of(word: str, cuda: Mapping[str, Environment]) -> Environment:
     return chosen
 
 
-def _absent(word: str) -> str:
-    """Return the name of a device to rehearse or to predict for: any CPU or CUDA device, or a GPU of known rates.
-
-    Raises UserError if it is unknown.
-    """
-    if word.startswith(REHEARSE):
-        return rehearsed_gpu.resolve(word)
-    names = ("cpu", "cuda", *gpu_specs.names())
-    called = word.removeprefix(FAKE).lower()
-    name = gpu_specs.ALIASES.get(called, called)
-    if name not in names:
-        hint = nearest(name, names, before=f"--device {FAKE}") or f"choose from {', '.join(names)}"
-        raise UserError(f"--device: nothing is known of '{word.removeprefix(FAKE)}'", hint=hint)
-    return FAKE + name
-
-
 def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
     """Return the environment of a device that is here, or what is known of one that is predicted for or rehearsed."""
     if name in devices:
         return devices[name]
     versions = msgspec.structs.replace(devices["cpu"], device_uuid=None, driver=None)
-    if name.startswith(REHEARSE):
-        asked = rehearsed_gpu.of_device(name)
-        gpu = gpu_specs.find(asked.gpu)
-        nbytes = asked.bytes or gpu.memory_bytes
-        return msgspec.structs.replace(versions, device_name=HOLLOW + gpu.name, device_bytes=nbytes)
-    known = gpu_specs.find(name.removeprefix(FAKE)) if name.removeprefix(FAKE) in gpu_specs.names() else None
+    device = parse(name)
+    if device.is_rehearsed:
+        gpu = gpu_specs.find(device.name)
+        nbytes = device.bytes or gpu.memory_bytes
+        return msgspec.structs.replace(versions, device_name=gpu_specs.HOLLOW + gpu.name, device_bytes=nbytes)
+    known = gpu_specs.find(device.name) if device.name in gpu_specs.names() else None
     return msgspec.structs.replace(
         versions,
         device_name=known.name if known else None,
@@ -191,12 +155,12 @@ def environment(name: str, devices: Mapping[str, Environment]) -> Environment:
 
 def is_hollow(name: str, devices: Mapping[str, Environment]) -> bool:
     """Whether a device has memory and does no arithmetic: a rehearsed one, or one here whose name says so."""
-    return name.startswith(REHEARSE) or name in hollow(devices)
+    return parse(name).is_rehearsed or name in hollow(devices)
 
 
 def hollow(devices: Mapping[str, Environment]) -> set[str]:
     """Return the devices here that have memory and do no arithmetic."""
-    return {name for name, device in devices.items() if gpu_kinds.is_hollow(device.device_name)}
+    return {name for name, device in devices.items() if gpu_specs.is_hollow(device.device_name)}
 
 
 def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
@@ -221,6 +185,6 @@ def refuse_crowded(cases: Iterable[Case], devices: Collection[str]) -> None:
 def refuse_absent(names: Iterable[str], devices: Mapping[str, Environment]) -> None:
     """Raise UserError (exit code 3) for a device that is to be measured and is not here."""
     for name in names:
-        if name not in devices and not name.startswith((FAKE, REHEARSE)):
+        if name not in devices and not parse(name).prefix:
             message = f"--calibrate measures '{name}' first, and torch sees none here"
             raise UserError(message, hint="leave it out: the prediction is made without", exit_code=3)

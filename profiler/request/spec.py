@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import catalogue, plan_file, schedule, secret_filter
-from profiler.core.case import FAKE, SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
+from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
+from profiler.core.devices import parse
 from profiler.core.errors import UserError, nearest_or_all, refuse_idle
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.schedule import Shard
 from profiler.request import checks, device_choice
 from profiler.request.checks import MICRO_BATCHES, RANKS, SIZES, UNTIL, Numbers
@@ -123,14 +123,9 @@ def changed(words: Request, typed: Request) -> Request:
     An axis that has two words is replaced by either; words that another kind of device does not take are dropped.
     """
     lost = [name for pair in TOGETHER if any(getattr(typed, name) is not None for name in pair) for name in pair]
-    if (typed.device or typed.gpus) and _kind(typed) != _kind(words):
+    if (typed.device or typed.gpus) and parse(typed.device or "").prefix != parse(words.device or "").prefix:
         lost += OF_KIND
     return override(msgspec.structs.replace(words, **dict.fromkeys(lost)), typed)
-
-
-def _kind(words: Request) -> str:
-    """Return FAKE or REHEARSE as the words' device begins with it; "" for a device that is measured on."""
-    return next((kind for kind in (FAKE, REHEARSE) if (words.device or "").startswith(kind)), "")
 
 
 def given(words: Request) -> dict[str, Any]:
@@ -273,7 +268,7 @@ def _setting(name: str, setting: Setting, request: Request, default: Any) -> Any
 def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ...]:
     """Return measurements, predictions, or both, as the device and the request say."""
     device = cases[0].device
-    is_predicted, leave = device.startswith(FAKE), "leave it out"
+    is_predicted, leave = cases[0].is_predicted, "leave it out"
     if request.ranks is not None and (is_predicted or request.predict):
         hint = "--device h100, on Linux on x86-64 with a CUDA build of torch"
         raise UserError("--ranks: ranks are rehearsed, not estimated", hint=hint)
@@ -283,7 +278,7 @@ def _trials(request: Request, cases: list[Case], rounds: int) -> tuple[Trial, ..
         refuse_idle(timed, "on a prediction, which is exact", hint=leave)
         return schedule.predicted(cases, calibrate=bool(request.calibrate))
     refuse_idle({"--routing": request.routing is not None}, f"on '{device}', where the data decide", hint=leave)
-    if device.startswith(REHEARSE):
+    if cases[0].is_rehearsed:
         refuse_idle(timed, "on a rehearsal, whose bytes are exact", hint=leave)
     refuse_idle({"calibrate": request.calibrate}, "on a measurement", hint="leave it out; predict uses it by itself")
     return schedule.measured(cases, rounds, predict=bool(request.predict))

@@ -21,8 +21,8 @@ from typing import IO, Any
 import msgspec
 
 from profiler.core.case import Choice
+from profiler.core.devices import MOST_BYTES, Device
 from profiler.core.errors import UserError
-from profiler.core.rehearsed_gpu import MOST_BYTES, RehearsedGpu
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard
@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """How a command is to be run."""
 
     words: tuple[str, ...]
-    gpus: RehearsedGpu | None = None  # the devices that are here if None
+    gpus: Device | None = None  # the devices that are here if None
     steps: int | None = None  # optimizer steps, after which each process ends
     batches: int | None = None  # of every DataLoader
     limit_seconds: float | None = None
@@ -196,7 +196,7 @@ def _environment(asked: Asked, scratch: Path) -> dict[str, str]:
     }
 
 
-def _hollow(gpus: RehearsedGpu, scratch: Path) -> dict[str, str]:
+def _hollow(gpus: Device, scratch: Path) -> dict[str, str]:
     """Return what tells the command's processes to open hollow GPUs, with a folder of their driver's programs."""
     tool = scratch / "bin" / "nvidia-smi"
     tool.parent.mkdir(exist_ok=True)

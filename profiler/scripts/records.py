@@ -15,7 +15,7 @@ from msgspec import UNSET
 from profiler import __version__
 from profiler.core import gpu_specs
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.gpu_kinds import HOLLOW
+from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Environment, Readings, Record
 from profiler.core.script import ProcessFacts, VariantFacts
 from profiler.core.secret_filter import hide

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from profiler.core import gpu_specs, rehearsed_gpu
-from profiler.core.gpu_kinds import REHEARSE
+from profiler.core import gpu_specs
+from profiler.core.devices import parse
 from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
 from profiler.scripts import estimate
 
 if TYPE_CHECKING:
-    from profiler.core.rehearsed_gpu import RehearsedGpu
+    from profiler.core.devices import Device
     from profiler.scripts.launch import Ended
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
@@ -65,7 +65,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
         cls,
         ended: Ended,
         *,
-        gpu: RehearsedGpu,
+        gpu: Device,
         values: dict[str, str],
         is_cut: bool,
         strategy: str | None = None,
@@ -74,23 +74,23 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
     ) -> Variant:
         outcome = outcome_of(ended)
         skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
-        rates = gpu_specs.find(gpu.gpu)
+        rates = gpu_specs.find(gpu.name)
         processes = list(ended.processes)
         for at, process in enumerate(processes if strategy else ()):
             rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{process.number}"))
             seconds, why = estimate.of_lines(rows, rates)
             processes[at] = msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
-        words = {"device": gpu.gpu if gpu.count == 1 else f"{gpu.gpu}:{gpu.count}", **values}
+        words = {"device": gpu.name if gpu.count == 1 else f"{gpu.name}:{gpu.count}", **values}
         return cls(
             words=({"strategy": strategy} if strategy else {}) | words,
             gpu_bytes=gpu.bytes or rates.memory_bytes,
-            context_bytes=gpu.context_bytes,
+            context_bytes=gpu.context_bytes or 0,
             outcome="skipped" if skipped else outcome,
             detail=skipped or "; ".join(ended.stopped) or None,
             exit_code=ended.exit_code,
             unguarded=ended.unguarded,
             is_cut=is_cut or ended.is_stopped,
-            device=rehearsed_gpu.device_of(gpu),
+            device=str(gpu),
             command=tuple(command),
             values=assumed,
             processes=tuple(processes),
@@ -105,7 +105,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
     @property
     def gpu(self) -> str | None:
         """The name of the GPU that is rehearsed; None on a device that is here."""
-        return rehearsed_gpu.gpu_of(self.device) if self.device.startswith(REHEARSE) else None
+        return parse(self.device).name if parse(self.device).is_rehearsed else None
 
     @property
     def sized_at(self) -> tuple[str, ...]:

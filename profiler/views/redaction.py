@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from profiler.core.case import FAKE, Case, Choice
-from profiler.core.gpu_kinds import HOLLOW, REHEARSE, is_hollow
+from profiler.core.case import Case, Choice
+from profiler.core.devices import parse
+from profiler.core.gpu_specs import HOLLOW, is_hollow
 from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
 from profiler.core.secret_filter import HIDDEN, hide
 from profiler.runs.store import Manifest, Run
@@ -199,9 +200,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 def _gpu(device: str) -> str | None:
     """Return the name of the GPU that a case is predicted for or rehearsed on; None if it is measured."""
-    if device.startswith(FAKE):
-        return device.removeprefix(FAKE)
-    return Choice(device).name.removeprefix(REHEARSE) if device.startswith(REHEARSE) else None
+    return parse(device).name if parse(device).prefix else None
 
 
 def _apart(texts: Iterable[str], change: Callable[[str], str]) -> dict[str, str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from profiler.core import gpu_specs, rehearsed_gpu
+from profiler.core import gpu_specs
 from profiler.core.case import Choice, split_choices
+from profiler.core.devices import absent, parse, to_predict, to_rehearse
 from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record, evidence
 from profiler.engines.local import why_no_rehearsal
 from profiler.request import device_choice
-from profiler.request.device_choice import to_rehearse
 from profiler.runs import store
 from profiler.runs.find import run_folder
 
@@ -24,19 +23,19 @@ def for_gpus(word: str, *, say: Callable[[str], None], is_estimated: bool = Fals
     They are estimated (`fake:t4`) where the word says so, for a CPU, if `is_estimated`, and where this machine cannot
     rehearse them; why is then said. `cuda` is an H100. Raises UserError for a GPU that is not known.
     """
-    is_named = word == device_choice.SEVERAL or all(map(device_choice.is_gpu, word.split(",")))
+    is_named = word == device_choice.SEVERAL or all(map(gpu_specs.is_known, word.split(",")))
     if is_estimated or not is_named:
-        return word if word.startswith(REHEARSE) else device_choice.to_predict(word)
-    asked = device_choice.to_rehearse("h100" if word == device_choice.SEVERAL else word)
+        return word if parse(word).is_rehearsed else to_predict(word)
+    asked = to_rehearse("h100" if word == device_choice.SEVERAL else word)
     if why := why_no_rehearsal(asked):
         say(f"note: estimated, not rehearsed: {why}")
-        return device_choice.to_predict(word)
+        return to_predict(word)
     return asked
 
 
 def planned(word: str | None, *, say: Callable[[str], None], is_estimated: bool = False) -> str | None:
     """Do as `for_gpus` for a GPU by its name; other devices are kept: they are measured, or say how they are known."""
-    if word is None or not device_choice.is_gpu(word):
+    if word is None or not gpu_specs.is_known(word):
         return word
     return for_gpus(word, say=say, is_estimated=is_estimated)
 
@@ -49,7 +48,7 @@ def calibrated(devices: str, run: str, **sizes: str | None) -> str:
     records = store.load(run_folder(run)).records
     words = []
     for device in split_choices(to_rehearse(devices)):
-        gpu = rehearsed_gpu.gpu_of(str(device))
+        gpu = absent(str(device)).name
         measured = {name: str(nbytes) for name, nbytes in measured_sizes(records, gpu).items()}
         given = {name: size for name, size in sizes.items() if size is not None}
         words.append(to_rehearse(str(device), **{**measured, **Choice(device).options, **given}))

@@ -15,7 +15,8 @@ from profiler import engines
 from profiler.analysis import cost
 from profiler.analysis.cost import Speed, SweepCost
 from profiler.core import gpu_specs
-from profiler.core.case import FAKE, Case, Trial
+from profiler.core.case import Case, Trial
+from profiler.core.devices import to_predict
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines import TRACING, Engine, EngineChoice
@@ -106,15 +107,14 @@ def _kind(device: str, devices: Mapping[str, Environment], where: EngineChoice) 
     if name is not None:
         return gpu_specs.word_of(name)
     words = [device, *where.options.values()]
-    names = (gpu_specs.ALIASES.get(word.lower(), word.lower()) for word in words)
-    return next((name for name in names if name in gpu_specs.names()), None)
+    return next((gpu_specs.canonical(word) for word in words if gpu_specs.is_known(word)), None)
 
 
 def _speeds(trials: Iterable[Trial], kind: str, data: str | None) -> tuple[dict[Case, Speed], str | None]:
     """Return the times of the baselines' steps, as far as they can be predicted in time, and their basis."""
     basis, speeds = None, {}
     cases = list(dict.fromkeys(trial.case.baseline for trial in trials))
-    predicted = _predicted([msgspec.structs.replace(case, device=FAKE + kind) for case in cases], data)
+    predicted = _predicted([msgspec.structs.replace(case, device=to_predict(kind)) for case in cases], data)
     for case, record in zip(cases, predicted, strict=True):
         if record is None:
             break

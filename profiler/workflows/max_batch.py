@@ -12,8 +12,9 @@ from statistics import median
 import msgspec
 
 from profiler.analysis.memory_fit import largest_that_fits
-from profiler.core import gpu_specs, rehearsed_gpu
-from profiler.core.case import FAKE, Case, Choice, Trial
+from profiler.core import gpu_specs
+from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile, strategy_label
@@ -125,8 +126,8 @@ def max_batch(
             except UserError as error:  # the blocks are no chain
                 screen.say(f"note: no plan: {error}")
             if model.case.is_rehearsed:
-                device = rehearsed_gpu.limited(model.case.device, memory=limit, context=context_bytes)
-                search.case = model.case = msgspec.structs.replace(model.case, device=device)
+                gpu = msgspec.structs.replace(parse(model.case.device), bytes=limit, context_bytes=context_bytes)
+                search.case = model.case = msgspec.structs.replace(model.case, device=str(gpu))
                 batches = [batch if batch.strategy.name == PLAN else search.rehearsed(batch) for batch in batches]
             elif request.measure and not model.case.is_predicted:
                 batches = [search.confirmed(batch) for batch in batches]
@@ -247,7 +248,7 @@ class Search:
     def _fastest(self, case: Case) -> tuple[PlanFile, int | None] | None:
         """Return the fastest plan that fits, and what its traced step needs; None if none fits."""
         calibration = calibrate(self.engine, case)
-        has_times = not case.is_predicted or case.device.removeprefix(FAKE) in gpu_specs.names()
+        has_times = not case.is_predicted or parse(case.device).name in gpu_specs.names()
         passes = ("memory", "time") if has_times else ("memory",)  # without times, the smallest plan is the fastest
         chain = stages(self.engine, case, calibration, passes=passes)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from profiler.core.case import Case
+from profiler.core.devices import parse
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.record import Evidence
 from profiler.core.units import parse_budget
@@ -84,7 +85,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         }
         if not (is_modelled and self.budget):
             refuse_idle(measuring, "where nothing is measured", hint="a model and --budget are measured")
-        if not self.measure or (words.device or "").startswith(("fake:", "rehearse:")):
+        if not self.measure or parse(words.device or "").prefix:
             refuse_idle({"--rounds": self.rounds is not None}, "where no time is measured", hint="leave it out")
 
 

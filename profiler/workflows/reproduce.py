@@ -14,7 +14,8 @@ from profiler.analysis import progress
 from profiler.analysis.reproduction import PublishedFigure, Reproduction, lines
 from profiler.analysis.rows import rows
 from profiler.core import catalogue, safe_files
-from profiler.core.case import FAKE, Case, Choice
+from profiler.core.case import Case, Choice
+from profiler.core.devices import parse
 from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import evidence
 from profiler.core.user_code import shipped
@@ -140,7 +141,7 @@ def reproduce(
         devices = engine.survey()
         chosen = device_choice.choose_device(device or "auto", list(devices))
         size = system.size_on(chosen, full=full)
-        rounds = None if chosen.startswith(FAKE) else size.request.rounds
+        rounds = None if parse(chosen).is_predicted else size.request.rounds
         rounds = 1 if device_choice.is_hollow(chosen, devices) else rounds
         checked = spec.check(msgspec.structs.replace(size.request, device=chosen, rounds=rounds), lambda word: word)
         begun = store.create(

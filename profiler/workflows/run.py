@@ -13,10 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from profiler import engines
 from profiler.analysis import progress, rows
-from profiler.core import catalogue, gpu_kinds, schedule
-from profiler.core.case import FAKE, Case, Trial, split_choices
+from profiler.core import catalogue, gpu_specs, schedule
+from profiler.core.case import Case, Trial, split_choices
+from profiler.core.devices import parse
 from profiler.core.errors import UserError, refuse_idle
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import HARDWARE, Environment
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text, count_text
@@ -257,15 +257,15 @@ def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks
     """Yield the first lines of a run: what is measured, rehearsed or predicted, and what the user should know of it."""
     names = dict.fromkeys(trial.case.device for trial in trials)
     name = next(iter(names))
-    predicted = [name for name in names if name.startswith(FAKE)]
-    rehearsed = [device_word(name) for name in names if name.startswith(REHEARSE)]
+    predicted = [name for name in names if parse(name).is_predicted]
+    rehearsed = [device_word(name) for name in names if parse(name).is_rehearsed]
     device = device_choice.environment(name, devices)
     where = f"torch {device.torch}"
     if len(predicted) < 2 and len(rehearsed) < 2 and device.device_name is not None and device.device_bytes is not None:
         where = f"{device.device_name}, {bytes_text(device.device_bytes)}; {where}"
     why = "" if name != "cpu" or len(devices) > 1 else "no CUDA device here: "
     kind = "the CPU" if name == "cpu" else "the GPU"
-    verb = "rehearsing on" if gpu_kinds.is_hollow(device.device_name) else "measuring"
+    verb = "rehearsing on" if gpu_specs.is_hollow(device.device_name) else "measuring"
     doing = f"rehearsing on {' and '.join(rehearsed)}" if rehearsed else f"{why}{verb} {kind}"
     if predicted and (rehearsed or trials[0].case.is_predicted):
         foreseeing = f"predicting for {', '.join(predicted)}"

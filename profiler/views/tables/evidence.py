@@ -7,30 +7,25 @@ from typing import get_args
 
 from profiler.analysis.axes import Axis
 from profiler.analysis.rows import Row
-from profiler.core.case import Choice
-from profiler.core.errors import UserError
-from profiler.core.gpu_kinds import REHEARSE
+from profiler.core.devices import parse
 from profiler.core.record import Evidence
 from profiler.core.units import bytes_text, signed_bytes_text
 
 SAID = {"predicted": "predicted, not measured", "rehearsed": "rehearsed, not measured"}  # for what no device ran
-SIZES = {"memory": "with", "context": "context", "cudnn_workspace": "cuDNN workspace"}  # of a rehearsed GPU, in words
+SIZES = {"bytes": "with", "context_bytes": "context", "cudnn_workspace_bytes": "cuDNN workspace"}  # of Device
 SMALLEST = 0.0005  # of a peak: smaller differences are shown in bytes, since they would read 0.0 %
 
 
 def device_word(device: str) -> str:
     """Return a case's device as people read it: `rehearse:h100:memory=...` is `h100 with 1.27 GiB`."""
-    if not device.startswith(REHEARSE):
+    asked = parse(device)
+    if not asked.is_rehearsed or ":" in asked.name:  # gcprof writes no such name, but a file may contain anything
         return device
-    choice = Choice(device)
-    try:
-        options = {name: int(size) for name, size in choice.options.items()}
-    except (UserError, ValueError):
-        return device  # gcprof writes no such device, but a file may contain anything
-    count = options.pop("count", 1)
-    sizes = [f"{SIZES.get(name, name)} {bytes_text(size)}" for name, size in options.items()]
-    gpu = choice.name.removeprefix(REHEARSE) + (f":{count}" if count > 1 else "")
-    return f"{gpu} {', '.join(sizes)}" if "memory" in options else ", ".join([gpu, *sizes])
+    sizes = [
+        f"{word} {bytes_text(size)}" for field, word in SIZES.items() if (size := getattr(asked, field)) is not None
+    ]
+    gpu = asked.name + (f":{asked.count}" if asked.count > 1 else "")
+    return f"{gpu} {', '.join(sizes)}" if asked.bytes is not None else ", ".join([gpu, *sizes])
 
 
 def kinds(rows: Iterable[Row]) -> tuple[Evidence, ...]:

@@ -13,8 +13,8 @@ import msgspec
 from torch import nn
 
 from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import parse
 from profiler.core.errors import Unsupported, UserError
-from profiler.core.gpu_kinds import REHEARSE
 from profiler.core.record import Record
 from profiler.core.trace_data import BlockChoices, Followed
 from profiler.engines import Engine, local
@@ -138,7 +138,7 @@ def _rehearsed(
                 case = msgspec.structs.replace(case, model=Choice.of(live.NAME, {"path": path}))
             return ask(Rehearsed(_engine()), case), ""
     except (Unsupported, UserError) as error:
-        if device.startswith(REHEARSE) or (isinstance(error, UserError) and error.exit_code == GATE):
+        if parse(device).is_rehearsed or (isinstance(error, UserError) and error.exit_code == GATE):
             raise
         return None, f"estimated, not rehearsed: {str(error).replace(live.NAME, 'the model')}"
 

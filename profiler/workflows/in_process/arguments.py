@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from profiler.core import own_thread
-from profiler.core.case import FAKE, Case, Choice, split_choices
+from profiler.core.case import Case, Choice, split_choices
+from profiler.core.devices import FAKE, to_predict
 from profiler.core.errors import Invalid, Unsupported, UserError
 from profiler.predicting.trace.fake_modules import DEEPCOPY
 from profiler.request import device_choice, spec
@@ -81,7 +82,7 @@ def predicted(
 
     The function raises UserError if the module was made before the trace.
     """
-    request = Request(device=device_choice.to_predict(device or "cuda"), **words)
+    request = Request(device=to_predict(device or "cuda"), **words)
     case = case_of(model, request, optimizer, device_choice.any_device)
     return case, _fresh_workload(factory(model, batch, loss))
 

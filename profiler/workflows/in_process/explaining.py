@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from profiler.core.case import FAKE, Case, split_choices
+from profiler.core.case import Case, split_choices
+from profiler.core.devices import parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.trace_data import Followed
 from profiler.workflows.explain import explanation_of, heading
@@ -111,4 +112,4 @@ def _steps(
 
 
 def _shown(case: Case) -> Case:
-    return msgspec.structs.replace(case, device=case.device.removeprefix(FAKE))
+    return msgspec.structs.replace(case, device=parse(case.device).name)

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from profiler.analysis.explanation import better_blocks
-from profiler.core.case import FAKE, Case
+from profiler.core.case import Case
+from profiler.core.devices import FAKE
 from profiler.core.errors import UserError
 from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates, solver
