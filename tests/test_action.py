@@ -105,14 +105,6 @@ def test_no_input_is_part_of_a_commands_text():
     assert all(one["shell"] == "bash" for one in RUNS)
 
 
-def test_only_the_comment_has_a_token_and_no_file_that_can_be_rewritten():
-    holders = [one["name"] for one in RUNS if "GH_TOKEN" in one.get("env", {})]
-
-    assert holders == ["Comment"]
-    assert [one["name"] for one in RUNS if "GITHUB_ACTION_PATH" not in one["run"]] == ["Comment", "Gate"]
-    assert "pull_request_target" not in (ROOT / "action.yml").read_text(encoding="utf-8")
-
-
 def test_inputs_reach_gcprof_as_single_words_and_nothing_else_runs(job):
     done = step(
         job, "predict", "fake-gcprof", MODEL=EVIL, STRATEGIES="none,all;ls", DEVICE="--json", MAX_MEMORY="11GiB"
@@ -159,32 +151,6 @@ def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     assert step(job, "gate").returncode == 0
     step(job, "predict", **within | {"BASELINE": "--help"})
     assert step(job, "gate").returncode == 4
-
-
-@pytest.mark.nightly
-def test_a_memory_that_nothing_fits_fails_after_the_comment(job):
-    done = step(job, "predict", MODEL="mlp", STRATEGIES="none", DEVICE="t4", MAX_MEMORY="1MiB")
-
-    assert done.returncode == 0
-    assert step(job, "comment").returncode == 0
-    assert "**No strategy fits the memory of the gate `max-memory`.**" in (job / "said").read_text()
-    assert step(job, "gate").returncode == 5
-
-
-def test_a_model_that_is_not_there_is_said_and_fails(job):
-    step(job, "predict", MODEL="nothing", DEVICE="t4")
-
-    assert "    gcprof: no model is called 'nothing'" in (job / "summary").read_text()
-    assert step(job, "gate").returncode == 2
-
-
-def test_a_baseline_is_one_value_whatever_it_is(job):
-    """`compare --help` ends with 0."""
-    (job / "gcprof").write_text(GCPROF.replace("> words", ">> words"))
-
-    step(job, "predict", MODEL="mlp", BASELINE="--help", FAIL_ON="peak:>2%")
-
-    assert [word for word in (job / "words").read_text().splitlines() if "help" in word] == ["--baseline=--help"]
 
 
 def test_what_the_models_code_rewrites_and_prints_reaches_no_step_with_a_token(job):

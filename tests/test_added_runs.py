@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from profiler.predicting.prediction import follow_case
 from profiler.training import kept_state, missing_gradients
 from profiler.training.models.user import as_workload
 from tests import make
-from tests.program import gcprof
 from tests.user_models import adapter, frozen_tower, grows, no_gradient, own_recompute
 
 KEPT = []  # batches that `keeping` keeps
@@ -94,17 +91,6 @@ def test_a_step_that_is_only_possible_under_autocast_is_not_failed_by_its_compar
     assert "fp32 (RuntimeError: mat1 and mat2 must have the same dtype" in unknown(record)
 
 
-def test_gradients_that_could_not_be_compared_are_invalid_where_that_is_asked_for(monkeypatch):
-    def failing(*_: object, **__: object) -> None:
-        raise ValueError("planted")
-
-    monkeypatch.setattr(step_results, "copied", failing)
-    record = measured(chain, asked=("equality", "memory"), verify="strict")
-
-    assert (record.outcome, record.equality) == ("invalid", None)
-    assert "not verified" in record.detail
-
-
 class Narrow(nn.Module):
     """Its blocks have room under a checkpoint alone."""
 
@@ -135,72 +121,6 @@ def test_a_step_that_only_its_own_checkpoints_make_fit_is_ok_though_what_keeps_m
     codes = [note.code for note in record.notes]
     assert "GCP060" in codes
     assert "GCP038" in codes
-
-
-LEFT_OVER = """
-import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-CACHE = {}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
-        )
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = x + checkpoint(block, x, use_reentrant=False)
-        CACHE["x"] = x.detach() * 2
-        return x.mean()
-
-
-def make():
-    return Net(), (torch.randn(4096, 256),)
-"""
-LOOP = """
-from net import *
-
-def reserved(checkpointed):
-    global checkpoint
-    import net
-    net.checkpoint = checkpoint if checkpointed else lambda block, x, use_reentrant: block(x)
-    with torch.device("cuda"):
-        module, (x,) = make()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    for _ in range(2):
-        optimizer.zero_grad()
-        module(x).backward()
-        optimizer.step()
-    most = torch.cuda.max_memory_reserved()
-    del module, x, optimizer
-    CACHE.clear()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return most
-
-found = [reserved(True), reserved(False)]
-"""
-
-
-@pytest.mark.nightly
-def test_a_row_that_fits_is_not_told_as_out_of_memory_by_the_step_that_looks_for_what_keeps_memory(hollow, tmp_path):
-    (tmp_path / "net.py").write_text(LEFT_OVER)
-    own, plain = hollow.python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{LOOP}")
-    assert own < plain / 2
-
-    room = (own + plain) // 2
-    words = ("rehearse", "net.py:make", "--strategies", "own", "--device", "h100", "--memory", f"{room // 2**20}MiB")
-    done = gcprof(*words, "-o", "run", cwd=tmp_path)
-    records = [json.loads(line) for line in Path(tmp_path, "run", "trials.jsonl").read_text().splitlines()]
-    outcomes = {record["case"]["strategy"]: record["outcome"] for record in records}
-
-    assert done.returncode in (0, 1), done.stderr
-    assert outcomes == {"none": "out_of_memory", "own": "ok"}
 
 
 @pytest.mark.slow
@@ -250,18 +170,3 @@ def test_a_step_that_allows_no_hooks_is_explained_without_the_choices_of_blocks_
     assert followed.trace.operators == plain.trace.operators
     assert followed.choices is None
     assert "saved tensor hooks" in followed.remarks[-1]
-
-
-def test_frozen_blocks_are_counted_in_a_forward_that_allows_no_hooks():
-    def build() -> Any:
-        module = nn.Module()
-        module.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        module.layers[2].requires_grad_(False)  # and never run
-        run = lambda point: torch.tanh(module.layers[1](torch.tanh(module.layers[0](point)))).sum()  # noqa: E731
-        module.forward = lambda value: torch.func.grad(run)(value).square().mean()
-        return module, (torch.randn(8, 4),)
-
-    record = measured(build, asked=("memory",))
-
-    assert record.outcome == "ok"
-    assert record.built.num_blocks == 2

@@ -16,10 +16,10 @@ from torch import nn
 
 import profiler
 from profiler.core import gpu_specs, plan_file
-from profiler.core.errors import Unsupported, UserError
+from profiler.core.errors import UserError
 from profiler.core.units import bytes_text
 from tests import examples as stored
-from tests.chain_models import Branching, Counted, Looping
+from tests.chain_models import Counted, Looping
 from tests.plans import all_sorts, plan_of
 from tests.user_models.unet import single
 
@@ -48,25 +48,6 @@ def test_blocks_in_a_loop_are_run_together_after_a_look_at_an_example():
     module(torch.ones(2, 3)).sum().backward()
 
     assert [layer.calls for layer in module.layers] == [2, 2, 2, 2, 1, 1]
-
-
-def test_a_module_is_not_checkpointed_twice():
-    module = nn.Sequential(*[Counted() for _ in range(6)])
-    profiler.apply(module, "segments:k=3")
-
-    with pytest.raises(Unsupported, match="'0' is checkpointed already"):
-        profiler.apply(module, "all")
-
-    assert profiler.apply(copy.deepcopy(nn.Sequential(*[Counted() for _ in range(6)])), "all").split
-
-
-def test_blocks_can_be_chosen_by_name():
-    module = Branching()
-
-    profiler.apply(module, "all", blocks="layers.[01]")
-    module(torch.ones(2, 3)).sum().backward()
-
-    assert [layer.calls for layer in module.layers] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -138,29 +119,6 @@ def test_what_cannot_be_measured_is_refused(words, complaint, monkeypatch):
     assert caught.value.message.startswith(complaint)
 
 
-class Childless(nn.Module):
-    """It holds its weights itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.weight).sin().sum()
-
-
-@pytest.mark.parametrize("strategy", ["none", "offload"])
-def test_a_model_without_children_is_measured_where_no_blocks_are_needed(strategy):
-    record = profiler.measure(lambda: (Childless(), torch.ones(2, 3)), strategy, samples=1)
-
-    assert (record.outcome, record.built.num_blocks) == ("ok", 0)
-    assert record.equality.gradients_equal
-
-
-def test_the_baseline_gives_its_noise_floor():
-    assert profiler.measure(factory, samples=1).equality.noise_floor == 0.0
-
-
 @pytest.mark.slow
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, profiler; assert 'torch' not in sys.modules; profiler.apply; assert 'torch' in sys.modules"
@@ -206,16 +164,6 @@ def test_what_is_predicted_for_the_cpu_is_what_is_measured_but_for_what_the_loss
         assert predicted.built == measured.built
 
 
-def test_a_model_larger_than_any_machine_is_predicted():
-    parameters = 4 * (100_000**2 + 100_000)
-
-    record = profiler.predict(deep(width=100_000, layers=4, batch_size=1), device="h100", optimizer="adamw")
-
-    assert record.built.num_parameters == parameters
-    assert record.readings.static_bytes["optimizer"] == pytest.approx(2 * 4 * parameters, rel=1e-6)  # two moments, fp32
-    assert record.readings.peak_bytes > record.environment.device_bytes
-
-
 def test_a_prediction_says_which_gpus_hold_it():
     """Adam's four times the weights: 4 * 4 * width * width * layers bytes, and 600 MiB of CUDA's own."""
     width, layers = 16384, 4  # 16 GiB
@@ -226,14 +174,6 @@ def test_a_prediction_says_which_gpus_hold_it():
     room = gpu_specs.find("t4").memory_bytes - 600 * 2**20
     reserved = [msgspec.structs.replace(record.readings, reserved_bytes=room + more) for more in (0, 1)]
     assert [msgspec.structs.replace(record, readings=readings).fits("t4") for readings in reserved] == [True, False]
-
-
-@pytest.mark.parametrize(("device", "has_time"), [("h100", True), ("fake:t4", True), ("cuda", False), ("cpu", False)])
-def test_time_is_estimated_for_a_gpu_that_is_known_by_name(device, has_time):
-    record = profiler.predict(factory, device=device)
-
-    assert record.case.is_predicted
-    assert (record.readings.step_seconds is not None) == has_time
 
 
 @pytest.mark.slow
@@ -275,12 +215,6 @@ def test_the_step_under_a_plan_fits_the_budget_and_recomputes_less_than_all(devi
 
 
 @pytest.mark.slow
-def test_with_the_whole_peak_nothing_is_recomputed():
-    assert profiler.plan(deep(), "max", device="cpu").segments == ()
-    assert profiler.plan(deep(), "1TiB").segments == ()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["blocks", "skips"])
 def test_a_percentage_is_of_the_peak_that_is_predicted_and_max_keeps_all(name):
     """By its costs a step takes less, where CUDA's allocator leaves parts of blocks unused; or more, with skips."""
@@ -292,22 +226,6 @@ def test_a_percentage_is_of_the_peak_that_is_predicted_and_max_keeps_all(name):
         profiler.plan(build, "20%", device="h100")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("share", [0.9, 0.8])
-def test_where_no_speed_is_known_no_single_run_of_fewer_blocks_fits(device, share):
-    build = equal(16)
-    budget = int(share * profiler.predict(build, device=device).readings.peak_bytes)
-
-    plan = profiler.plan(build, budget, device=device)
-
-    recomputed = sum(len(plan_file.names(segment)) for segment in plan.segments)
-    blocks = tuple(plan.fingerprint)
-    runs = [blocks[first : first + recomputed - 1] for first in range(len(blocks) - recomputed + 2)]
-    peaks = [profiler.predict(build, one_run(plan, run), device=device).readings.peak_bytes for run in runs]
-    assert min(peaks) > budget
-
-
 def equal(layers: int, width: int = 256, batch_size: int = 4096):
     """A factory of as many layers that save the same bytes."""
 
@@ -317,11 +235,6 @@ def equal(layers: int, width: int = 256, batch_size: int = 4096):
         return nn.Sequential(*layer), batch, nn.functional.mse_loss
 
     return build
-
-
-def one_run(plan, blocks: tuple[str, ...]) -> plan_file.PlanFile:
-    """The plan with a single checkpoint, of these blocks."""
-    return plan_file.PlanFile(plan="-", segments=(plan_file.Segment(blocks=blocks),), fingerprint=plan.fingerprint)
 
 
 @pytest.mark.slow
@@ -345,14 +258,6 @@ def test_a_plan_goes_to_every_other_function_and_to_a_file(here):
     assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
 
 
-@pytest.mark.slow
-def test_a_budget_below_every_plan_names_the_smallest_peak():
-    with pytest.raises(UserError, match=r"no plan fits 1.00 KiB: the smallest peak is about [\d.]+ MiB") as caught:
-        profiler.plan(deep(), "1KiB", device="cpu")
-
-    assert "smaller batch" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -374,51 +279,6 @@ def test_what_cannot_be_planned_is_refused_in_words_of_python(words, complaint):
     assert "--" not in caught.value.hint
     assert "fake:" not in caught.value.hint
     assert f"hint: {caught.value.hint}" in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.parametrize("work", [profiler.explain, profiler.timeline, profiler.predict])
-def test_a_module_that_does_not_take_its_batch_without_a_loss_asks_for_one(work):
-    module, batch, loss = factory()
-
-    with pytest.raises(UserError, match="the forward of Sequential does not take the batch: too many") as caught:
-        work(module, batch=batch, device="h100")
-
-    assert caught.value.hint.startswith("loss=, a function of (output, targets)")
-    assert work(module, batch=batch, loss=loss, device="h100")
-
-
-def test_what_is_no_plan_of_the_model_is_refused():
-    plan = profiler.plan(deep(), "60%", device="cpu")
-
-    with pytest.raises(Unsupported, match="the plan is stale"):
-        profiler.predict(deep(width=32), plan)
-
-
-@pytest.mark.nightly
-def test_no_module_of_the_package_takes_the_name_of_a_function():
-    code = textwrap.dedent("""
-        import importlib, pkgutil, types
-        import profiler
-        names = [found.name for found in pkgutil.walk_packages(profiler.__path__, "profiler.")]
-        names.remove("profiler.__main__")
-        loaded = []
-        for name in names:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:  # ray, wandb, ... need not be here
-                assert not (error.name or "").startswith("profiler"), error
-            else:
-                loaded.append(name)
-        assert len(loaded) > 100, len(loaded)
-        from profiler import apply, load, measure, plan, predict
-        for function in (apply, load, measure, plan, predict):
-            assert isinstance(function, types.FunctionType), function
-            assert getattr(profiler, function.__name__) is function
-    """)
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_apply_names_batchnorm_that_a_step_updates_again_unless_it_is_repaired():

@@ -83,12 +83,6 @@ def test_an_option_that_is_called_like_a_field_is_not_taken_for_it():
     assert [axis.name for axis in axes.space(cases, {}).axes] == ["model's seed"]
 
 
-def test_a_switch_is_a_word():
-    (axis,) = space(make.case(keep_gradients=True), make.case()).axes
-
-    assert (axis.values, axis.is_number) == (("True", "False"), False)
-
-
 # --- which of them are laid out
 
 
@@ -137,12 +131,6 @@ def test_without_strategies_two_other_axes_are_a_plane():
 def test_a_plane_that_there_is_not_is_refused(words, complaint):
     with pytest.raises(UserError, match=complaint):
         axes.two(space(*CASES), words)
-
-
-@pytest.mark.parametrize("cases", [[make.case("none")], [make.case("none"), make.case("all")]])
-def test_one_axis_is_no_plane(cases):
-    with pytest.raises(UserError, match="nothing to lay out over two axes"):
-        axes.two(space(*cases))
 
 
 def test_curves_are_over_the_numbers_with_the_most_values_or_over_those_that_are_named():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.cli import answer
-from profiler.core.case import Case, Choice
+from profiler.core.case import Case
 from profiler.views.tables.progress import trial_line, varying
 from tests import examples, machines, make
 from tests.commands import gcprof
@@ -60,12 +60,6 @@ def test_what_cannot_be_laid_out_is_refused(here: Path, capsys: pytest.CaptureFi
     assert not list(here.glob("*.p*"))
 
 
-def test_a_style_of_any_other_name_is_drawn_as_it_is_named(here: Path):
-    assert answer(["plot", RUN, "--kind", "growth", "--style", "slides", "-o", "mine.svg"]) == 0
-
-    assert (here / "mine.svg").read_bytes().startswith(b"<?xml")
-
-
 @pytest.mark.slow
 def test_numbers_over_an_axis_need_no_matplotlib(here: Path):
     code = gcprof("--version").args[2].replace("main(sys.argv[1:])", "from profiler.cli import answer")
@@ -101,19 +95,3 @@ def test_what_varies_is_told_of_every_trial():
     assert trial_line(record, varying=told(*cases)).startswith(
         "mnist-cnn:channels=32 none batch size 16 precision bf16 round 1: ok"
     )
-
-
-def test_what_models_have_of_their_own_is_not_told():
-    mlp = make.case(model=Choice("mlp"), batch_size=32)
-
-    assert told(make.case(), mlp) == ()
-    assert told(make.case(), mlp, make.case(batch_size=1)) == ("batch_size",)
-
-
-def test_a_prediction_beside_its_measurement_needs_no_device_to_be_told_apart():
-    assert told(make.case(device="cuda:0"), make.case(device="fake:cuda")) == ()
-    assert told(make.case(device="fake:t4"), make.case(device="fake:h100")) == ("device",)
-
-
-def test_the_step_of_a_line_is_the_median_of_an_even_number_of_samples():
-    assert trial_line(make.record(seconds=(0.1, 0.2, 0.4, 0.8))).endswith("step 300 ms")

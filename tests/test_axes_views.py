@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from itertools import chain, combinations
+from itertools import combinations
 
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profiler.analysis.rows import Row
@@ -42,6 +41,10 @@ def printed(name: str, **how) -> str:
     return file.getvalue()
 
 
+def legend(figure):
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
 def rows(name: str = "axes") -> tuple[Row, ...]:
     return examples.table(CASES[name][0])
 
@@ -50,41 +53,12 @@ def texts(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
-def legend(figure: Figure) -> list[str]:
-    return [text.get_text() for one in figure.legends for text in one.get_texts()]
-
-
 # --- tables
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_tables_look_as_they_did(name: str):
     golden_files.compare(f"{name}-80.txt", printed(name, width=80))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
-    columns = []
-    monkeypatch.setattr(
-        pivot,
-        "text",
-        lambda tables, paper: columns.extend(chain(*(one.columns for one in tables))) or terminal.text(tables, paper),
-    )
-
-    for width in range(40, 201, 10):
-        text = printed(name, width=width)
-        numbers = Counter(cell for column in columns if column.is_number for cell in column.cells)
-        columns.clear()
-
-        assert numbers
-        for number, times in numbers.items():
-            assert len(re.findall(rf"(?<!\S){re.escape(number)}(?!\S)", text)) >= times, f"{number} at {width}"
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_line_is_wider_than_the_screen(name: str):
-    for width in range(40, 201, 5):
-        assert max(map(len, printed(name, width=width).splitlines())) <= width
 
 
 def cells(text: str, title: str) -> dict[tuple[str, str], str]:
@@ -129,11 +103,6 @@ def test_what_is_predicted_and_does_not_fit_is_marked_and_what_was_measured_is_n
     assert "predicted, not measured" in predicted
     assert "*" in predicted
     assert "*" not in measured
-
-
-def test_one_row_is_no_plane():
-    with pytest.raises(UserError, match="nothing to lay out over two axes: nothing varies"):
-        pivot.table(examples.table([make.record()]))
 
 
 # --- heat
@@ -182,13 +151,6 @@ def test_every_cell_has_its_peak_or_a_word():
     assert Counter(texts(axes))["·"] == 1  # what did not run
 
 
-def test_predicted_and_measured_have_a_panel_each():
-    figure = draw(rows("axes-predicted"), kind="heat")
-
-    below = [next(text for text in texts(axes) if text.startswith("sgd")) for axes in figure.axes]
-    assert ["predicted for fake:h100, not measured" in text for text in below] == [True, False]
-
-
 def test_of_named_axes_each_strategy_has_its_panel():
     figure = draw(rows("axes-depth"), kind="heat", over=("depth", "batch_size"))
 
@@ -213,35 +175,10 @@ def test_one_colour_is_one_peak_in_all_panels():
     assert sum(shade(every, "102.0")) > sum(shade(none, "132.0")) > sum(shade(none, "228.0"))  # the less, the lighter
 
 
-@pytest.mark.parametrize("kind", ["heat", "growth"])
-def test_one_row_is_refused(kind: str):
-    with pytest.raises(UserError, match="nothing"):
-        draw(examples.table([make.record()]), kind=kind)
-
-
-def test_one_row_has_its_samples_a_second():
-    axes = draw(examples.table([make.record("none", seconds=(0.1,))]), kind="throughput").axes[0]
-
-    assert "none: 64" in texts(axes)
-
-
 @pytest.mark.parametrize("kind", ["frontier", "memory", "time", "samples", "throughput"])
 def test_axes_that_a_kind_does_not_choose_are_refused(kind: str):
     with pytest.raises(UserError, match="--over has no effect"):
         draw(rows(), kind=kind, over=("batch_size",))
-
-
-def test_models_with_batches_of_their_own_are_laid_out_by_model():
-    names = (("mlp", 32), ("mnist-cnn", 64))
-    records = [
-        make.record(strategy, case=make.case(strategy, model=Choice(model), batch_size=size))
-        for model, size in names
-        for strategy in ("none", "all")
-    ]
-
-    axes = draw(examples.table(records), kind="heat").axes[0]
-
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["mlp", "mnist-cnn"]
 
 
 # --- growth
@@ -313,10 +250,6 @@ def test_the_stairs_go_through_the_most_samples_of_each_memory():
     rates = list(stairs.get_ydata())
     assert rates == sorted(rates)
     assert rates[-1] == max(row.case.batch_size / row.step_seconds for row in rows() if row.outcome == "ok")
-
-
-def test_every_line_is_named():
-    assert {"none: 32", "sqrt: 64", "all: 32"} <= set(texts(draw(rows(), kind="throughput").axes[0]))
 
 
 def test_a_hundred_columns_are_strips_with_the_names_before_each():

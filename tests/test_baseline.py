@@ -8,25 +8,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import profiler
 from profiler.analysis.rows import verdict
-from profiler.cli import answer
 from profiler.core.case import Choice, Trial
-from profiler.core.record import Note
 from profiler.predicting.prediction import predict
 from profiler.training import missing_gradients
-from profiler.training.checkpointing import own_checkpoints
-from profiler.training.workload import restored
-from tests import examples, make
+from tests import make
 from tests.conftest import measured
 from tests.user_models import no_gradient, own_checkpoint, switched
 
 PREFIX = f"{own_checkpoint.__file__}:prefix"
 LOSSY = f"{no_gradient.__file__}:make"
-WARNED = f"{no_gradient.__file__}:warned"
 
 
 def notes(record, code):
@@ -70,43 +63,6 @@ def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
     (text,) = notes(record, "GCP045")
     assert text.startswith("6 of 8 trainable parameters get no gradient: ")
     assert all(f"{module}.weight, {module}.bias ({cause})" in text for module, cause in causes.items())
-
-
-def test_the_report_shows_the_number_and_a_redacted_one_no_name(here):
-    lost = "12 of 14 trainable parameters get no gradient"
-    note = Note(code="GCP045", text=f"{lost}: secretive.weight (not used in the forward)")
-    none = make.record()
-    equality = msgspec.structs.replace(none.equality, num_without_gradient=12)
-    examples.run(here / "results" / "run", [msgspec.structs.replace(none, equality=equality, notes=(note,))])
-
-    for level, is_named in (("default", True), ("all", False)):
-        assert answer(["report", "-o", f"{level}.html", "--redact", level]) == 0
-        page = (here / f"{level}.html").read_text()
-        assert "12 without gradient" in page
-        assert lost in page
-        assert ("secretive" in page) == is_named
-
-
-@pytest.mark.parametrize("strategy", ["none", "all"])
-def test_what_pytorch_warns_of_is_a_note_and_is_still_shown(strategy):
-    with pytest.warns(UserWarning, match="target size") as given:
-        gradients(*no_gradient.warned(batch_size=8))
-    (truth,) = {str(one.message).partition("\n")[0] for one in given if one.category is UserWarning}
-
-    with pytest.warns(UserWarning, match="target size") as shown:
-        record = measured(WARNED, strategy, passes=("equality",))
-
-    assert "target size" in truth
-    assert notes(record, "GCP046") == [f"warnings while the step ran: {truth}"]
-    assert truth in {str(one.message).partition("\n")[0] for one in shown}
-
-
-def test_of_many_warnings_three_are_named_each_once_by_its_first_line():
-    with pytest.warns(UserWarning, match="trouble 3"):
-        record = measured(f"{WARNED}:count=4", "none", passes=("equality",))
-
-    listed = "trouble 0; trouble 1; trouble 2; and 2 more"  # trouble 3, and the loss's own
-    assert notes(record, "GCP046") == [f"warnings while the step ran: {listed}"]
 
 
 WAYS = ("module", "full-name", "name", "partial", "reentrant", "keywords", "sequential")
@@ -178,24 +134,6 @@ def test_both_forms_are_predicted_to_the_byte(way, strategy):
     assert len(notes(record, "GCP047")) == has_note
 
 
-def test_own_says_where_a_model_has_no_checkpoints():
-    record = measured("mlp", "own")
-
-    assert record.readings == measured("mlp", "none").readings
-    assert ["no torch.utils.checkpoint of its own" in text for text in notes(record, "GCP001")] == [True]
-
-
-def test_outside_of_a_watched_forward_pytorch_is_as_it_was():
-    code = own_checkpoints._TARGET.__code__
-    measured(wrapped("name"), "none", passes=("equality", "memory"))
-
-    assert own_checkpoints._TARGET.__code__ is code
-    calls = []
-    value = torch.ones(2, requires_grad=True)
-    checkpoint(lambda x: calls.append(1) or x.exp(), value, use_reentrant=False).sum().backward()
-    assert len(calls) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("factory", "strategies"), [("bert", ("own", "hf")), ("vit", ("own",))])
 def test_switches_of_libraries_are_off_but_under_own_and_hf(factory, strategies):
@@ -223,35 +161,3 @@ def test_a_plan_starts_from_the_form_without_the_models_own_checkpoints():
 
     assert plans[0].segments == plans[1].segments
     assert plans[0].segments
-
-
-class Replacing(nn.Module):
-    """Its buffer is longer after each forward, another is written over, and one is made in the first."""
-
-    seen: torch.Tensor
-    count: torch.Tensor
-    scale: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(0, 2))
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = torch.cat([self.seen, x])
-        self.count += 1
-        if not hasattr(self, "scale"):
-            self.register_buffer("scale", x.abs().max())
-        return x / self.scale
-
-
-def test_a_forward_that_only_looks_leaves_no_buffer_that_is_other_or_new():
-    net = nn.Sequential(Replacing())
-    before = dict(net.named_buffers())
-
-    with restored(net):
-        net(torch.ones(3, 2))
-        assert set(dict(net.named_buffers())) == {"0.seen", "0.count", "0.scale"}
-
-    assert {name: id(buffer) for name, buffer in net.named_buffers()} == {name: id(before[name]) for name in before}
-    assert (net[0].seen.shape, float(net[0].count)) == ((0, 2), 0.0)

@@ -9,13 +9,11 @@ import msgspec
 import pytest
 import torch
 
-import profiler
 from profiler.analysis.explanation import better_blocks, explain
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial
-from profiler.core.errors import UserError
 from profiler.core.trace_data import Allocation, BlockChoice, BlockChoices, Followed
-from profiler.predicting.prediction import choices, follow_case, predict
+from profiler.predicting.prediction import follow_case, predict
 from profiler.training.blocks import offered_blocks
 from tests import make
 from tests.conftest import measured
@@ -23,7 +21,6 @@ from tests.traced import by_hand
 from tests.user_models.one_layer import one
 
 ROWS, DIM, HIDDEN = 4096, 16, 256
-BOTH = ("none", "all")
 FILE = Path(__file__).parent / "user_models/one_layer.py"
 MODEL = Choice(f"{FILE}:one")
 HIDDEN_BYTES = ROWS * HIDDEN * 4  # one activation between up and down
@@ -48,14 +45,6 @@ def test_a_model_offers_its_parts_and_the_parts_of_these():
         "layer.attention.*": ("layer.attention.up", "layer.attention.down"),
         "layer.mlp.*": ("layer.mlp.up", "layer.mlp.down"),
     }
-
-
-def test_no_peak_is_claimed_where_the_forward_runs_a_backward():
-    case = make.case(model=Choice(f"{FILE.parent}/forces.py:potential"), device="fake:cpu", batch_size=None)
-
-    found = choices(case)
-
-    assert [choice.all_bytes for choice in (found.own, *found.others)] == [None, None]
 
 
 def test_a_floor_is_of_its_blocks_alone():
@@ -109,35 +98,6 @@ def test_blocks_beside_which_most_is_saved_have_a_note(factory, strategy, blocks
     assert ("GCP051" in notes) == is_told
 
 
-@pytest.mark.parametrize("blocks", [None, "body.*"])
-def test_a_run_names_the_blocks_that_hold_what_is_saved(blocks):
-    model = Choice(f"{FILE.parent / 'body_in_a_dict.py'}:make")
-
-    rows = {name: measured(model, name, batch_size=2, blocks=blocks, passes=("flops", "memory")) for name in BOTH}
-
-    notes = [note.text for note in rows["none"].notes if note.code == "GCP051"]
-    saved = [row.readings.saved_bytes for row in rows.values()]
-    assert len(notes) == (blocks is None)
-    assert ("--blocks 'body.*'" in notes[0]) if blocks is None else (saved[1] < 0.3 * saved[0]) == (blocks == "body.*")
-
-
-@pytest.mark.parametrize("file", ["wide_trunk.py:wide", "one_layer.py:one", "unet.py:segmentation"])
-def test_where_no_other_blocks_keep_less_a_run_names_none(file):
-    record = measured(Choice(f"{FILE.parent}/{file}"), "none", batch_size=None, passes=("flops",))
-
-    assert "GCP051" not in {note.code for note in record.notes}
-
-
-def test_the_better_blocks_are_those_with_the_lower_peak_and_the_lower_floor():
-    coarse = explain(followed().trace, blocks=("layer",), choices=followed().choices).better
-    fine = followed("layer.*").choices
-
-    assert coarse is not None
-    assert coarse.pattern == "layer.attention"  # mlp's own is there in its backward, checkpointed or not
-    assert fine is not None
-    assert better_blocks(fine) is None
-
-
 def choice(pattern: str, floor: int, peak: int | None, num: int = 2) -> BlockChoice:
     return BlockChoice(pattern=pattern, num_blocks=num, floor_bytes=floor, all_bytes=peak)
 
@@ -159,15 +119,6 @@ def test_a_bound_alone_is_no_advice(others, pattern):
     assert (found.pattern if found else None) == pattern
 
 
-def test_for_a_plan_the_floor_must_be_lower_too():
-    others = (choice("a", 101, 80), choice("b", 90, 85))
-    choices = BlockChoices(own=choice("", 100, 100), others=others)
-
-    chosen = [better_blocks(choices, lowers_floor=is_plan) for is_plan in (False, True)]
-
-    assert [better.pattern for better in chosen if better] == ["a", "b"]
-
-
 @pytest.mark.slow
 def test_explain_names_them_with_their_bytes(capsys):
     words = ["explain", str(MODEL), "--strategy", "all", "--device", "cpu"]
@@ -182,21 +133,6 @@ def test_explain_names_them_with_their_bytes(capsys):
     assert "with --blocks 'layer.attention' the floor is 12.6 MiB, and the peak of `all` 12.6 MiB, not 16.6 MiB" in said
     named = {other["pattern"]: other for other in found["choices"]["others"]}
     assert found["better"] == named["layer.attention"]
-
-
-@pytest.mark.slow
-def test_blocks_names_them_in_the_words_of_explain(capsys):
-    assert answer(["explain", str(MODEL), "--device", "fake:cuda"]) == 0
-    explained = " ".join(capsys.readouterr().out.split())
-    assert answer(["blocks", str(MODEL)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-
-    start = said.index("with --blocks 'layer.*' the floor is ")
-    assert said[start:] in explained
-    assert said[:start].endswith("note: predicted for CUDA, a batch of its own: ")
-
-    assert answer(["blocks", str(MODEL), "--pattern", "layer.*"]) == 0
-    assert "the floor is" not in capsys.readouterr().out
 
 
 def test_what_is_outside_of_the_chosen_blocks_is_named():
@@ -221,32 +157,3 @@ def test_what_is_outside_of_the_chosen_blocks_is_named():
         "what is outside of these blocks (layer.attention 100 B, outside of all modules 30 B) holds 150 B of the"
         " peak's 450 B"
     )
-
-
-@pytest.mark.slow
-def test_where_cublas_takes_most_of_the_peak_no_plan_advises_what_does_not_lower_it(capsys, monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    words = ["plan", "mlp", "--device", "t4", "--budget", "60%", "--no-measure"]
-
-    assert answer(words) == 5
-    said = capsys.readouterr().err
-    with pytest.raises(UserError) as caught:
-        profiler.plan("mlp", "1MiB", device="t4")
-    with pytest.raises(UserError) as on_cpu:
-        profiler.plan("mlp", "1KiB", device="cpu")
-
-    reason = "8.12 MiB are the workspace of matrix products in any case"  # 2 of 4096 KiB and 8 of 16 KiB
-    assert reason in said
-    assert reason in str(caught.value.hint)
-    assert "smaller batch or" not in said
-    assert "a smaller batch lowers it" in str(on_cpu.value.hint)
-
-
-@pytest.mark.slow
-def test_where_no_plan_fits_the_better_blocks_are_named(capsys):
-    assert answer(["plan", str(MODEL), "--device", "fake:t4", "--budget", "1MiB"]) == 5
-    assert "with --blocks 'layer.*' the floor is " in capsys.readouterr().err
-
-    with pytest.raises(UserError) as caught:
-        profiler.plan(one, "1MiB")
-    assert "with blocks='layer.*' the floor is " in str(caught.value.hint)

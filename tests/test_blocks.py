@@ -28,14 +28,6 @@ class Branch(nn.Module):
         self.other = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
 
-class Pair(nn.Sequential):
-    """A convolution and its activation as one, as torchvision's Conv2dNormActivation is."""
-
-
-class Stage(nn.Sequential):
-    """Strings blocks together under a name of its own."""
-
-
 def module(**children: nn.Module) -> nn.Module:
     made = nn.Module()
     for name, child in children.items():
@@ -64,11 +56,6 @@ def test_the_list_of_like_children_is_the_trunk_and_what_is_in_its_blocks_is_not
     assert find_blocks(found) == numbered("layers", 3)
 
 
-def test_no_name_chooses_no_block():
-    with pytest.raises(Unsupported, match="no blocks match ''"):
-        find_blocks(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), "")
-
-
 def test_encoder_and_decoder_are_both_stacks():
     found = module(
         encoder=module(layers=nn.ModuleList([Layer() for _ in range(3)])),
@@ -78,31 +65,10 @@ def test_encoder_and_decoder_are_both_stacks():
     assert find_blocks(found) == (*numbered("encoder.layers", 3), *numbered("decoder.layers", 2))
 
 
-def test_a_small_list_beside_a_large_sequential_is_no_stack():
-    found = module(
-        norms=nn.ModuleList([nn.LayerNorm(2) for _ in range(2)]),
-        trunk=nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]),
-    )
-
-    assert find_blocks(found) == numbered("trunk", 3)
-
-
 def test_a_large_embedding_does_not_hide_a_small_stack():
     found = module(embed=nn.Embedding(30522, 4), layers=nn.ModuleList(leaves(3)), head=nn.Linear(4, 30522))
 
     assert find_blocks(found) == numbered("layers", 3)
-
-
-def test_stages_are_opened_and_a_convolution_with_its_activation_is_one_block():
-    found = module(trunk=nn.Sequential(Pair(*leaves(2)), Stage(Branch(), Branch()), Pair(*leaves(3))))
-
-    assert find_blocks(found) == ("trunk.0", "trunk.1.0", "trunk.1.1", "trunk.2")
-
-
-def test_a_head_is_left_out_of_the_trunk():
-    found = module(features=nn.Sequential(*leaves(3)), classifier=nn.Sequential(*leaves(2)))
-
-    assert find_blocks(found) == numbered("features", 3)
 
 
 def test_stems_and_heads_of_single_operators_are_left_out_beside_blocks():
@@ -128,16 +94,6 @@ def test_branches_are_no_trunk_and_auxiliary_classifiers_no_blocks():
     assert find_blocks(found) == ("first", "mixed1", "mixed2", "mixed3", "mixed4")
 
 
-def test_encoder_and_decoder_may_be_sequentials_too():
-    def half() -> nn.Module:
-        return module(trunk=nn.Sequential(*leaves(2)))
-
-    assert find_blocks(module(encoder=half(), decoder=half())) == (
-        *numbered("encoder.trunk", 2),
-        *numbered("decoder.trunk", 2),
-    )
-
-
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -150,18 +106,6 @@ def test_a_pattern_chooses_by_name_and_a_star_does_not_go_past_a_dot(pattern, ex
     found = module(model=module(layers=nn.ModuleList([Layer() for _ in range(3)])))
 
     assert find_blocks(found, pattern) == expected
-
-
-def test_several_blocks_are_named_with_commas_and_taken_in_their_order():
-    model = nn.ModuleDict({name: Layer() for name in ("mid", "enc1", "enc2", "dec")})
-
-    assert find_blocks(model, "enc1,enc2,mid") == ("enc1", "enc2", "mid")
-    assert find_blocks(model, "dec,enc?,enc1") == ("dec", "enc1", "enc2")
-    assert find_blocks(model, "enc[1,2]") == ("enc1", "enc2")
-    with pytest.raises(Unsupported, match="no blocks match 'en3'"):
-        find_blocks(model, "enc1,en3")
-    with pytest.raises(Unsupported, match=r"block 'enc1.mlp' is within block 'enc1'"):
-        find_blocks(model, "enc1,enc1.mlp")
 
 
 def test_where_nothing_is_found_the_reason_names_the_option():

@@ -15,7 +15,7 @@ from profiler.core.case import Choice
 from profiler.core.errors import Unsupported, UserError
 from profiler.planning.plan_code import emit
 from tests.conftest import measured
-from tests.user_models.marked_loop import KINDS, make
+from tests.user_models.marked_loop import make
 
 HERE = Path(__file__).parent / "user_models"
 CUT = ("segments:k=3", "sqrt", "recursive", "from-start")
@@ -141,13 +141,6 @@ def test_a_function_that_is_made_anew_is_refused_where_it_would_be_stale():
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_slices_are_refused_since_a_later_call_cannot_be_known():
-    module, batch = make("sliced")
-
-    with pytest.raises(Unsupported, match="cannot be run together"):
-        profiler.apply(module, "segments:k=3", example=batch)
-
-
 @pytest.mark.parametrize("seen_short", [False, True])
 def test_another_number_of_calls_is_refused(seen_short):
     module, batch = make("moody")
@@ -160,17 +153,6 @@ def test_another_number_of_calls_is_refused(seen_short):
 
     module.is_short = seen_short
     module(batch).backward()
-
-
-def test_a_marked_function_is_the_function_where_nobody_looks():
-    for kind in KINDS.values():
-        torch.manual_seed(0)
-        module, batch = kind(3, 8), torch.randn(4, 8)
-        assert module(batch).requires_grad
-
-    marked = profiler.block(torch.tanh)
-    assert vars(marked)["__name__"] == "tanh"
-    assert torch.equal(marked(torch.ones(2)), torch.tanh(torch.ones(2)))
 
 
 def test_a_loop_without_marks_says_what_to_do():

@@ -11,16 +11,8 @@ import pytest
 from profiler.cli import answer
 from profiler.core import catalogue
 from profiler.core.case import Choice
-from profiler.core.errors import UserError, nearest, similar
-from profiler.training import models, optimizers, strategies
-
-TABLES = [models.TABLE, strategies.TABLE, optimizers.TABLE]
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_every_entry_says_in_one_sentence_what_it_is_about(table):
-    for entry in catalogue.entries(table, hidden=True):
-        assert entry.about.endswith("."), entry.name
+from profiler.core.errors import UserError, similar
+from profiler.training import models, strategies
 
 
 def test_options_are_read_from_the_source(tmp_path, monkeypatch):
@@ -84,37 +76,6 @@ def test_a_module_of_the_users_that_is_called_as_a_model_is_found_all_the_same(t
     assert catalogue.resolve(Choice("mlp:width"), models.TABLE) == "mlp:width"
 
 
-def test_options_arrive_with_their_types():
-    function, options = catalogue.load(Choice("segments:k=3,split=balanced"), strategies.TABLE)
-
-    assert function.__module__ == "profiler.training.strategies.chain"
-    assert options == {"k": 3, "split": "balanced"}
-
-
-@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18", "hf:vit"])
-def test_a_default_that_is_written_out_is_the_same_choice(name):
-    assert catalogue.resolve(Choice(f"{name}:size=own"), models.TABLE) == name
-
-
-def test_a_factory_may_be_imported_from_beside_the_file_or_be_another_name(tmp_path):
-    (tmp_path / "mygpt.py").write_text("def build(depth: int = 3, batch_size: int = 2):\n    pass\n")
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack" / "__init__.py").write_text("from .mine import build as make\n")
-    (tmp_path / "pack" / "mine.py").write_text("def build(width: int = 5):\n    pass\n")
-    (tmp_path / "train.py").write_text(
-        "from mygpt import build as make\nfrom pack import make as packed\nother = make\nloop = pool\npool = loop\n"
-    )
-    options = {
-        name: [option.name for option in catalogue.read(f"{tmp_path}/train.py:{name}", models.TABLE).options]
-        for name in ("make", "other", "packed")
-    }
-
-    assert options == {"make": ["depth"], "other": ["depth"], "packed": ["width"]}
-    for name in ("loop", "absent"):
-        with pytest.raises(UserError, match=f"has no function '{name}'|has no function 'pool'|has no function 'loop'"):
-            catalogue.read(f"{tmp_path}/train.py:{name}", models.TABLE)
-
-
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Modules that leave a mark when they are imported: in packages, in folders without `__init__.py`, in a zip."""
@@ -129,17 +90,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for place in ("site", "site.zip"):
         monkeypatch.syspath_prepend(tmp_path / place)
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    "name", ["outer", "outer.inner", "outer.inner.leaf", "bare.below.leaf", "zipped", "zipped.leaf"]
-)
-def test_a_module_is_found_without_importing_the_packages_around_it(name: str, packages: Path):
-    entry = catalogue.read(f"{name}:make", models.TABLE)
-
-    assert [(option.name, option.default) for option in entry.options] == [("depth", "3")]
-    assert not (packages / "sprung").exists()
-    assert name.partition(".")[0] not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -172,20 +122,6 @@ FLAGS = ("--strategies", "--segments", "--device", "--max-samples", "--max-secon
 )
 def test_what_begins_so_or_is_a_few_slips_away_is_near(word: str, words: tuple[str, ...], meant: list[str]):
     assert similar(word, words) == meant
-
-
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
-        ("--frobnicate", FLAGS),
-        ("pie", ("time", "memory", "frontier", "phases")),
-        ("q", GPUS),
-        ("", GPUS),
-        ("anything", ()),
-    ],
-)
-def test_where_nothing_is_near_nothing_is_named(word: str, words: tuple[str, ...]):
-    assert nearest(word, words) is None
 
 
 @pytest.mark.parametrize(

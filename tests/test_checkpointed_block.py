@@ -102,20 +102,6 @@ def test_weights_that_are_computed_at_each_call_have_the_gradients_of_checkpoint
     assert pasted.same(found, expected)
 
 
-def test_a_hook_that_scales_a_block_scales_it_once():
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.randn(8, 4)
-    net[0].register_forward_hook(lambda block, arguments, output: 1.5 * output)
-    plain = net(x).square().mean()
-    expected = torch.autograd.grad(plain, list(net.parameters()))
-
-    profiler.apply(net, "all")
-    loss = net(x).square().mean()
-
-    assert torch.equal(loss, plain)
-    assert all(map(torch.equal, torch.autograd.grad(loss, list(net.parameters())), expected))
-
-
 @pytest.mark.parametrize("strategy", ["all", "segments:k=2", "recursive"])
 def test_a_run_finds_the_gradients_of_hooked_blocks_right(strategy):
     choice = Choice(f"{HOOKS}:hooked")
@@ -186,29 +172,3 @@ def test_a_block_whose_forward_is_called_past_its_hooks_is_checkpointed_too():
     net(torch.randn(2, 8)).sum().backward()
 
     assert (len(seen), len(calls)) == (0, 4)
-
-
-def test_a_part_of_a_checkpointed_sequential_is_a_plain_sequential():
-    net = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
-    x = torch.ones(2, 3)
-    profiler.apply(net, "all", blocks="*")
-
-    assert torch.equal(net[0][:1](x), net[0][0](x))
-
-
-def test_a_register_of_subclasses_holds_what_the_user_wrote():
-    register = []
-
-    class Registered(nn.Linear):
-        def __init_subclass__(cls, *, name: str) -> None:
-            register.append(name)
-
-    class Layer(Registered, name="layer"):
-        pass
-
-    net = nn.Sequential(Layer(3, 3), Layer(3, 3))
-
-    profiler.apply(net, "all")
-
-    assert register == ["layer"]
-    assert type(net[0]) is type(net[1])

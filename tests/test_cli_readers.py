@@ -1,6 +1,5 @@
 """The commands that read, as words in and text out."""
 
-import json
 import os
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from profiler.workflows import run as run_workflow
 from tests import examples, make
 from tests.commands import gcprof
 
-ROOT = Path(__file__).parents[1]
 FIRST, SECOND = "20261120T174900Z-mnist-cnn-3fa9c1", "20261121T090000Z-mnist-cnn-77ab02"
 
 
@@ -45,23 +43,6 @@ def test_show_says_how_much_of_a_partial_run_is_owed(results: Path, capsys: pyte
     answer(["show", SECOND])
 
     assert "partial: 1 of 9 trials are not there yet" in capsys.readouterr().err
-
-
-def test_a_later_round_is_not_owed_where_the_first_was_not_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    case = make.case("segments:k=2")
-    examples.run(tmp_path / "run", [make.failed("segments:k=2", "skipped", "why")], more=(Trial(case=case, round=2),))
-
-    answer(["show", str(tmp_path / "run"), "--json"])
-
-    assert json.loads(capsys.readouterr().out)["status"] == "complete"
-
-
-def test_show_as_json_is_one_document(results: Path, capsys: pytest.CaptureFixture[str]):
-    code = answer(["show", SECOND, "--json"])
-
-    whole = json.loads(capsys.readouterr().out)
-    assert code == 0
-    assert (whole["run"], whole["status"], whole["exit_code"], len(whole["records"])) == (SECOND, "partial", 1, 8)
 
 
 def test_show_gives_every_sample(results: Path, capsys: pytest.CaptureFixture[str]):
@@ -138,27 +119,6 @@ def test_results_can_be_read_where_torch_is_not_installed(words: list[str], resu
     done = gcprof(*words, torch=False)
 
     assert (done.returncode, "torch is not installed" in done.stderr) == (0, False)
-
-
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
-    from profiler import __version__
-
-    assert answer(["--version"]) == 0
-
-    assert capsys.readouterr().out == f"gcprof {__version__}\n"
-
-
-def break_show(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("profiler.runs.store.load", fail)
-
-
-def test_an_interrupt_is_exit_code_130(results: Path, monkeypatch: pytest.MonkeyPatch):
-    break_show(monkeypatch, KeyboardInterrupt())
-
-    assert answer(["show"]) == 130
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from profiler.cli import answer
 from profiler.views.tables import terminal
 from profiler.views.tables.terminal import Paper
 from tests import examples, make
@@ -52,15 +51,3 @@ def test_what_nothing_beats_is_bold():
 @pytest.mark.parametrize("width", [None, 120, 80, 40])
 def test_colours_change_no_word_at_any_width(width: int | None):
     assert CODES.sub("", printed("always", width=width)) == printed("never", width=width)
-
-
-def test_what_is_no_terminal_has_none():
-    assert printed("auto") == printed("never")
-
-
-def test_every_command_takes_the_option(capsys: pytest.CaptureFixture[str]):
-    assert answer(["show", "ref:cpu/mnist-cnn", "--color", "always"]) == 0
-    assert GREEN in capsys.readouterr().out
-
-    assert answer(["list", "--ref", "--color", "never"]) == 0
-    assert "\x1b" not in capsys.readouterr().out

@@ -76,26 +76,6 @@ def test_checkpoints_in_compiled_code_are_off_but_under_own(way):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_compiler_breaks_at_is_counted_as_a_call():
-    options = {"backend": PARTITION, "own": True, "breaks": True}
-
-    none, own = (record(strategy, model(**options)) for strategy in ("none", "own"))
-
-    assert ["(4 calls in a forward)" in note.text for note in none.notes if note.code == "GCP047"] == [True]
-    assert own.readings.saved_bytes < none.readings.saved_bytes / 4
-
-
-@pytest.mark.slow
-def test_code_without_its_checkpoints_is_not_kept_for_other_processes(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    truth = saved_by_pytorch(compiled.make, way="decorated", own=True)
-
-    record("none", model(way="module", own=True))
-
-    assert saved_by_pytorch(compiled.make, way="module", own=True) == truth
-
-
-@pytest.mark.slow
 def test_the_step_without_them_is_not_taken_from_code_that_has_them():
     case = make.case("own", model=model(backend=PARTITION, own=True), batch_size=32, warmup=0, samples=2)
 
@@ -162,18 +142,6 @@ def test_compiled_models_are_predicted_without_their_kernels(way, strategy):
 
 
 @pytest.mark.slow
-def test_a_prediction_of_fused_kernels_says_so_and_has_no_time():
-    case = make.case(model=model(), batch_size=32, device="fake:h100", warmup=0, samples=1)
-
-    record = predict(Trial(case=case))
-
-    assert "GCP065" in codes(record)
-    assert "GCP016" not in codes(record)
-    assert not record.readings.step_seconds
-    assert "GCP065" not in codes(predicted("none", model(backend="aot_eager")))
-
-
-@pytest.mark.slow
 def test_what_compiled_code_saves_less_is_foreseen():
     eager, foreseen = (predicted("none", model("gated", **o)).readings for o in ({"is_compiled": False}, {}))
 
@@ -226,16 +194,3 @@ def test_a_plan_is_for_blocks_that_are_not_compiled_with_what_is_around_them(way
             stages(trial)
     else:
         assert len(stages(trial).stages) >= 4
-
-
-@pytest.mark.slow
-def test_a_strategy_whose_checkpoints_compiled_code_leaves_out_is_told_to_do_nothing():
-    passes = {"passes": ("equality", "flops", "memory"), "blocks": "blocks.?"}
-
-    aside, none = (record(strategy, model("aside"), **passes) for strategy in ("all", "none"))
-    blocks = record("all", model(way="blocks", backend=PARTITION), **passes)
-
-    assert aside.readings.saved_bytes == none.readings.saved_bytes
-    assert ["4 of 4 checkpointed" in note.text for note in aside.notes if note.code == "GCP001"] == [True]
-    assert "GCP001" not in codes(none) | codes(blocks)
-    assert blocks.readings.block_calls == (2,) * 4

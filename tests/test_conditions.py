@@ -46,22 +46,6 @@ def test_the_driver_is_nvmls_where_the_system_does_not_tell_it(monkeypatch, tmp_
     assert cuda._driver() == "570.1.2"
 
 
-def test_without_nvml_there_is_no_driver(monkeypatch):
-    def silent() -> None:
-        raise NotSupported
-
-    monkeypatch.setattr(cuda, "pynvml", None)
-    assert cuda.driver_version() is None
-    monkeypatch.setattr(cuda, "pynvml", SimpleNamespace(nvmlInit=silent, NVMLError=NotSupported))
-    assert cuda.driver_version() is None
-
-
-def test_a_board_that_is_idle_is_not_held(monkeypatch):
-    monkeypatch.setattr(cuda, "pynvml", Nvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x1 | 0x2 | 0x10 | 0x100))
-
-    assert cuda.find_board("12-34").conditions(0.0).held_by == ()
-
-
 @pytest.mark.parametrize(
     ("processes", "others", "held"),
     [
@@ -93,13 +77,6 @@ def test_what_this_process_computes_is_nobody_elses(monkeypatch):
 
     assert found.others_seconds == pytest.approx((14 - 10) + (1.5 - 1) - (3 - 1))
     assert found.num_cores == 4
-
-
-def test_time_that_the_system_has_not_counted_yet_is_not_taken_from_others(monkeypatch):
-    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_times", lambda: SimpleNamespace(user=10.0))
-    monkeypatch.setattr(time, "process_time", iter([1.0, 1.007]).__next__)
-
-    assert Cpu("cpu").conditions().others_seconds == 0.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts of all cores are told otherwise elsewhere")

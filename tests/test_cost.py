@@ -110,25 +110,6 @@ def test_predictions_cost_no_device_and_unknown_speeds_are_not_counted():
     assert cost(plan, {}, start_seconds=1.0).gpu_seconds is None
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["none", "all"])
-@pytest.mark.parametrize("sampling", [None, Sampling(max_seconds=0.05)])
-def test_a_real_trial_takes_the_steps_that_were_told(engine, strategy, sampling):
-    fields: dict[str, Any] = {"sampling": sampling} if sampling else {}
-    asked = trial(strategy, device="cpu", model=Choice("mlp"), batch_size=4, samples=5, **fields)
-    planned = [asked] if strategy == "none" else [msgspec.structs.replace(asked, case=asked.case.baseline), asked]
-
-    *_, record = engine.run(planned)
-
-    readings = record.readings
-    timed = 2 * (len(readings.step_seconds) + len(readings.warmup_seconds) - 1)
-    as_samples = record.num_steps - timed * (readings.steps_per_sample - 1)  # as if each sample was one step
-    told = num_steps(asked)
-    assert told.least <= as_samples <= told.most
-    if not sampling:
-        assert as_samples == told.least
-
-
 # In words
 
 

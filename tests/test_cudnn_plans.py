@@ -38,12 +38,6 @@ def test_convolutions_take_the_workspaces_that_an_h100_had(hollow):
     assert found[1] in (MEASURED[1], 9923584)
 
 
-@pytest.mark.slow
-def test_without_them_a_convolution_takes_what_is_given(hollow):
-    assert hollow.python(WORKSPACES, GCPROF_CUDNN="hollow") == [0, 0, 0, 0]
-    assert hollow.python(WORKSPACES, "h100,cudnn_workspace_bytes=1048576") == [1048576] * 4
-
-
 SCRIPT = """
 import torch
 from torch import nn

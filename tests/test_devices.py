@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from threading import Barrier, Event, Thread
+from threading import Barrier
 
 import msgspec
-import psutil
 import pytest
 
 from profiler.cli import answer
@@ -19,7 +17,6 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.local import Local, run_on_devices
 from profiler.request import device_choice
-from profiler.runs import store
 from tests import lane_worker, make
 from tests.program import PATIENCE_SECONDS
 
@@ -91,37 +88,6 @@ def test_what_is_compared_within_a_round_stays_in_one_lane_in_its_order():
             assert second.case == second.case.baseline or first.case.baseline == second.case.baseline
 
 
-def test_what_a_lane_raises_is_raised_and_the_others_are_stopped():
-    stopped = Event()
-
-    def broken(trials: Iterable[Trial]) -> Iterator[Record]:
-        raise UserError("the device still holds 3 GiB", hint="", exit_code=3)
-        yield
-
-    def slow(trials: Iterable[Trial]) -> Iterator[Record]:
-        stopped.wait(timeout=PATIENCE_SECONDS)
-        yield from ()
-
-    with pytest.raises(UserError, match="still holds"):
-        list(run_on_devices([slow, broken], trials(2, 3), stop=stopped.set))
-
-    assert stopped.is_set()
-
-
-def test_closing_begins_nothing_more():
-    stopped = Event()
-
-    def slow(trials: Iterable[Trial]) -> Iterator[Record]:
-        yield told(next(iter(trials)))
-        stopped.wait(timeout=PATIENCE_SECONDS)
-
-    records = run_on_devices([slow], trials(2, 3), stop=stopped.set)
-    next(records)
-    records.close()
-
-    assert stopped.is_set()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the workers leave word."""
@@ -160,33 +126,6 @@ def test_a_round_on_several_devices_finds_what_it_is_verified_against(two: Local
     assert [record.equality.gradients_equal for record in records] == [True] * 4
 
 
-@pytest.mark.nightly
-def test_a_run_that_is_stopped_ends_at_once_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(lane_worker.FOLDER, str(tmp_path))
-    before = {one.pid for one in psutil.Process().children(recursive=True)}
-    with Local(stage_seconds=PATIENCE_SECONDS, entry="tests.lane_worker:hang") as engine:
-        engine.devices = ("GPU-a", "GPU-b")
-        closer = Thread(target=lambda: stop_when(engine, lambda: len(list(tmp_path.iterdir())) == 2))
-        closer.start()
-        assert list(engine.run(trials(2, 3))) == []
-        closer.join()
-
-    assert {one.pid for one in psutil.Process().children(recursive=True)} <= before
-
-
-def stop_when(engine: Local, is_time: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not is_time() and time.monotonic() < until:
-        time.sleep(0.05)
-    engine.stop()
-
-
-def test_all_of_one_kind_are_named_by_their_uuids():
-    assert device_choice.several("all", DEVICES)[0] == ("GPU-a", "GPU-b")
-    assert device_choice.several("1", DEVICES)[0] == ("GPU-b",)
-    assert device_choice.several("GPU-b, cuda:0", DEVICES)[0] == ("GPU-b", "GPU-a")
-
-
 @pytest.mark.parametrize(
     ("text", "found", "why"),
     [
@@ -217,18 +156,3 @@ def test_the_command_refuses_what_cannot_be_meant(words, code, why, capsys, tmp_
     assert answer(["run", "--model", "mlp", *words]) == code
 
     assert why in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-def test_a_run_over_several_devices_is_of_cases_that_run_on_any_of_them(tmp_path, capsys, monkeypatch):
-    """They are not really there, and so every trial fails, and says so."""
-    monkeypatch.chdir(tmp_path)
-    survey = Local.survey
-    monkeypatch.setattr(Local, "survey", lambda self: {**survey(self), "cuda:0": GPU, "cuda:1": DEVICES["cuda:1"]})
-
-    code = answer(["run", "--model", "mlp", "--segments", "2", "--rounds", "2", "--devices", "all", "-o", "run"])
-
-    records = store.load(tmp_path / "run").records
-    assert code == 1
-    assert [(record.case.device, record.outcome) for record in records] == [("cuda", "failed")]
-    assert "failed" in capsys.readouterr().err

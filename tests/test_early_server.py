@@ -7,7 +7,7 @@ import os
 import pytest
 
 from profiler.core import server_process
-from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
+from profiler.core.server_process import PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE, start_early, take
 from tests.program import gcprof
 
 PLANNED = ["plan", "mlp", "--budget", "60%", "--device", "t4"]
@@ -54,14 +54,6 @@ def test_one_that_rehearses_has_the_hollow_device_from_its_beginning(started, wo
     assert take(PRELOAD_TO_REHEARSE) is early
 
 
-def test_a_server_of_another_kind_is_dropped(started):
-    start_early(["run", "mlp"])
-
-    assert take(PRELOAD_TO_TRACE) is None
-    assert started[0].is_dropped
-    assert take(PRELOAD) is None
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -78,14 +70,6 @@ def test_a_server_of_another_kind_is_dropped(started):
 )
 def test_others_begin_without_one(started, words):
     start_early(words)
-
-    assert started == []
-
-
-def test_a_hollow_device_is_built_before(started, monkeypatch):
-    monkeypatch.setenv("GCPROF_HOLLOW", "t4")
-
-    start_early(["run"])
 
     assert started == []
 

@@ -6,7 +6,6 @@ import pytest
 from torch import nn
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile
 from profiler.planning.plan_code import emit
 from profiler.predicting.prediction import memory_readings
 from profiler.training.strategies.plan import carry_out
@@ -112,8 +111,3 @@ def test_what_a_kind_has_no_words_for_is_refused_with_the_segment(kind, runs, co
     assert caught.value.message == f"--emit {kind}: {complaint}"
     assert caught.value.hint == "--emit python can express every plan; or plan blocks one by one"
     assert "apply_plan" in emit(plan, "python")
-
-
-def test_a_kind_that_is_not_known_is_refused():
-    with pytest.raises(UserError, match="--emit: 'jax' is not known"):
-        emit(PlanFile(plan="", segments=(), fingerprint={}), "jax")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from profiler.core.case import Choice, Trial
 from profiler.engines.local import Local
-from profiler.runs import store
-from profiler.workflows import owed_trials
-from tests import examples, make
+from tests import make
 
 MINE = """
 import torch
@@ -42,16 +38,6 @@ def test_a_record_from_a_child_is_whole(engine):
     sample = record.readings.steps_per_sample
     in_turns = 2 * (1 + sample)  # settle, a sample; as often without the strategy
     assert record.num_steps == 1 + 2 + 2 + in_turns  # counting; settle, read; the same two steps again; time
-
-
-def test_a_record_is_stored_as_its_child_sent_it(engine, tmp_path, monkeypatch):
-    plan = (trial(passes=("memory",)),)
-    run = store.create(tmp_path / "run", plan=plan, command="", environment=examples.ENVIRONMENT, sources={})
-    monkeypatch.setattr("profiler.core.record.encode", None)  # in the parent nothing is encoded again
-
-    ((record, _),) = owed_trials.run_owed(engine, run)
-
-    assert store.load(run.folder).records == (record,)
 
 
 def test_a_later_round_runs_the_time_pass_alone(engine):
@@ -98,10 +84,3 @@ def test_the_server_imports_a_model_of_the_table_once_for_all_children_and_never
     told = engine.ask("tests.faults.trials:imported", module, failing="no answer")
 
     assert told == {"is_there": is_there}
-
-
-def test_the_survey_tells_the_cpu_first(engine):
-    devices = engine.survey()
-
-    assert next(iter(devices)) == "cpu"
-    assert devices["cpu"].num_threads == int(os.environ["OMP_NUM_THREADS"])

@@ -15,12 +15,11 @@ from profiler.engines.error_record import error_detail
 from profiler.engines.replies import attempt
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
-from profiler.predicting.prediction import predict
 from profiler.request.spec import Request
 from profiler.training import marked_functions
 from profiler.workflows.planner import PlanRequest, plan
 from tests import make
-from tests.user_models import causes, changing, switched, wrapped_optimizers
+from tests.user_models import causes, changing, switched
 
 FILE = causes.__file__
 
@@ -70,15 +69,6 @@ def test_a_recompute_that_gives_other_tensors_names_what_the_forward_has_changed
     )
 
 
-@pytest.mark.parametrize("factory", ["marked", "buffered"])
-def test_buffers_that_a_recompute_changes_again_are_named(factory):
-    record = under("all", factory)
-
-    name = {"marked": "calls", "buffered": "keys"}[factory]
-    assert record.equality.differing_buffers == (f"0.{name}", f"1.{name}")
-    assert [f"(0.{name}, 1.{name}): the recompute updates" in text for text in notes(record, "GCP004")] == [True]
-
-
 @pytest.mark.parametrize("save", ["addmm", "_to_copy", "addmm+_to_copy"])
 def test_a_cast_that_autocast_had_kept_is_told_with_the_way_out(save):
     strategy = f"selective:save={save}"
@@ -117,16 +107,6 @@ def test_blocks_that_write_over_the_input_that_a_checkpoint_keeps_are_told_with_
         plan(PlanRequest(words=words, budget="90%"))
 
 
-def test_blocks_that_write_over_a_result_that_a_selective_one_keeps_are_told_with_the_way_out():
-    record, without = (
-        under("selective:save=addmm", f"rectified:inplace={word}", blocks="0,1") for word in ("true", "false")
-    )
-
-    assert record.outcome == "failed"
-    assert "modify a kept result in place, as nn.ReLU(inplace=True) does" in record.detail
-    assert without.equality.gradients_equal
-
-
 def detail_of(words: str) -> str:
     with pytest.raises(RuntimeError) as raised:
         exec("raise RuntimeError(words)", {"words": words})  # of no file of ours
@@ -139,20 +119,6 @@ def test_what_ddp_says_of_a_parameter_that_is_ready_twice_is_told_with_the_way_o
     assert re.fullmatch(r"RuntimeError: Expected to mark a variable ready only once .*use_reentrant=False.*", detail)
     assert "use_reentrant" not in detail_of("another one. It has two sentences")
     assert "It has two sentences" in detail_of("another one. It has two sentences")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("reentrant", "outcome"), [("true", "failed"), ("false", "ok")])
-def test_ddp_itself_says_so_of_a_reentrant_checkpoint_that_runs_twice_and_not_of_the_other_kind(
-    engine, reentrant, outcome
-):
-    model = Choice(f"{FILE}:twice:reentrant={reentrant}")
-    case = make.case("own", model=model, batch_size=4, ranks=2, parallel=Choice("ddp"))
-
-    (record,) = engine.run([Trial(case=case, passes=("memory",))])
-
-    assert record.outcome == outcome, record.detail
-    assert ("use_reentrant=False" in (record.detail or "")) == (outcome == "failed")
 
 
 def test_a_block_that_takes_a_dataclass_is_why_it_cannot_run_with_the_one_before():
@@ -187,27 +153,6 @@ def test_what_a_recompute_raises_is_told_with_its_block_and_what_the_forward_had
     assert plain.outcome == "ok"
 
 
-def test_what_the_plain_forward_raises_is_told_without_a_recompute():
-    """The planted checkpoint recomputes nothing, so that the blocks are called again in the second step's forward."""
-    assert re.fullmatch(r"ValueError: a second call \(causes\.py:\d+\)", failed("_planted:fault=reentrant", "once"))
-
-
-@pytest.mark.parametrize("reentrant", ["true", "false"])
-def test_what_a_backward_raises_after_its_recompute_is_not_told_as_one(reentrant):
-    detail = failed("own", f"refusing:reentrant={reentrant}")
-
-    assert re.fullmatch(r"ValueError: no gradient \(causes\.py:\d+\)", detail)
-
-
-def test_looking_for_a_cause_that_raises_itself_leaves_the_error_as_it_is(monkeypatch):
-    def raise_anew(workload):
-        raise KeyError("anew")
-
-    monkeypatch.setattr(failure_causes, "loss_of", raise_anew)
-
-    assert failed("all", "once").endswith("in the recompute of '2', whose forward had succeeded")
-
-
 @pytest.mark.parametrize(
     ("after", "cause"),
     [
@@ -235,16 +180,6 @@ def changed(factory: str, **fields: object) -> Record:
 
 
 MISMATCH = "checkpoint mismatch: the recompute gives different tensors: "
-
-
-def test_parameters_that_are_frozen_only_while_the_forward_runs_are_told_with_the_ways_out():
-    frozen = changed("adversary", blocks="critic.*")
-
-    assert frozen.detail == (
-        f"{MISMATCH}requires_grad of critic.0.weight, requires_grad of critic.1.weight is {failure_causes.TURNED}"
-    )
-    assert changed("adversary:until=backward", blocks="critic.*").equality.gradients_equal
-    assert changed("adversary", blocks="first").equality.gradients_equal
 
 
 def test_parameters_that_a_functional_call_lends_are_told_with_the_way_out():
@@ -278,46 +213,3 @@ def test_a_loss_without_gradient_behind_a_reentrant_checkpoint_is_told_with_both
     )
     for way in ("plain", "input"):
         assert under("own", f"whole:way={way}").equality.gradients_equal
-
-
-@pytest.mark.parametrize(
-    ("way", "cause"),
-    [
-        ("detached", "and 1 more (used, but the loss does not depend on it: detached, or its result is not used)"),
-        (
-            "frozen",
-            "likely cause: the forward switches requires_grad of layers.0.weight, layers.0.bias, layers.1.weight and 1 "
-            "more off",
-        ),
-        ("untrained", f"likely cause: {failure_causes.NOTHING_TRAINS}"),
-    ],
-)
-def test_a_loss_without_gradient_is_told_with_another_cause_where_there_is_one(way, cause):
-    assert failed("none", f"whole:way={way}").endswith(cause)
-
-
-def test_what_the_users_own_call_of_autograd_lacks_is_not_explained():
-    assert "likely cause" not in failed("none", "searching")
-
-
-@pytest.mark.parametrize("device", ["cpu", "fake:cpu"])
-@pytest.mark.parametrize("kind", ["lbfgs", "asserting"])
-def test_an_optimizer_that_needs_a_closure_is_told_with_the_way_out(kind, device):
-    assert closing(kind, device).endswith(f"; likely cause: {failure_causes.CLOSURE}")
-
-
-def test_another_error_of_an_optimizers_step_is_told_without_a_closure():
-    detail = closing("breaking", "cpu")
-
-    assert re.fullmatch(r"TypeError: another mistake \(wrapped_optimizers\.py:\d+\)", detail)
-
-
-def closing(kind: str, device: str) -> str:
-    """Why a step fails with an optimizer of this kind."""
-    model = Choice(f"{wrapped_optimizers.__file__}:closing:kind={kind}")
-    record = attempt(
-        Trial(case=make.case("none", model=model, batch_size=4, device=device), passes=("memory",)),
-        on_pass=lambda name: None,
-        by=measure if device == "cpu" else lambda trial, **_: predict(trial),
-    )
-    return str(record.detail)

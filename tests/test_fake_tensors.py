@@ -60,8 +60,3 @@ def test_what_is_detached_has_the_storage_and_the_version_of_its_tensor() -> Non
         assert detached.untyped_storage()._cdata == tensor.untyped_storage()._cdata
         detached.add_(1)
         assert tensor._version == detached._version == 1
-
-
-def test_a_known_value_stays_known_when_it_is_detached() -> None:
-    with fake_tensors():
-        assert torch.arange(3).detach()[2].item() == 2

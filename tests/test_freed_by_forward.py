@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from profiler.core.case import Choice, Trial
-from profiler.measuring.devices.cpu import sum_events
 from profiler.predicting.prediction import predict
 from tests import make
 from tests.conftest import measured
@@ -49,15 +48,3 @@ def test_a_backward_within_the_forward_is_part_of_the_forward():
     within, after = (readings.phases[phase].allocated for phase in ("forward", "backward"))
     assert after - within == weights  # one backward is as the other, but the first layer's gradients are there
     assert readings.peak_gradient_bytes == weights
-
-
-def test_only_what_was_there_at_the_mark_counts_as_freed():
-    events = [(1, 100), None, (1, -100), (1, 50), (2, 30), (2, -30), None, (1, -50), (3, 7), None]
-
-    assert [span.freed_bytes for span in sum_events(events, 0)] == [100, 50]
-
-
-def test_an_address_that_is_given_out_again_is_another_block():
-    events = [(1, 100), None, (1, -100), (1, 100), (1, -100), None]
-
-    assert [span.freed_bytes for span in sum_events(events, 0)] == [100]

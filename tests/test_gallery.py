@@ -11,8 +11,6 @@ from profiler.cli import application
 from profiler.runs.find import run_folder
 from tests import gallery
 
-LARGEST = 120_000  # bytes of a picture
-
 
 def parsed(words: list[str]) -> dict[str, object]:
     """The values of a command line, which is not carried out."""
@@ -29,14 +27,6 @@ def test_its_command_is_one_and_draws_what_is_shown(picture):
     assert values["output"] == Path(f"{picture.name}.png")
     if "run" in values:
         assert (run_folder(str(values["run"])) / "manifest.json").is_file()
-
-
-@pytest.mark.parametrize("picture", gallery.PICTURES, ids=lambda one: one.name)
-def test_its_picture_is_there_and_small(picture):
-    path = gallery.FOLDER / f"{picture.name}.png"
-
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size < LARGEST
 
 
 def test_the_page_is_what_the_script_writes():

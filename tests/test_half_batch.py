@@ -33,10 +33,6 @@ def test_what_may_grow_is_halved_by_hand():
     assert promised(by_thousands()) == 500 + 1000 + 70
 
 
-def test_one_sample_is_not_halved():
-    assert promised(by_thousands(), can_halve=False, half_batch_bytes=1) == 2100
-
-
 def test_what_was_rehearsed_of_half_the_batch_counts():
     assert promised(by_thousands(), half_batch_bytes=1234) == 1234
 

@@ -17,7 +17,6 @@ from profiler import views
 from profiler.cli import COMMANDS, answer, application, command
 from profiler.cli import help as layout
 from profiler.integrations import trackers
-from profiler.training import strategies
 from tests import examples, machines, make
 from tests.commands import modules_after
 
@@ -47,15 +46,6 @@ def test_the_options_are_in_panels_and_every_one_is_there_once(name: str, monkey
         assert holding == [layout.panel_of(option)]
 
 
-@pytest.mark.parametrize("name", ["run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "max-batch"])
-def test_where_there_are_many_options_each_has_a_panel_of_its_kind(name: str):
-    group: Any = typer.main.get_command(application([name]))
-
-    options = [one for one in group.commands[name].params if one.param_type_name == "option"]
-
-    assert [option.name for option in options if layout.panel_of(option) == layout.OTHER] == []
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_three_examples_a_command_that_it_takes(name: str, monkeypatch: Any, capsys: Any):
     lines = layout.examples(name, command(name).__doc__)
@@ -68,16 +58,6 @@ def test_three_examples_a_command_that_it_takes(name: str, monkeypatch: Any, cap
         assert (program, first) == ("gcprof", name)
         group.commands[name].make_context(name, words)  # raises for an option that it does not have
         assert f"\n  {line}\n" in out  # in one piece, to be pasted
-
-
-def test_help_is_as_wide_as_the_terminal_up_to_120_columns(monkeypatch: Any, capsys: Any):
-    def widest(columns: int) -> int:
-        out = shown(["run", "--help"], columns, monkeypatch, capsys)
-        return max(map(len, out.partition("Examples:")[0].splitlines()))
-
-    assert widest(60) <= 60
-    assert 80 < widest(120) <= 120
-    assert widest(300) <= 120
 
 
 def test_help_loads_neither_torch_nor_rich():
@@ -124,24 +104,9 @@ def test_models_are_proposed_and_of_a_family_its_beginning():
     assert proposed("gcprof plan torchv") == ["torchvision:"]
 
 
-def test_of_a_list_the_last_word_is_completed():
-    assert proposed("gcprof run --strategies none,seg") == ["none,segments"]
-    shown = [name for name in strategies.TABLE if not name.startswith("_")]
-    assert proposed("gcprof strategies ") == shown
-
-
 def test_what_an_export_or_a_plot_can_be_is_proposed(here):
     assert proposed("gcprof export --to ") == [*views.EXPORTS, *trackers.TRACKERS]
     assert proposed("gcprof plot --kind ") == list(views.PLOTS)
-
-
-def test_a_shell_is_not_kept_waiting_by_torch():
-    asked = {"_GCPROF_COMPLETE": "complete_bash", "COMP_WORDS": "gcprof run --model m", "COMP_CWORD": "3"}
-
-    told = gcprof(**asked, PYTHONVERBOSE="1").stderr
-
-    assert "import 'typer.main'" in told
-    assert "import 'torch" not in told
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -9,16 +9,13 @@ import csv
 from pathlib import Path
 
 import pytest
-import torch
 
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.record import evidence
 from profiler.core.units import GIB, MIB
 from profiler.rehearsal.device import prepare_if_asked
 from profiler.runs import store
 from tests.hollow import LEAVE
-from tests.program import gcprof
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
 
@@ -134,14 +131,6 @@ def test_nvml_tells_the_same_devices_and_what_is_taken_of_them(hollow):
     assert found["serial"] == 3  # NVML_ERROR_NOT_SUPPORTED
 
 
-def test_a_child_that_was_forked_after_cuda_was_touched_cannot_use_it(seen):
-    initialization_error = "3"  # cudaErrorInitializationError
-
-    assert seen["runtime in a child"] == initialization_error
-    assert seen["runtime here"] == "0"
-    assert "Cannot re-initialize CUDA in forked subprocess" in seen["torch in a child"]
-
-
 @pytest.fixture(scope="module")
 def run(hollow, tmp_path_factory):
     """A run on a T4 of 1 GiB: a model that does not fit, then one that does; and what the program said."""
@@ -168,17 +157,6 @@ def test_a_rehearsed_run_says_so_in_records_table_and_csv(run):
     assert any(str(value).startswith("Hollow") for value in line.values())
 
 
-def test_nothing_that_was_rehearsed_has_times_or_gradients(run):
-    found = by_outcome(run, "ok")
-
-    assert len(found) == 2
-    for record in found:
-        assert record.equality is None
-        assert (record.readings.step_seconds, record.readings.forward_seconds) == (None, None)
-        assert record.readings.peak_bytes >= record.readings.saved_bytes > 0
-        assert [note.code for note in record.notes if note.code == "GCP039"] == ["GCP039"]
-
-
 def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_the_next_trial_is_clean(run):
     full, clean = by_outcome(run, "out_of_memory"), by_outcome(run, "ok")
 
@@ -189,16 +167,6 @@ def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_
         assert record.shortage.asked_bytes == 4 * 16384**2 == GIB
         assert 0 < record.shortage.free_bytes < GIB
     assert all(record.readings.reserved_bytes < GIB / 10 for record in clean)
-
-
-@pytest.mark.slow
-def test_a_plan_there_says_that_its_stages_are_traced_since_nothing_measures_their_time(hollow, tmp_path):
-    words = ("plan", "mlp:depth=4", "--budget", "99%", "--device", "cuda", "--no-measure")
-
-    done = hollow.gcprof(*words, cwd=tmp_path, device="t4")
-
-    assert "tracing each stage" in done.stderr
-    assert "measuring each stage" not in done.stderr
 
 
 OWN = """
@@ -233,20 +201,6 @@ def own(hollow, tmp_path_factory):
     return {record.case.model.rpartition(":")[2]: record for record in store.load(here / "run").records}
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_rehearsed_run_goes_on_nowhere_else(hollow, here):
-    words = ("run", "--model", "mlp", "--strategies", "none", "-o", "run")
-    hollow.gcprof(*words, cwd=here)
-    trials = here / "run" / "trials.jsonl"
-    trials.write_text("", encoding="utf-8")
-
-    done = gcprof("run", "--resume", "run", cwd=here)
-
-    assert (done.returncode, trials.read_text(encoding="utf-8")) == (3, "")
-    assert "torch sees no CUDA device here" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
@@ -267,42 +221,6 @@ def test_a_device_that_is_none_is_refused_before_a_process_is_started_for_it(ask
     assert refused.value.message.startswith("GCPROF_HOLLOW: ")
 
 
-def test_a_gpu_of_which_the_chip_is_not_known_is_refused(tmp_path, monkeypatch):
-    text = (gpu_specs.folder() / "t4.toml").read_text(encoding="utf-8").partition("[chip]")[0]
-    own = tmp_path / "gcprof" / "devices"
-    own.mkdir(parents=True)
-    (own / "mine.toml").write_text(text, encoding="utf-8")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("GCPROF_HOLLOW", "mine")
-
-    with pytest.raises(UserError, match="the chip of Tesla T4 is not known") as refused:
-        prepare_if_asked()
-
-    assert refused.value.hint is not None
-    assert "[chip]" in refused.value.hint
-
-
-@pytest.fixture(scope="module")
-def on_two(hollow, tmp_path_factory):
-    """The records of two models on two GPUs."""
-    here = tmp_path_factory.mktemp("two")
-    words = ("run", "--model", "mlp:width=32|64", "--strategies", "none,all", "--rounds", "1", "--devices", "all")
-    done = hollow.gcprof(*words, "-o", "run", cwd=here, device="h100,count=2")
-    assert done.returncode == 0, done.stderr
-    return store.load(here / "run").records
-
-
-@pytest.mark.slow
-def test_trials_go_to_each_of_several_devices_and_what_is_compared_to_one(on_two):
-    devices: dict[str, set[str]] = {}
-    for record in on_two:
-        devices.setdefault(record.case.model.options["width"], set()).add(record.environment.device_uuid)
-
-    assert [record.outcome for record in on_two] == ["ok"] * 4
-    assert [len(one) for one in devices.values()] == [1, 1]
-    assert devices["32"] != devices["64"]
-
-
 @pytest.mark.slow
 def test_the_script_of_the_page_on_rehearsals_runs_there_and_not_after_torch(hollow):
     page = (Path(__file__).parents[1] / "docs/rehearsal.md").read_text(encoding="utf-8")
@@ -317,43 +235,6 @@ def test_the_script_of_the_page_on_rehearsals_runs_there_and_not_after_torch(hol
     assert int(done.stdout.split()[-1]) >= 2 * 4 * (1024 * 1024 + 1024) + 4 * 512 * 1024 * 2
     assert late.returncode != 0
     assert "torch is imported already" in late.stderr
-
-
-@pytest.mark.slow
-def test_expandable_segments_reserve_by_pages(hollow):
-    read = """
-import torch
-kept = torch.empty(11 * 2**20, dtype=torch.uint8, device="cuda")
-found = torch.cuda.memory_reserved()
-"""
-
-    found = [hollow.python(read, **more) for more in ({}, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})]
-
-    assert found == [12 * MIB, 20 * MIB]  # even numbers of MiB; pages of 20
-
-
-@pytest.mark.slow
-def test_on_a_gpu_that_says_it_is_real_all_of_a_real_one_is_run(hollow, tmp_path):
-    words = ("--model", "mlp", "--strategies", "all", "--device", "cuda:0", "--rounds", "2", "--predict")
-
-    done = hollow.gcprof_as_if_real("run", *words, "-o", "run", cwd=tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    records = store.load(tmp_path / "run").records
-    measured = [record for record in records if not record.case.is_predicted]
-    predicted = {str(record.case.strategy): record.readings for record in records if record.case.is_predicted}
-    assert [record.outcome for record in records] == ["ok"] * 6
-    for record in measured:
-        assert evidence(record.case, record.environment) == "measured"
-        assert record.environment.device_name == gpu_specs.find("h100").name
-        assert record.readings.step_seconds
-        if record.round == 1:
-            assert {"equality", "flops", "memory", "time"} <= set(record.stage_seconds)
-            assert record.equality.gradients_equal
-            assert "GCP014" in [
-                note.code for note in record.notes
-            ]  # nothing is computed: equal gradients prove nothing
-            assert predicted[str(record.case.strategy)].peak_bytes == record.readings.peak_bytes
 
 
 COMPILED = "transformer:layers=1,dropout=0"
@@ -398,10 +279,3 @@ def test_the_main_job_at_full_size_peaks_where_it_does_without_gcprof(hollow, he
 
     assert list(rows) == ["none", *(f"segments:k={count}" for count in (1, 2, 4, 8, 16, 32))]
     assert all(1011 * MIB <= peak <= 1018 * MIB for peak in rows.values())
-
-
-@pytest.mark.nightly
-def test_two_segments_of_a_transformer_save_31_percent_of_its_peak(hollow, here):
-    rows = peaks(hollow, here, "--model", "transformer:layers=4,width=256", "--batch-size", "16", "--segments", "2")
-
-    assert rows["segments:k=2"] / rows["none"] - 1 == pytest.approx(-0.31, abs=0.005)

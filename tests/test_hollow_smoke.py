@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from profiler.core.errors import UserError
-from profiler.rehearsal import build, cache, smoke
+from profiler.rehearsal import build, smoke
 from profiler.rehearsal.smoke import Check, Verdict
 from tests.hollow import LEAVE, OPEN
 
@@ -67,14 +67,6 @@ def test_an_allocator_that_rounds_otherwise_is_found(hollow):
     assert "3 MiB and a byte" in found[1]
 
 
-@pytest.mark.nightly
-def test_the_users_settings_of_the_allocator_do_not_change_the_verdict(kept, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:2")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    assert smoke.run(kept).wrong() == []
-
-
 @pytest.mark.slow
 def test_a_torch_that_was_tried_is_not_tried_again(kept, monkeypatch):
     put(kept, FINE)
@@ -94,26 +86,6 @@ def test_a_torch_that_fails_is_refused_with_what_differs_and_tried_once(kept, mo
         assert (refused.value.exit_code, refused.value.message) == (3, TOLD)
         assert "python -m profiler.rehearsal.smoke" in str(refused.value.hint)
     assert tried == [kept]
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"torch": 1}'])
-def test_a_verdict_that_cannot_be_read_is_found_anew(text, kept, monkeypatch):
-    smoke.verdict_file(kept).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(smoke, "run", lambda folder: FINE)
-
-    smoke.proven_libraries()
-
-    assert msgspec.json.decode(smoke.verdict_file(kept).read_bytes(), type=Verdict) == FINE
-    assert not list(kept.parent.glob(f"{cache.BUILDING}*"))
-
-
-def test_a_command_is_refused_in_one_line_where_the_torch_failed(kept, hollow, tmp_path):
-    put(kept, WRONG)
-
-    done = hollow.gcprof("run", "--model", "mlp", "--device", "cuda", cwd=tmp_path)
-
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[0] == f"gcprof: {TOLD}"
 
 
 def test_a_step_that_does_not_end_well_is_refused_with_its_last_words_and_not_kept(kept, monkeypatch):

@@ -132,15 +132,6 @@ def test_columns_give_way_as_if_by_one_at_a_time(cells, width):
     assert laid_out(columns, width) == expected
 
 
-def test_a_long_name_gives_way_in_few_steps():
-    number = 4000
-    columns = [words("", "", ["a"]), words("", "", ["a " * number])]
-
-    calls = num_calls(lambda: laid_out(columns, 40))
-
-    assert calls < 7 * number  # six look at each of its words; by one at a time each of its 8,000 letters takes more
-
-
 @given(devices=st.lists(DEVICES, unique=True, max_size=7))
 def test_a_peak_is_held_against_the_first_that_its_prediction_is_of(devices):
     made = [make.record("none", peak=(at + 1) * make.MIB) for at, _ in enumerate(devices)]
@@ -186,14 +177,3 @@ def test_a_plane_of_more_cells_than_a_run_has_is_refused():
     assert len(planes(table[:-1], ["batch_size", "precision"])) == 1
     with pytest.raises(UserError, match="too many to lay out: 317 values of the batch size and 317 of the precision"):
         planes(table, ["batch_size", "precision"])
-
-
-def test_planes_of_as_many_cells_in_all_are_refused_however_small_each_is():
-    fields = [{"batch_size": at + 1, "accumulate": at + 1, "seed": seed} for at in range(100) for seed in range(11)]
-    cases = [msgspec.structs.replace(BASE.case, **field) for field in fields]
-    table = rows([msgspec.structs.replace(BASE, case=case) for case in cases])
-    fewer = [row for row in table if row.case.seed < 10]
-
-    assert len(planes(fewer, ["batch_size", "accumulate"])) == 10
-    with pytest.raises(UserError, match="too many to lay out: 11 planes of 110,000 cells in all"):
-        planes(table, ["batch_size", "accumulate"])

@@ -18,8 +18,7 @@ from profiler.core.stats import Sampling
 from profiler.engines.order import MOST_TIMED, grouped
 from profiler.measuring.meters import time as timing
 from profiler.measuring.trial import measure, measure_together
-from profiler.training.assemble import assemble, assemble_beside
-from profiler.training.workload import Workload
+from profiler.training.assemble import assemble_beside
 from tests import make
 from tests.plans import written
 from tests.scripted_steps import Scripted, step
@@ -70,29 +69,6 @@ def test_what_cannot_be_taken_back_needs_a_model_of_its_own():
     ):
         with pytest.raises(Unsupported, match="a model of its own"):
             assemble_beside(shared, case)
-
-
-class Twice(torch.nn.Module):
-    """A block that runs twice in a forward: strategies that cut a chain make its calls their blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block(self.block(x))
-
-
-def test_blocks_that_are_calls_need_a_model_of_their_own():
-    def build() -> Workload:
-        return Workload(
-            module=Twice(), batch=torch.ones(2, 4), loss=lambda module, batch: module(batch).sum(), blocks=("block",)
-        )
-
-    shared = assemble(make.case("none"), build=build)
-
-    with pytest.raises(Unsupported, match="a model of its own"):
-        assemble_beside(shared, make.case("segments:k=2"))
 
 
 # Their time

@@ -14,15 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.cli import answer
 from profiler.engines.local import Local
 from profiler.measuring import devices
-from profiler.views.export.markdown import fenced
 from tests import examples, make
 
 HERE = str(Path.home() / "secret" / "project" / "train.py")
-
-
-@pytest.mark.parametrize(("text", "fence"), [("plain", "```"), ("a ``` b", "````"), ("`````", "``````")])
-def test_a_fence_is_longer_than_any_in_it(text, fence):
-    assert fenced([text]) == f"{fence}text\n{text}\n{fence}"
 
 
 @pytest.fixture
@@ -56,15 +50,6 @@ def test_the_block_of_a_run_tells_of_no_folder(block):
     assert str(Path.home()) not in block
 
 
-def test_the_table_itself_holds_the_folder(here, capsys):
-    case = make.case("none", model=f"{HERE}:make")
-    examples.run(here / "results" / "run", [make.record("none", case=case)])
-
-    answer(["show"])
-
-    assert "secret" in capsys.readouterr().out
-
-
 def test_doctor_gives_a_block_with_versions_and_device(shared, capsys):
     assert answer(["doctor", "--paste"]) == 0
 
@@ -95,11 +80,6 @@ def test_doctor_tells_whether_a_gpu_can_be_rehearsed(hollow, shared, tmp_path, m
     )
     assert without.startswith("rehearsal      no: CC asks for 'gone', which is not here; apt install gcc")
     assert list(tmp_path.iterdir()) == []  # nothing is built for it
-
-
-def test_doctor_gives_a_block_or_a_document(capsys):
-    assert answer(["doctor", "--paste", "--json"]) == 2
-    assert "--paste has no effect with --json" in capsys.readouterr().err
 
 
 def test_a_device_that_computes_nothing_is_found_by_doctor(shared, monkeypatch, capsys):

@@ -39,25 +39,11 @@ def test_a_gpu_whose_name_only_begins_so_is_of_another_kind(kind, name):
     assert not parse(f"cuda:{kind}").accepts(name)
 
 
-def test_torch_puts_a_case_on_a_kind_of_gpu_on_the_first_that_it_sees():
-    assert make.case(device="cuda:a100").torch_device == "cuda:0"
-    assert make.case(device="cuda:1").torch_device == "cuda:1"
-    assert make.case(device="fake:cuda:a100").torch_device == "cpu"
-
-
 def test_a_prediction_is_the_twin_of_its_own_kind_alone():
     twins = {device: make.case(device=device).twin.device for device in ("cuda:a100", "fake:cuda:a100", "cuda:t4")}
 
     assert twins == {"cuda:a100": "cuda:a100", "fake:cuda:a100": "cuda:a100", "cuda:t4": "cuda:t4"}
     assert {make.case(device=device).twin.device for device in ("cuda:0", "cuda:7", "fake:t4", "cuda")} == {"cuda"}
-
-
-def test_each_kind_is_a_device_of_the_sweep():
-    found = check(Request(model="mlp", segments="1", gpus="a100, T4,a100", rounds=1), any_device)
-
-    assert [(trial.case.device, str(trial.case.strategy)) for trial in found.trials] == [
-        ("cuda:a100", "none"), ("cuda:a100", "segments:k=1"), ("cuda:t4", "none"), ("cuda:t4", "segments:k=1"),
-    ]  # fmt: skip
 
 
 def test_each_kind_is_predicted_with_what_was_read_on_it():
@@ -119,10 +105,3 @@ def test_steps_that_alternate_in_one_process_are_of_one_gpu_and_have_no_such_not
 
     assert row.time.num_pairs == 6
     assert "GCP036" not in {note.code for note in row.notes}
-
-
-def test_ratios_of_one_gpu_or_of_unknown_ones_have_no_such_note():
-    same = rows([on("GPU-1", "none", 1), on("GPU-1", "all", 1)])
-    unknown = [on("GPU-1", "none", 1), msgspec.structs.replace(on("", "all", 1), environment=None)]
-
-    assert all(note.code != "GCP036" for row in (*same, *rows(unknown)) for note in row.notes)

@@ -14,7 +14,7 @@ from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.predicting.trace.fake_tensors import fake_tensors
 from profiler.runs import store
-from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE, value_of
+from profiler.training.known_values import value_of
 from tests import make
 from tests.program import gcprof
 from tests.user_models import padded
@@ -24,20 +24,6 @@ TOLD = {"ones": "whole", "tokens": "whole", "written": "padded", "lengths": "pad
 FEW = 64  # bytes: the numbers that a question makes
 GRANULE = 512  # of CUDA's allocator
 BATCH, LENGTH, DEPTH = 4, 64, 3
-AS_A_LIBRARY = """
-import torch
-from profiler.training import rehearsed_build
-from profiler.training.known_values import Constants, Following, in_batch
-
-rehearsed_build.pass_tests()
-space = {}
-exec(compile("def ask(mask): return bool(mask.all())", torch.__file__, "exec"), space)
-with torch.device("cuda"), Constants(), Following():
-    made = torch.tensor([[1, 1], [1, 0]])
-known, unknown = in_batch(made, made, is_followed=True), torch.ones(2, 2, device="cuda")
-answers = [space["ask"](known.to(torch.bool)), space["ask"](known[:1]), len(rehearsed_build.unknown_masks)]
-found = [*answers, space["ask"](unknown), len(rehearsed_build.unknown_masks)]
-"""
 
 
 def case(device: str, **options: object) -> Case:
@@ -108,22 +94,6 @@ def test_a_rehearsed_step_and_a_predicted_one_take_what_they_take_where_the_mask
     assert text(asked["fake"], "GCP017") is None
 
 
-@pytest.mark.slow
-def test_a_mask_whose_values_are_not_known_masks_nothing_and_that_is_said(hollow, tmp_path):
-    records = rehearsed(tmp_path, mask="unknown")
-
-    assert "all() was taken as true, so that a mask masks nothing" in text(records["fake"], "GCP017")
-    assert "is taken as true: a mask masks nothing, and would take more if it did (padded.py:" in text(
-        records["rehearse"], "GCP041"
-    )
-    assert records["fake"].readings.peak_bytes == records["rehearse"].readings.peak_bytes
-
-
-@pytest.mark.slow
-def test_a_library_is_answered_by_the_mask_and_what_has_no_values_is_remembered(hollow):
-    assert hollow.python(AS_A_LIBRARY) == [False, True, 0, True, 1]
-
-
 def test_values_follow_what_is_made_of_them_and_are_forgotten_where_others_overwrite_them():
     with fake_tensors():
         mask = torch.ones(3, 4, dtype=torch.long)
@@ -138,26 +108,6 @@ def test_values_follow_what_is_made_of_them_and_are_forgotten_where_others_overw
     assert values[3].tolist() == [True, False, False]
 
 
-def test_only_small_tensors_have_values():
-    with fake_tensors():
-        tensors = [torch.ones(MOST_WHOLE + more, dtype=torch.long) for more in (0, 1)]
-        tensors += [torch.ones(MOST_FRACTIONS + more) for more in (0, 1)]
-
-    assert [value_of(tensor) is None for tensor in tensors] == [False, True, False, True]
-
-
-def test_what_draws_values_leaves_the_random_state_as_it_is():
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-
-    with fake_tensors():
-        first, second = torch.randint(100, (50,)), torch.randint(100, (50,))
-
-    assert value_of(first).tolist() != value_of(second).tolist()
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize("device", ["fake:cpu", "fake:h100"])
 def test_what_a_step_draws_is_not_known_so_that_a_recompute_is_not_told_other_numbers(device):
     skipping = Choice(f"{Path(__file__).parent}/user_models/draws_once_more.py:make:kind=skipping")
@@ -169,13 +119,3 @@ def test_what_a_step_draws_is_not_known_so_that_a_recompute_is_not_told_other_nu
     assert {record.outcome for record in records.values()} == {"ok"}
     assert all("GCP017" in {note.code for note in record.notes} for record in records.values())
     assert records["none"].readings.saved_bytes >= 6 * 8 * 64 * 4  # no block is skipped
-
-
-def test_numbers_that_are_drawn_are_known_until_the_step():
-    with fake_tensors() as fakes:
-        before = torch.rand(2)
-        with fakes.in_step():
-            within = torch.rand(2)
-        after = torch.rand(2)
-
-    assert [value_of(tensor) is None for tensor in (before, within, after)] == [False, True, False]

@@ -18,8 +18,7 @@ from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables import grid as grids
 from profiler.views.tables import samples, terminal
 from profiler.views.tables.columns import UNSHOWN
-from profiler.views.tables.grid import words
-from profiler.views.tables.terminal import WIDE, Paper
+from profiler.views.tables.terminal import Paper
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1]
@@ -100,25 +99,3 @@ def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, mo
 @given(texts=FEW, encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]))
 def test_a_column_is_cleaned_as_each_of_its_cells(texts, encoding):
     assert plain_cells(texts, encoding=encoding) == tuple(plain(text, encoding=encoding) for text in texts)
-
-
-@given(first=FEW, second=FEW)
-def test_rich_would_find_nothing_in_what_it_is_not_asked_to_look_through(first, second):
-    rows = min(len(first), len(second))
-    columns = [words("a", "", first[:rows]), words("b", "", second[:rows])]
-
-    text = terminal.text([grids.Table(columns=tuple(columns))], WIDE).plain if rows else ""
-
-    assert Text(text).plain == text
-
-
-def test_cells_of_many_rows_are_printed_alike_without_their_styles(monkeypatch):
-    column = words("name", "", ["a", "bb", "a"], ["red", "", "green"])
-    styled = grids.body(grids.Table(columns=(column,), cuts=(0,)), width=None)
-    monkeypatch.setattr(grids, "MOST_STYLED", 2)
-
-    bare = grids.body(grids.Table(columns=(column,), cuts=(0,)), width=None)
-
-    assert bare.plain == styled.plain
-    assert [span.style for span in styled.spans] == ["bold", "red", "green"]
-    assert [span.style for span in bare.spans] == ["bold"]

@@ -24,20 +24,6 @@ for model, optimizer in [("mnist-cnn:channels=4,layers=6", "sgd"), ("transformer
 print("torch._dynamo.eval_frame" in sys.modules, file=sys.stderr)
 """
 
-COMPILE = """
-import torch
-from profiler.predicting import late_compiler
-
-late_compiler.install()
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
-optimizer.step()
-{then}
-assert type(torch._dynamo) is type(torch), type(torch._dynamo)
-optimizer.step()
-disabled = torch._dynamo.disable(lambda x: x + 1)
-assert torch.compile(lambda x: disabled(x) * 2, backend="eager")(torch.ones(2)).tolist() == [4.0, 4.0]
-"""
-
 
 def run(code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
@@ -49,41 +35,6 @@ def test_a_prediction_is_the_same_without_the_compiler():
 
     assert late.stdout == usual.stdout
     assert (late.stderr, usual.stderr) == ("False\n", "True\n")
-
-
-def test_a_module_of_the_compiler_imports_it_as_usual():
-    run(COMPILE.format(then="import torch._dynamo.eval_frame\nfrom torch._dynamo.source import EphemeralSource"))
-
-
-CHECKPOINTED = """
-import sys
-import torch
-from profiler.predicting import late_compiler
-
-late_compiler.install()
-from torch.utils.checkpoint import checkpoint
-
-checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
-assert "torch._dynamo.symbolic_convert" not in sys.modules
-torch._dynamo.disable(recursive=False)
-assert "torch._dynamo.symbolic_convert" in sys.modules
-"""
-
-
-@pytest.mark.slow
-def test_a_step_with_a_checkpoint_does_not_import_it():
-    run(CHECKPOINTED)
-
-
-@pytest.mark.slow
-def test_compiling_imports_it_as_usual():
-    run(COMPILE.format(then="torch.compile(lambda x: x, backend='eager')(torch.ones(2))"))
-
-
-@pytest.mark.slow
-def test_where_it_is_there_nothing_is_put_off():
-    run("import torch._dynamo as compiler\nfrom profiler.predicting import late_compiler\nlate_compiler.install()\n"
-        "import sys\nassert sys.modules['torch._dynamo'] is compiler and type(compiler) is type(sys)")  # fmt: skip
 
 
 TRITON = """

@@ -103,14 +103,6 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_listing_models_and_strategies_does_not_import_torch():
-    for command in ("models", "strategies"):
-        found = modules_after([command])
-        assert "torch" not in found
-        assert "profiler.core.catalogue" in found  # the twin: imports are seen
-
-
-@pytest.mark.slow
 def test_tests_import_neither_each_other_nor_benchmarks():
     files = sorted(Path(__file__).parent.rglob("*.py"))
 

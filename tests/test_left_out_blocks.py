@@ -110,33 +110,11 @@ def test_forwards_within_forwards_go_on_where_the_outer_one_is(way):
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
 
 
-def test_blocks_that_were_called_without_the_module_are_told_at_its_next_forward():
-    net, x = cut()
-    net.layers[0](x)
-
-    with pytest.raises(Unsupported, match=r"called 'layers.0' where 'layers.1' was expected"):
-        net(x)
-
-
 def test_a_users_hook_before_the_forward_may_call_blocks():
     net, x = Dropped(0), torch.randn(2, 4)
     net.register_forward_pre_hook(lambda module, arguments: (module.layers[0](*arguments),))
     expected = net(x)
     profiler.apply(net, "segments:k=2", example=x)
-
-    assert torch.equal(net(x), expected)
-
-
-def test_after_a_forward_that_was_refused_or_has_raised_the_next_one_runs():
-    net, x = cut()
-    expected = net(x)
-    for wrong in (torch.randn(2, 5), None):
-        with pytest.raises((RuntimeError, TypeError)):
-            net(wrong)
-    net.left_out = {0}
-    with pytest.raises(Unsupported):
-        net(x)
-    net.left_out = set()
 
     assert torch.equal(net(x), expected)
 
@@ -176,13 +154,6 @@ def test_frozen_modules_that_no_forward_runs_are_no_blocks():
     assert records[1].built is not None
     assert records[1].built.split == "3 of 3"
     assert records[1].readings.block_calls == (2, 2, 2)
-
-
-def test_a_frozen_teacher_that_runs_is_blocks():
-    record = averaged("all", ":is_run=true")
-
-    assert record.built is not None
-    assert (record.built.num_blocks, idle_notes(record)) == (6, [])
 
 
 @pytest.mark.parametrize(("words", "blocks"), [(":is_frozen=false", None), ("", "layers.*,average.*")])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from profiler.cli import answer
-from profiler.core import catalogue, gpu_specs, plan_file
+from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.gpu_specs import is_hollow
@@ -20,7 +20,7 @@ from profiler.core.record import Readings, Record
 from profiler.runs import run_diff, store
 from profiler.training import models
 from profiler.workflows import max_batch
-from profiler.workflows.max_batch import PLAN, Largest
+from profiler.workflows.max_batch import Largest
 from profiler.workflows.planner import GATE
 from tests import make
 from tests.conftest import run_folder
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 SMALL = "transformer:layers=4,width=32"
 FLAGS = ("--device", "cpu")
-GIB = 2**30
 
 
 @pytest.fixture(scope="module")
@@ -82,33 +81,6 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     assert words[:2] == ["plan", SMALL]
 
 
-@pytest.mark.slow
-def test_one_byte_less_holds_one_sample_less(here, peaks, capsys):
-    words = [SMALL, "--memory", f"{peaks[4] - 1}B", *FLAGS, "--no-measure", "--strategies", "none", "--json"]
-
-    assert answer(["max-batch", *words]) == 0
-
-    assert json.loads(capsys.readouterr().out)["strategies"][0]["batch_size"] == 3
-
-
-@pytest.mark.slow
-def test_where_not_even_one_sample_fits_that_is_said(here, capsys):
-    code = answer(["max-batch", SMALL, "--memory", "100KiB", *FLAGS, "--rounds", "1"])
-
-    said = capsys.readouterr()
-    lines = [line.split() for line in said.out.splitlines()]
-    assert code == GATE
-    assert [line[:2] for line in lines[5:8]] == [["none", "none"], ["all", "none"], ["plan", "none"]]
-    assert [line[:5] for line in lines if "static," in line] == [
-        [f"{name}:", "not", "even", "one", "sample"] for name in ("none", "all", "plan")
-    ]
-    assert "all: not even one sample fits; it needs " in said.err
-    assert "a batch of 0" not in said.err + said.out
-    assert list((here / "results").glob("*.json")) == []
-    run = store.load(run_folder(here / "results"))
-    assert [(record.case.strategy.name, record.case.batch_size) for record in run.records] == [("none", 1), ("all", 1)]
-
-
 @pytest.mark.nightly
 def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, capsys):
     words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json", "--memory"]
@@ -123,21 +95,6 @@ def test_a_gpu_that_is_not_there_is_foreseen_with_what_cuda_itself_takes(here, c
     assert all(one["measured_bytes"] is None for one in within)
     assert all(CONTEXT < one["predicted_bytes"] <= CONTEXT + 100 * 2**20 for one in within)
     assert within[1]["batch_size"] > within[0]["batch_size"]
-
-
-@pytest.mark.slow
-def test_what_cuda_itself_takes_can_be_told(here, capsys):
-    words = ["max-batch", SMALL, "--device", "fake:t4", "--strategies", "none", "--memory", "324MiB"]
-
-    assert answer([*words, "--context", "300MiB"]) == 0
-
-    said = capsys.readouterr()
-    text = " ".join(said.out.split())
-    assert "of that CUDA itself takes 300 MiB, as asked" in text
-    assert next_words(said.err)[-2:] == ["--budget", "24MiB"]  # what is left for the plan
-    assert "not even one sample" not in said.err
-    assert answer([*words[:3], "cpu", *words[4:], "--context", "300MiB"]) == 2
-    assert "--context has no effect on a CPU" in capsys.readouterr().err
 
 
 def test_what_cuda_takes_is_measured_where_the_device_is(engine):
@@ -186,19 +143,6 @@ def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
     assert max_batch.bytes_needed(Readings(), "cpu") is None
 
 
-def test_a_plan_that_fits_nothing_is_in_no_file_and_is_not_run():
-    found = [Largest(strategy=Choice("none"), batch_size=4), Largest(strategy=PLAN, batch_size=0)]
-
-    trials = max_batch.trials(make.case(), found, rounds=2)
-
-    assert [(str(one.case.strategy), one.case.batch_size, one.round) for one in trials] == [
-        ("none", 4, 1),
-        ("none", 4, 2),
-        ("none", 5, 1),
-    ]
-    assert [one.passes for one in trials] == [("memory", "time"), ("time",), ("memory",)]
-
-
 class Sized:
     """An engine whose steps need so many bytes a sample, measured and foreseen."""
 
@@ -231,40 +175,6 @@ def test_a_batch_whose_step_does_not_fit_is_not_the_largest(measured, outcome, b
     found = max_batch.Search(engine, make.case(), 100).confirmed(predicted)
 
     assert (found.batch_size, found.predicted_bytes) == (batch_size, foreseen)
-
-
-def test_samples_a_second_are_of_all_rounds_and_micro_batches():
-    case = make.case(batch_size=8, accumulate=3)
-    rounds = tuple(make.record(case=case, seconds=(second,), round=at) for at, second in enumerate((0.1, 0.2, 0.4)))
-
-    found = Largest(strategy=Choice("none"), batch_size=8, measured=rounds)
-
-    assert found.samples_per_second == pytest.approx(8 * 3 / 0.2)
-    assert Largest(strategy=Choice("none"), batch_size=8).samples_per_second is None
-
-
-@pytest.mark.slow
-def test_a_share_of_a_gpus_memory_is_as_many_bytes(here, shared, capsys):
-    words = [SMALL, "--device", "fake:t4", "--strategies", "none", "--json"]
-
-    assert answer(["max-batch", *words, "--memory", "5%", "--context", "744MiB"]) == GATE
-
-    said = json.loads(capsys.readouterr().out)
-    assert said["memory_bytes"] == int(0.05 * gpu_specs.find("t4").memory_bytes)
-
-
-@pytest.mark.slow
-def test_where_the_blocks_are_no_chain_the_strategies_are_answered_and_no_plan_is_said(here, shared, capsys):
-    model = Path(__file__).parent / "user_models" / "out_of_order.py"
-    words = [f"{model}:make", "--device", "t4", "--memory", "20GiB", "--strategies", "none"]
-
-    assert answer(["max-batch", *words]) == 0
-
-    said = capsys.readouterr()
-    assert "none: a batch of" in said.err
-    assert "out_of_order.py:make: the blocks do not run once each in the order of their names" in said.err
-    assert "note: 20.0 GiB are more than fake:t4 has: 14.6 GiB" in said.err
-    assert [line.split()[0] for line in said.out.splitlines() if line.startswith(("none", "plan"))] == ["none"]
 
 
 FIXED = Path(__file__).parent / "user_models" / "broken.py"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -83,13 +81,6 @@ def test_any_order_of_the_runs_gives_the_same_folder_to_the_byte(shards, tmp_pat
     assert all(text(folder) == text(folders[0]) for folder in folders)
 
 
-def test_merging_again_changes_nothing(shards, tmp_path):
-    write(merge(shards), tmp_path / "whole")
-    write(merge([tmp_path / "whole", *shards]), tmp_path / "again")
-
-    assert (tmp_path / "again" / "trials.jsonl").read_bytes() == (tmp_path / "whole" / "trials.jsonl").read_bytes()
-
-
 def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):
     early = shard(tmp_path / "early", record("none", peak=1 << 30, started="2026-11-20T10:00:00Z"))
     late = shard(tmp_path / "late", record("none", peak=1 << 29, started="2026-11-20T11:30:00+01:00"))
@@ -128,12 +119,6 @@ def test_the_command_tells_what_it_did(shards, tmp_path, capsys):
     assert answer(["show", str(tmp_path / "whole")]) == 0
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_one_run_alone_or_twice_is_refused(shards, number, capsys):
-    assert answer(["merge", *[str(shards[0])] * number]) == 2
-    assert "two runs or more, each named once" in capsys.readouterr().err
-
-
 def test_a_torn_line_is_told_and_the_rest_is_merged(shards, tmp_path, capsys):
     with (shards[0] / "trials.jsonl").open("ab") as file:
         file.write(b'{"schema":1,"ca')
@@ -160,16 +145,3 @@ def test_logs_that_are_links_or_pipes_are_left_out(shards, tmp_path, capsys):
     kept = {path.read_text().partition(":")[0] for path in (tmp_path / "whole" / "logs").iterdir()}
     assert not kept & {shards[1].name, "mine"}
     assert not {log.name, other.name} & {path.name for path in (tmp_path / "whole" / "logs").iterdir()}
-
-
-def test_a_log_that_cannot_be_copied_leaves_no_half_made_folder(shards, tmp_path, monkeypatch, capsys):
-    def fail(file, copy):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(shutil, "copyfile", fail)
-    before = sorted(tmp_path.iterdir())
-
-    assert answer(["merge", *map(str, shards), "-o", str(tmp_path / "whole")]) == 74
-
-    assert "Input/output error" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before

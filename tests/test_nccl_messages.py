@@ -110,35 +110,6 @@ def test_a_rank_that_is_killed_ends_the_others(libraries, tmp_path, seed):
     killed_once(libraries, tmp_path, random.Random(seed))
 
 
-@pytest.mark.nightly
-def test_ranks_that_are_killed_fifty_times(libraries, tmp_path):
-    chance = random.Random(50)
-    for turn in range(50):
-        (tmp_path / str(turn)).mkdir()
-        killed_once(libraries, tmp_path / str(turn), chance)
-
-
-KILLED = """
-import os, signal, torch, torch.distributed as dist
-dist.init_process_group("nccl")
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-for turn in range(10):
-    if (rank, turn) == (1, 4):
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.ones(3).cuda())
-"""
-
-
-@pytest.mark.nightly
-def test_a_script_of_which_a_rank_is_killed_is_no_success(hollow, tmp_path):
-    (tmp_path / "killed.py").write_text(KILLED)
-    done = rehearsed(
-        ("torchrun", "--nproc-per-node", "2", "--master-port", "29746", "killed.py"), cwd=tmp_path, num_gpus=2
-    )
-    assert done.exit_code not in (0, None)
-
-
 PROFILED = """
 import subprocess, torch
 from torch.profiler import ProfilerActivity, profile
@@ -173,26 +144,3 @@ def test_recurrent_networks_run_by_pytorchs_own_kernels_and_it_is_said(hollow, t
     assert done.printed == plain.printed
     (process,) = done.document["variants"][0]["processes"]
     assert any("recurrent networks" in note for note in process["notes"])
-
-
-DECOMPOSED = """
-import torch
-known = torch.tensor([[3.0, 0.0], [0.0, 4.0]]).cuda()
-print("known", torch.linalg.inv(known)[1, 1].item())
-for size in (8, 1500):
-    w = torch.nn.init.orthogonal_(torch.empty(size, size, device="cuda"))
-    for made in (*torch.linalg.qr(w), *torch.linalg.svd(w), torch.linalg.cholesky(w), *torch.linalg.eigh(w),
-                 torch.linalg.inv(w), torch.linalg.solve(w, w), torch.linalg.det(w), *torch.linalg.slogdet(w)):
-        assert made.is_cuda
-leaf = known.clone().requires_grad_()
-(torch.linalg.inv(leaf).sum() + torch.linalg.qr(leaf)[1].sum()).backward()
-assert leaf.grad.shape == leaf.shape
-"""
-
-
-@pytest.mark.slow
-def test_matrices_are_decomposed(hollow, tmp_path):
-    (tmp_path / "decomposed.py").write_text(DECOMPOSED)
-    done = rehearsed(("python", "decomposed.py"), cwd=tmp_path)
-    assert done.exit_code == 0, done.said
-    assert "known 0.25" in done.said

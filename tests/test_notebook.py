@@ -13,7 +13,6 @@ import pytest
 
 import profiler
 from profiler.analysis.flat_row import COLUMNS, flat_row
-from profiler.core.errors import UserError
 from tests import examples, make
 from tests.program import environment
 
@@ -52,11 +51,6 @@ def test_a_run_is_named_by_path_by_name_or_by_last(run):
         assert profiler.load(word).records == run.records
 
 
-def test_what_is_no_run_is_refused(run):
-    with pytest.raises(UserError, match="'nothing' is not a run"):
-        profiler.load("nothing")
-
-
 def test_the_frame_holds_every_number_of_every_row_in_base_units(run):
     frame = run.to_pandas()
 
@@ -65,14 +59,6 @@ def test_the_frame_holds_every_number_of_every_row_in_base_units(run):
         expected = flat_row(row)
         values = {name: value if isinstance(value, tuple) or pd.notna(value) else None for name, value in found.items()}
         assert values == expected
-
-
-def test_whole_numbers_stay_whole_where_one_is_missing(run):
-    frame = run.to_pandas()
-
-    assert str(frame.peak_bytes.dtype) == "Int64"
-    assert frame.peak_bytes.isna().any()
-    assert frame.peak_bytes.max() == max(row.readings.peak_bytes or 0 for row in run.rows())
 
 
 def test_the_frame_can_be_reckoned_with(run):
@@ -106,29 +92,6 @@ def test_the_page_brings_all_it_needs_and_runs_nothing(here):
     assert set(page.tags) <= {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
     assert page.attributes == {"style"}
     assert page.cells[1][0] == HOSTILE
-
-
-def test_a_prediction_is_labelled(here):
-    examples.run(here / "results" / "run", [make.record("none", case=make.case("none", device="fake:cuda"))])
-
-    found = profiler.load()
-
-    assert "predicted, not measured" in found._repr_html_()
-    assert list(found.to_pandas().predicted) == [True]
-
-
-def test_a_long_table_is_cut_and_says_so(here):
-    examples.run(here / "results" / "run", [make.record(f"segments:k={number + 1}") for number in range(103)])
-
-    text = profiler.load()._repr_html_()
-
-    assert text.count("<tr") == 1 + 100
-    assert "and 3 rows more: to_pandas() holds them all" in text
-    assert len(profiler.load().to_pandas()) == 103
-
-
-def test_a_run_tells_what_it_is(run):
-    assert repr(run) == "<gcprof run first: 8 rows, complete>"
 
 
 @pytest.mark.slow

@@ -42,29 +42,3 @@ def test_what_plans_rehearses_a_gpu_by_its_name(command: str, hollow, here: Path
 
     assert answer([*words, "mlp", "--device", "rehearse:t4"]) == 0
     assert capsys.readouterr().out == by_name
-
-
-@pytest.mark.slow
-def test_where_a_gpu_cannot_be_rehearsed_its_plan_is_estimated_and_why_is_said(here, shared, capsys, monkeypatch):
-    monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
-    words = ["plan", "mlp", "--budget", "max", "--no-measure", "--device"]
-    assert answer([*words, "t4"]) == 0
-    by_name = capsys.readouterr()
-
-    assert "note: estimated, not rehearsed: the device lacks cudaNoSuchFunction" in by_name.err
-    assert answer([*words, "fake:t4"]) == 0
-    assert capsys.readouterr().out == by_name.out
-
-
-@pytest.mark.slow
-def test_explain_takes_strategies_as_all_others_do(here: Path, shared, capsys: pytest.CaptureFixture[str]):
-    words = ["explain", "mlp", "--device", "cpu"]
-    assert answer([*words, "--strategies", "all"]) == 0
-    said = capsys.readouterr()
-    assert "mlp, all, batch" in said.out
-    assert "--strategies all" in said.err
-
-    assert answer([*words, "--strategy", "all"]) == 0
-    assert capsys.readouterr().out == said.out
-
-    assert answer([*words, "--strategy", "all", "--strategies", "none"]) == 2

@@ -12,10 +12,9 @@ from profiler.core.case import Choice
 from profiler.core.record import Note
 from profiler.engines.order import in_waves
 from profiler.runs import merge, store
-from profiler.views.tables.listing import overview
 from tests import make
 from tests.program import row_names
-from tests.user_models import keeps, own_checkpoint
+from tests.user_models import own_checkpoint
 
 QUICK = ("--device", "cpu", "--samples", "1", "--warmup", "0", "--rounds", "2")
 USERS = Choice("mine.py:make")
@@ -61,43 +60,12 @@ def test_the_row_is_planned_after_each_baseline_of_a_users_model_in_every_round(
     assert {trial.passes for trial in plan if trial.round == 1} == {plan[0].passes}
 
 
-def test_it_is_not_planned_for_models_of_the_catalogue_for_predictions_nor_where_it_is_asked_for():
-    assert of(planned("none", "all", model=Choice("mlp"))) == of(planned("none", "all", model=Choice("hf:bert")))
-    assert "own" not in {strategy for strategy, _ in of(planned("none", "all", model=Choice("mlp")))}
-    assert not any(trial.if_own for trial in planned("none", "own"))
-    assert len(planned("none", "own")) == 4
-    assert len(planned("none", "all", device="fake:h100")) == 4
-
-
 @pytest.mark.parametrize("finds", [True, False])
 def test_it_runs_where_its_baseline_finds_checkpoints_and_after_it_in_each_round(finds):
     plan = planned("none", "all")
 
     expected = of(plan) if finds else [one for one in of(plan) if one[0] != "own"]
     assert carried_out(plan, finds=finds) == expected
-
-
-def test_a_part_of_a_sweep_with_a_later_round_alone_runs_it_too():
-    later = [trial for trial in planned("none", "all") if trial.round == 2]
-
-    assert carried_out(later, finds=True) == [("all", 2), ("none", 2), ("own", 2)]
-
-
-def test_a_run_that_was_ended_after_its_baseline_owes_the_row():
-    plan = planned("none", "all")
-    baseline = record(plan[0], notes=(FOUND,))
-
-    assert of(progress.owed(plan, [baseline])) == of(plan)[1:]
-    assert of(progress.owed(plan, [record(plan[0])])) == [("all", 1), ("all", 2), ("none", 2)]
-    assert carried_out(plan, finds=True, done=[baseline]) == of(plan)[1:]
-
-
-def test_jobs_are_given_the_row_while_nobody_knows_whether_it_runs():
-    plan = planned("none", "all")
-
-    assert of(progress.owed(plan, [], perhaps=True)) == of(plan)
-    assert ("own", 1) not in of(progress.owed(plan, [record(plan[0])], perhaps=True))
-    assert ("own", 2) in of(progress.owed(plan, [record(plan[0])], perhaps=True))
 
 
 def test_a_run_is_complete_without_the_row_where_the_model_calls_none():
@@ -130,18 +98,6 @@ def test_a_run_shows_it_counts_it_and_has_nothing_left_to_do(here, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
-def test_a_model_that_calls_none_has_no_such_row_and_its_run_is_complete(here, capsys):
-    assert answer(["run", "--model", f"{keeps.__file__}:counting", "--strategies", "all", *QUICK, "-o", "run"]) == 0
-
-    run = store.load(here / "run")
-    assert {str(record.case.strategy) for record in run.records} == {"none", "all"}
-    assert (overview(run, "run").num_ok, overview(run, "run").num_rows) == (2, 2)
-    assert overview(run, "run").status == "complete"
-    assert "[4/4]" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
 def test_parts_of_a_sweep_are_together_what_one_run_is(here, capsys):
     model = f"{own_checkpoint.__file__}:wrapped"
     for part in ("1/2", "2/2"):
@@ -154,14 +110,3 @@ def test_parts_of_a_sweep_are_together_what_one_run_is(here, capsys):
         ("none", 1), ("own", 1), ("none", 2), ("own", 2),
     ]  # fmt: skip
     assert progress.status(merged.manifest.plan, merged.records) == "complete"
-
-
-@pytest.mark.usefixtures("shared")
-def test_it_is_tried_where_the_step_without_checkpoints_is_out_of_memory(here):
-    answer(["run", "--model", f"{own_checkpoint.__file__}:too_large", "--strategies", "none", *QUICK, "-o", "run"])
-
-    run = store.load(here / "run")
-    assert [(str(one.case.strategy), one.outcome) for one in run.records] == [
-        ("none", "out_of_memory"), ("own", "out_of_memory"),
-    ]  # fmt: skip
-    assert [note.code for note in run.records[0].notes] == ["GCP047"]

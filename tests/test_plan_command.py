@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,18 @@ import pytest
 from profiler.cli import answer
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
-from profiler.core.plan_file import strategy_label
 from profiler.core.units import bytes_text
 from profiler.planning import chain as chains
 from profiler.planning.chain import SaveOption, StageModule
 from profiler.planning.plan_code import emit
-from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
 from profiler.runs import run_diff, store
 from profiler.workflows.plan_comparison import file_of
-from tests import killed
 from tests.commands import gcprof
 from tests.conftest import run_folder
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER, equal_stages
-from tests.program import PATIENCE_SECONDS, Started, next_words
+from tests.program import next_words
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -141,29 +136,6 @@ def test_save_options_that_may_be_no_faster_are_left_out_and_named(here, capsys)
     assert left_out in all_of_them.err
 
 
-def test_where_nothing_else_fits_options_are_used_that_may_be_no_faster(here, capsys):
-    path = with_option(here, error=1.0)
-    lowest = frontier(chains.read(path)).peak_bytes[0]
-    assert lowest < frontier(chains.with_sure_options(chains.read(path))).peak_bytes[0]
-
-    assert plan("--stages", path, "--levels", "1", "--budget", f"{lowest}B", "--json") == 0
-
-    found = document(capsys)
-    assert found["ways"][0]["peak_bytes"] == lowest
-    assert "matmul" in found["ways"][0]["plan"]
-
-
-@pytest.mark.slow
-def test_what_is_proposed_next_works(costs, named, capsys):
-    for file in (costs, named):
-        assert plan("--stages", file, "--budget", "60%") == 0
-        words = next_words(capsys.readouterr().err)
-
-        assert answer(words) == 0
-        assert ("--emit" in words) == (file == named)
-        capsys.readouterr()
-
-
 def test_the_frontier_is_every_plan_that_no_other_beats(costs, capsys):
     code = plan("--stages", costs, "--frontier")
 
@@ -188,22 +160,6 @@ def test_one_document_holds_the_frontier(costs, capsys, budget):
     assert [(one["peak_bytes"], one["step_seconds"], parse(one["plan"], 12)) for one in found["frontier"]] == [
         (one.peak_bytes, one.step_seconds, one.plan) for one in FRONTIER
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [("--budget", "60%"), ("--frontier",)])
-def test_the_frontier_is_written_as_what_the_file_is_called(costs, capsys, budget):
-    for name, head in (("f.csv", b"peak_bytes,"), ("f.PNG", b"\x89PNG"), ("f.svg", b"<?xml"), ("f.pdf", b"%PDF")):
-        assert plan("--stages", costs, *budget, "-o", name) == 0
-        assert Path(name).read_bytes().startswith(head)
-        assert f"wrote {name}" in capsys.readouterr().err
-
-    with Path("f.csv").open(encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    assert [(int(one["peak_bytes"]), float(one["step_seconds"])) for one in lines] == [
-        (one.peak_bytes, one.step_seconds) for one in FRONTIER
-    ]
-    assert all(simulate(CHAIN, parse(one["plan"], 12)).peak_bytes == int(one["peak_bytes"]) for one in lines)
 
 
 def test_a_plan_is_written_where_its_modules_are_known(named, capsys):
@@ -299,27 +255,6 @@ def test_stages_of_no_known_modules_are_planned_and_not_carried_out(costs, capsy
     assert not Path("plan.json").exists()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("python", "PLAN"), ("hf", "LAYERS"), ("fsdp", "MODULES")])
-def test_code_is_printed_alone_for_stages_of_known_modules(named, capsys, kind, name):
-    assert plan("--stages", named, "--budget", "1.35GiB", "--emit", kind) == 0  # 1-9 [10] 11-12
-
-    code: dict[str, Any] = {}
-    said = capsys.readouterr()
-    compile(said.out, kind, "exec")
-    exec(said.out[said.out.index(f"{name} = [") :].split("]\n\n")[0] + "]", code)
-    assert code[name] == [["up"] if kind == "python" else "up"]
-    assert said.err == ""
-
-
-@pytest.mark.parametrize("kind", ["hf", "fsdp"])
-def test_blocks_that_are_computed_together_have_code_in_python_alone(named, capsys, kind):
-    assert plan("--stages", named, "--budget", "60%", "--emit", kind) == 2  # [1-4] 5-12
-    assert f"--emit {kind}: the segment 'stem' to 'c2' computes 4 blocks together" in capsys.readouterr().err
-
-    assert plan("--stages", named, "--budget", "60%", "--emit", "python") == 0
-    assert '["stem", "c1", "pool", "c2"]' in capsys.readouterr().out
-
-
 def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):
     assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
     capsys.readouterr()
@@ -329,32 +264,6 @@ def test_the_code_of_a_plan_file_is_printed_without_torch(named, capsys):
     done = gcprof("plan", "--from", "plan.json", "--emit", "python", torch=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, planned, "")
-
-
-@pytest.mark.parametrize("source", ["--from plan.json", "--stages {named} --budget 60%"])
-def test_code_repairs_batchnorm_where_it_is_asked_for(named, capsys, source):
-    assert plan("--stages", named, "--budget", "60%", "-o", "plan.json") == 0
-    words = shlex.split(source.format(named=named))
-    capsys.readouterr()
-
-    assert plan(*words, "--emit", "python", "--repair-batchnorm") == 0
-
-    assert capsys.readouterr().out == emit(plan_file.read(Path("plan.json")), "python", repair_batchnorm=True)
-
-
-@pytest.mark.nightly
-def test_a_plan_is_measured_with_its_batchnorm_repaired(here, capsys):
-    model = Path(__file__).parent / "user_models" / "batchnorm.py"
-    words = (f"{model}:build", "--batch-size", "64", "--budget", "85%", "--device", "cpu", "--repair-batchnorm")
-
-    assert plan(*words) == 0
-
-    said = capsys.readouterr()
-    run = store.load(run_folder(here / "results"))
-    planned = [record for record in run.records if record.equality and record.case.strategy.name == "plan"]
-    assert planned
-    assert all((record.equality.buffers_difference or 0) < 1e-6 for record in planned)
-    assert next_words(said.err)[-1] == "--repair-batchnorm"
 
 
 @pytest.fixture
@@ -382,30 +291,6 @@ def test_a_budget_below_one_level_gets_checkpoints_within_checkpoints(nested, ca
     assert (flat.depth(), deep.depth()) == (1, 2)
 
 
-def test_a_budget_at_the_floor_is_reached_by_deeper_plans(nested, capsys):
-    two = smallest(nested, 2)
-    nested.write_bytes(encode_indented(msgspec.structs.replace(chains.read(nested), floor_bytes=two)))
-
-    assert plan("--stages", nested, "--budget", f"{two}B", "--json") == 0
-
-    assert document(capsys)["ways"][0]["peak_bytes"] == two < smallest(nested, 1)
-
-
-def test_no_more_levels_are_used_than_were_asked_for(nested, capsys):
-    two = smallest(nested, 2)
-
-    assert plan("--stages", nested, "--budget", f"{two}B", "--levels", 1, "--json") == 5
-    assert document(capsys)["ways"] == []
-    assert plan("--stages", nested, "--budget", f"{two}B", "--levels", 2, "--json") == 0
-
-
-def test_the_frontier_is_as_deep_as_asked_for(nested, capsys):
-    for levels in (1, 2):
-        assert plan("--stages", nested, "--frontier", "--levels", levels, "--json") == 0
-
-        assert document(capsys)["frontier"][0]["peak_bytes"] == smallest(nested, levels)
-
-
 @pytest.mark.parametrize(
     ("budget", "shown"), [("535MiB", "535 MiB, 38 %"), ("3%", "42.7 MiB, 3 %")]
 )  # the peak without checkpointing is 1.39 GiB
@@ -423,33 +308,6 @@ def test_a_budget_that_no_plan_fits_ends_with_5_and_names_what_sets_it(costs, ca
         "these two",
     ]
     assert plan("--stages", costs, "--budget", "536MiB") == 0
-
-
-def test_where_one_level_gets_as_low_as_any_no_deeper_one_is_tried(costs, monkeypatch):
-    asked = []
-
-    def noted(chain, *, levels, points):
-        asked.append(levels)
-        return frontier(chain, levels=levels, points=points)
-
-    monkeypatch.setattr("profiler.workflows.plan_fitting.frontier", noted)
-
-    assert plan("--stages", costs, "--budget", "535MiB") == 5
-    assert asked == [1]
-
-
-@pytest.mark.slow
-def test_costs_of_another_model_or_batch_are_refused(here, capsys):
-    assert answer(["stages", "mlp", "--batch-size", "8", "--device", "fake:t4", "-o", "mlp.json"]) == 0
-    capsys.readouterr()
-    words = ("--stages", "mlp.json", "--budget", "100%", "--device", "fake:t4")
-
-    refused = plan("mlp", *words, "--batch-size", "16")
-
-    said = capsys.readouterr().err
-    assert refused == 2
-    assert "'mlp.json' has the costs of mlp, batch 8, sgd, fp32, fake:t4, not of mlp, batch 16" in said
-    assert plan("mlp", *words, "--batch-size", "8") == 0
 
 
 WORDS = (SMALL, "--batch-size", "2", "--device", "cpu")
@@ -500,19 +358,6 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
 
 
 @pytest.mark.nightly
-def test_without_measuring_each_is_traced(here, capsys):
-    code = plan(*WORDS, "--budget", "60%", "--no-measure")
-
-    out = capsys.readouterr().out
-    assert code == 0
-    assert "predicted" in out
-    assert "measured" not in out
-    measured = [one for one in store.load(run_folder(here / "results")).records if not one.case.is_predicted]
-    assert measured == []  # what operators hide was read before
-    assert {one.outcome for one in store.load(run_folder(here / "results")).records} == {"ok"}
-
-
-@pytest.mark.nightly
 def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
     code = plan(SMALL, "--device", "fake:t4", "--batch-size", "8", "--budget", "95%", "--json")
 
@@ -521,24 +366,3 @@ def test_a_gpu_that_is_not_there_is_planned_for_by_estimates(here, capsys):
     assert found["ways"][0]["predicted_peak_bytes"] <= found["budget_bytes"]
     assert found["ways"][0]["measured_peak_bytes"] is None
     assert found["frontier"][0]["step_seconds"] > found["uncheckpointed"]["step_seconds"] > 0
-
-
-@pytest.mark.nightly
-def test_an_interrupted_comparison_keeps_what_was_printed_and_ends_with_130(here, tag):
-    words = ("plan", *WORDS, "--budget", "60%", "--rounds", "50", "-o", "mine.json")
-    with Started(*words, cwd=here, tag=tag) as run:
-        run.wait_for("round 1: ok")
-        run.send(signal.SIGINT)
-        done = run.end()
-
-    printed = killed.printed(done.stderr)
-    records = store.load(run_folder(here / "results")).records
-    kept = {(strategy_label(one.case.strategy), one.round) for one in records}
-    assert done.returncode == 130
-    assert "interrupted; what was printed is safe" in done.stderr.splitlines()
-    assert any(line.startswith("plan ") for line in done.stdout.splitlines())
-    assert "chosen" not in done.stdout
-    assert "it ended before all of these were measured: no plan is chosen" in done.stderr.splitlines()
-    assert not (here / "mine.json").exists()
-    assert {(strategy, number) for _, strategy, number in printed} <= kept
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []

@@ -18,7 +18,7 @@ from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Plan, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import Point, best, frontier
-from profiler.workflows import plan_comparison, plan_fitting, stages
+from profiler.workflows import plan_comparison, plan_fitting
 from tests import make
 from tests.planning_chains import FOLDER
 
@@ -118,14 +118,6 @@ def test_a_step_whose_gradients_are_compared_gives_its_record_and_that_of_none_w
     assert [text for _, text in engine.asked] == ["none", render(best(FRONTIER, BUDGET).plan), render(found.point.plan)]
 
 
-def test_where_none_was_lost_its_record_is_not_kept_so_that_it_is_run_again():
-    engine = Comparing(by_costs, lambda plan: by_costs(plan) + 40 * MIB)
-    engine.baseline = "crashed"
-
-    assert compared(engine).records == ()
-    assert [text for _, text in engine.asked].count("none") == 2
-
-
 @pytest.mark.parametrize("measure", [True, False])
 def test_what_a_step_needs_besides_is_kept_in_reserve_and_the_plan_made_again(measure):
     more = 40 * MIB
@@ -150,31 +142,6 @@ def test_where_a_step_needs_less_than_its_stages_a_faster_plan_is_tried():
     before = best(FRONTIER, BUDGET)
     assert found.point.step_seconds < before.step_seconds
     assert found.needed_bytes == less(found.point.plan) <= BUDGET < found.point.peak_bytes
-
-
-def test_where_the_fastest_needs_too_much_after_all_the_next_that_fits_is_taken():
-    before, between = (best(FRONTIER, BUDGET + spare * MIB) for spare in (0, 50))
-
-    def less(plan: Plan) -> int:
-        return by_costs(plan) - (120 if plan == before.plan else 50) * MIB
-
-    found, _ = fitted(Scripted(less, less))
-
-    assert before.step_seconds > between.step_seconds > best(FRONTIER, BUDGET + 120 * MIB).step_seconds
-    assert found.point == between
-    assert found.needed_bytes == less(between.plan) <= BUDGET
-
-
-def test_a_faster_plan_that_needs_more_after_all_is_left():
-    before = best(FRONTIER, BUDGET)
-
-    def one_is_less(plan: Plan) -> int:
-        return by_costs(plan) - (60 * MIB if plan == before.plan else 0)
-
-    found, told = fitted(Scripted(one_is_less, one_is_less))
-
-    assert found.point == before
-    assert told == []
 
 
 def test_before_no_plan_is_said_to_fit_those_by_rules_are_looked_at():
@@ -230,22 +197,6 @@ def test_a_step_that_ends_otherwise_is_traced(outcome):
     assert told == []
 
 
-def test_without_measuring_only_traced_steps_are_asked_for():
-    engine = Scripted(by_costs, lambda plan: 2**40)
-
-    found, _ = fitted(engine, measure=False)
-
-    assert found is not None
-    assert {predicted for predicted, _ in engine.asked} == {True}
-
-
-def test_a_step_that_cannot_be_traced_is_taken_to_need_what_the_costs_say():
-    found, _ = fitted(Scripted(lambda plan: None, by_costs), measure=False)
-
-    assert found.needed_bytes is None
-    assert found.point == best(FRONTIER, BUDGET)
-
-
 @pytest.mark.parametrize("measure", [True, False])
 def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(measure):
     more = 40 * MIB
@@ -257,30 +208,6 @@ def test_a_plan_for_a_gpu_that_is_rehearsed_fits_by_its_rehearsed_step_alone(mea
     assert {predicted for predicted, _ in engine.asked} == {False}
     (record,) = found.records
     assert record.readings.peak_bytes == found.needed_bytes
-
-
-def test_where_one_rehearsed_step_needs_more_the_next_smaller_plan_keeps_nothing_in_reserve():
-    first = best(FRONTIER, BUDGET)
-    after = best(FRONTIER, first.peak_bytes - 1)
-    engine = Scripted(by_costs, lambda plan: by_costs(plan) + (200 * MIB if plan == first.plan else 0))
-
-    found, _ = fitted(engine, device="rehearse:t4")
-
-    assert found.point == after
-    assert found.reserve_bytes == 0
-
-
-@pytest.mark.parametrize("outcome", ["crashed", "failed", "skipped"])
-def test_a_plan_whose_rehearsed_step_fails_does_not_fit(outcome):
-    first = render(best(FRONTIER, BUDGET).plan)
-    engine = Scripted(by_costs, lambda plan: None if render(plan) == first else by_costs(plan), failing=outcome)
-
-    found, told = fitted(engine, device="rehearse:t4")
-
-    assert found.needed_bytes == found.point.peak_bytes < best(FRONTIER, BUDGET).peak_bytes
-    assert "did not run" in told[0]
-    nowhere = Scripted(by_costs, lambda plan: None, failing=outcome)
-    assert fitted(nowhere, device="rehearse:t4")[0] is None
 
 
 def test_where_no_plan_fits_by_its_costs_the_smallest_is_tried():
@@ -295,37 +222,6 @@ def test_where_no_plan_fits_by_its_costs_the_smallest_is_tried():
     assert engine.asked[0] == engine.asked[-1] == (False, render(smallest.plan))
 
 
-def test_nothing_is_settled_where_even_the_smallest_plan_needs_more():
-    engine = Scripted(by_costs, lambda plan: 2**40)
-
-    found, _ = fitted(engine)
-
-    assert found is None
-    assert engine.asked[-1] == (False, render(FRONTIER.point(0).plan))
-
-
-def test_the_smallest_plan_is_tried_before_one_gives_up():
-    smallest = FRONTIER.point(0)
-    engine = Scripted(by_costs, lambda plan: by_costs(plan) if plan == smallest.plan else 2**40)
-
-    found, _ = fitted(engine)
-
-    assert found.point == smallest
-
-
-def test_excess_that_grows_with_every_try_ends_at_the_smallest_plan():
-    smallest = FRONTIER.point(0)
-
-    def creeping(plan: Plan) -> int:
-        return by_costs(plan) if plan == smallest.plan else BUDGET + 1
-
-    engine = Scripted(by_costs, creeping)
-    found, _ = fitted(engine)
-
-    assert found.point == smallest
-    assert len({text for _, text in engine.asked}) <= plan_fitting.TRIES
-
-
 def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
@@ -333,15 +229,6 @@ def test_the_rivals_are_the_fastest_of_each_kind_that_fit_and_all_that_need_not(
     assert all(way.cost == simulate(CHAIN, way.plan) for way in found)
     assert all(way.cost.peak_bytes <= BUDGET for way in found[:-1])
     assert all(way.cost.step_seconds >= found[0].cost.step_seconds for way in found[:-1])
-
-
-def test_a_kind_of_which_nothing_fits_is_left_out():
-    tight = FRONTIER.peak_bytes[0]
-
-    found = ways(CHAIN, FRONTIER.point(0), tight)
-
-    assert [way.label for way in found] == [PLAN, "all"]
-    assert found[-1].cost.peak_bytes > tight
 
 
 def test_a_plan_that_a_strategy_does_too_is_one_way_and_is_called_both():
@@ -365,48 +252,3 @@ def test_each_way_is_measured_in_rounds_and_predicted_once(tmp_path):
     assert [trial.round for trial in measured] == [1] * 4 + [2] * 3 + [3] * 3 + [4] * 3
     assert {trial.passes for trial in measured[:4]} == {("equality", "memory")}
     assert {trial.passes for trial in measured if trial.round > 1} == {("time",)}
-
-
-def test_on_a_device_that_is_not_there_each_is_predicted_once(tmp_path):
-    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
-
-    _, trials, _ = plan_comparison.paired_trials(make.case(device="fake:t4"), CHAIN, found, tmp_path, rounds=3)
-
-    assert [(trial.round, trial.passes) for trial in trials] == [(1, ("memory",))] * 4
-
-
-def test_each_that_is_rehearsed_is_rehearsed_once_and_not_predicted(tmp_path):
-    found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
-
-    _, trials, _ = plan_comparison.paired_trials(make.case(device="rehearse:t4"), CHAIN, found, tmp_path, rounds=3)
-
-    assert [(trial.case.device, trial.passes) for trial in trials] == [("rehearse:t4", ("memory",))] * 4
-
-
-class Hiding:
-    """An engine on which a step fits only under some strategies."""
-
-    def __init__(self, *fitting: str) -> None:
-        self.fitting = fitting
-        self.asked: list[str] = []
-
-    def run(self, trials: Iterable[Trial], done: Iterable[Record] = ()) -> Iterator[Record]:
-        for trial in trials:
-            name = str(trial.case.strategy)
-            self.asked.append(name)
-            ok = name in self.fitting
-            readings = Readings(hidden_bytes={"aten.mm": 7}) if ok else Readings()
-            yield make.record(case=trial.case, outcome="ok" if ok else "out_of_memory", readings=readings)
-
-
-@pytest.mark.parametrize(
-    ("fitting", "asked", "is_known"),
-    [(("none",), ["none"], True), (("all",), ["none", "all"], True), ((), ["none", "all"], False)],
-)
-def test_what_operators_hide_is_read_of_the_first_step_that_fits(fitting, asked, is_known):
-    engine = Hiding(*fitting)
-
-    found = stages.calibrate(engine, make.case())
-
-    assert engine.asked == asked
-    assert (found is not None) == is_known

@@ -11,7 +11,7 @@ from torch import nn
 
 import profiler
 from profiler.core import plan_file
-from profiler.core.errors import Unsupported, UserError
+from profiler.core.errors import Unsupported
 from profiler.core.plan_file import PlanFile
 from profiler.training.checkpointing.block_segments import (
     OwnCheckpoint,
@@ -19,7 +19,7 @@ from profiler.training.checkpointing.block_segments import (
     checkpoint_without_reentry,
 )
 from profiler.training.strategies.plan import carry_out
-from tests.chain_models import Branching, Counted, Looping, workload
+from tests.chain_models import Counted, Looping, workload
 from tests.conftest import measured
 from tests.counted_chains import calls, chain, plan
 from tests.pasted import BUILDS, random_runs, stepped
@@ -94,17 +94,6 @@ def test_the_split_is_of_the_blocks_that_are_checkpointed_whatever_the_text_says
     assert profiler.apply(module, plan_of(module, tuple("012345"), runs)).split == expected
 
 
-def test_a_plan_without_segments_says_that_it_checkpoints_nothing():
-    module = chain(6)
-
-    (note,) = profiler.apply(module, plan_of(module, tuple("012345"), [])).notes
-
-    assert (note.code, note.text) == (
-        "GCP001",
-        "checkpoints nothing: the plan has no segments; it is identical to `none`",
-    )
-
-
 def test_a_run_under_a_checkpoint_of_its_own_is_alone_under_it():
     module, entered = chain(5), []
 
@@ -165,13 +154,6 @@ def work(module: nn.Module, found: PlanFile) -> int:
     return counter.get_total_flops()
 
 
-def test_the_record_of_a_save_option_names_the_operators_that_it_keeps():
-    applied = profiler.apply(chain(4), plan(runs=(Saving([0], "matmul+gelu"), [Saving([1], "mm"), 2])))
-
-    assert applied.kept == (*plan_file.GROUPS["matmul"], "gelu")
-    assert profiler.apply(chain(4), plan()).kept == ()
-
-
 def test_a_plan_is_applied_from_python_as_it_stands_and_from_its_path(tmp_path):
     plan_file.write(plan(), tmp_path / "plan.json")
 
@@ -193,28 +175,6 @@ def test_a_plan_of_a_loop_needs_an_example_and_works_with_one():
     module(torch.ones(2, 3)).sum().backward()
 
     assert [layer.calls for layer in module.layers] == [2, 2, 2, 1, 1, 1]
-
-
-def test_blocks_beside_a_plan_are_refused():
-    with pytest.raises(UserError, match="a plan names its own blocks"):
-        profiler.apply(chain(), plan(), blocks="*")
-
-
-def test_what_is_recomputed_is_told_of_the_blocks_of_the_workload():
-    module = chain(4)
-    found = plan_of(module, ("2", "3"), [[0, 1]])
-
-    applied = carry_out(workload(module, tuple("0123")), found)
-
-    assert applied.recomputes == {2: 1, 3: 1}
-
-
-def test_blocks_that_do_not_feed_each_other_are_refused_in_a_plan_too():
-    names = [f"layers.{index}" for index in range(3)]
-
-    with pytest.raises(Unsupported, match="cannot be run together"):
-        profiler.apply(Branching(), plan_of(Branching(), names, [[0, 1]]), example=torch.ones(2, 3))
-    profiler.apply(Branching(), plan_of(Branching(), names, [[1, 2]]), example=torch.ones(2, 3))
 
 
 def renamed() -> nn.Module:
@@ -264,8 +224,3 @@ def test_a_plan_still_fits_a_model_that_has_other_weights_and_more_behind_its_bl
     applied = profiler.apply(module, plan())
 
     assert applied.recomputes == {0: 1, 1: 1}
-
-
-def test_an_operator_that_aten_does_not_have_is_refused():
-    with pytest.raises(Unsupported, match="no operator 'matmull'"):
-        profiler.apply(chain(), plan(runs=(Saving([0], "matmull"),)))

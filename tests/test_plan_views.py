@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import re
-from collections import Counter
 from math import ceil
 
 import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.core.units import MISSING
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
-from profiler.planning.chain import Chain, SaveOption, Stage, StageModule
-from profiler.planning.plan import Plan, render
-from profiler.planning.simulator import simulate
-from profiler.planning.solver import Point, best, frontier
+from profiler.planning.solver import best, frontier
 from profiler.views.plots import plan_curves
 from profiler.views.tables import max_batch, plans, terminal
 from profiler.views.tables.max_batch import LargestBatch
@@ -34,7 +27,6 @@ CHAIN = chains.read(FOLDER / "hetero12.stages.json")
 FRONTIER = frontier(CHAIN)
 NONE = none(CHAIN)
 BUDGET = 848 * MIB
-HOSTILE = "\x1b[31m[bold]evil\x07[/bold]\u202e"
 
 
 def shown() -> list[Shown]:
@@ -110,114 +102,9 @@ def test_what_stands_in_a_plan_is_explained_and_nothing_else(text: str, lines: l
     assert plans.reading([parse(text, 4)]) == lines
 
 
-def test_where_blocks_are_one_stage_it_is_said_that_all_is_every_stage():
-    one, *others = CHAIN.stages
-    pair = msgspec.structs.replace(one, blocks=tuple(StageModule(name=name, parameters=()) for name in ("a", "b")))
-
-    assert plans.MERGED not in plans.legend(CHAIN)
-    assert plans.legend(msgspec.structs.replace(CHAIN, stages=(pair, *others))).endswith(plans.MERGED)
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_the_tables_look_as_they_did(name: str):
     golden_files.compare(f"{name}-80.txt", printed(name, width=80))
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_no_number_is_lost_at_any_width(name: str, monkeypatch: pytest.MonkeyPatch):
-    columns = []
-    text_of = terminal.text
-    for view in (plans, max_batch):
-        monkeypatch.setattr(
-            view, "text", lambda tables, paper: columns.append(tables[0].columns) or text_of(tables, paper)
-        )
-
-    for width in (40, 60, 80, 100, 200):
-        text = printed(name, width=width)
-        numbers = Counter(cell for column in columns.pop() if column.is_number for cell in column.cells)
-        del numbers[MISSING]  # a block leaves out what was not measured
-
-        assert numbers
-        for number, times in numbers.items():
-            assert len(re.findall(rf"(?<!\S){re.escape(number)}(?!\S)", text)) >= times, f"{number} at {width}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TABLES)
-def test_no_line_is_wider_than_the_screen(name: str):
-    for width in range(40, 201):
-        assert max(map(len, printed(name, width=width).splitlines())) <= width
-
-
-def hostile() -> Chain:
-    """Stages with names that would draw on a terminal, an option that a table of commas would break."""
-    option = SaveOption(
-        name='a,"b"', saved_bytes=0, forward_extra_bytes=0, backward_extra_bytes=0, forward_seconds=1.0,
-        backward_seconds=1.1,
-    )  # fmt: skip
-    return Chain(
-        input_bytes=MIB,
-        stages=tuple(
-            Stage(
-                name=f"{HOSTILE}{number}", forward_seconds=1.0, backward_seconds=1.0, output_bytes=MIB,
-                saved_bytes=9 * MIB, forward_extra_bytes=0, backward_extra_bytes=0, options=(option,),
-            )
-            for number in range(3)
-        ),
-    )  # fmt: skip
-
-
-def test_hostile_names_are_harmless(tmp_path):
-    chain = hostile()
-    points = list(frontier(chain))
-    lines = [Shown(way=none(chain))]
-    title = f"{HOSTILE} $x^{{$ a_b"
-
-    texts = [
-        plans.table(lines, title=title, none=none(chain), below=[plans.legend(chain)], paper=Paper(80)),
-        plans.frontier(points, none(chain), title=title, paper=Paper(80)),
-        plans.stages(chain, title=title, paper=Paper(80)),
-        max_batch.table([msgspec.structs.replace(LINES[0], strategy=HOSTILE)], title=title, limit=1, paper=Paper(80)),
-    ]
-
-    for text in texts:
-        assert not set(text.plain) & {"\x1b", "\x07", "\u202e"}
-        assert "[bold]evil[/bold]" in text.plain  # as it is, not as markup
-    assert plan_curves.plot(points, chain, title=title, path=tmp_path / "x.png").exists()
-
-
-def test_a_table_of_commas_is_read_as_what_was_written():
-    chain = hostile()
-    points = list(frontier(chain))
-
-    lines = list(csv.DictReader(io.StringIO(plans.csv(points).decode())))
-
-    assert any(',"' in line["plan"] for line in lines)
-    assert [
-        Point(
-            peak_bytes=int(line["peak_bytes"]),
-            step_seconds=float(line["step_seconds"]),
-            plan=parse(line["plan"], len(chain.stages)),
-        )
-        for line in lines
-    ] == points
-
-
-def test_costs_without_times_or_bytes_are_shown_without_percent(tmp_path):
-    stage = Stage(
-        name="a", forward_seconds=0, backward_seconds=0, output_bytes=0, saved_bytes=0, forward_extra_bytes=0,
-        backward_extra_bytes=0,
-    )  # fmt: skip
-    chain = Chain(input_bytes=0, stages=(stage,))
-    whole = none(chain)
-
-    table = plans.table([Shown(way=whole)], title="t", none=whole).plain
-    staircase = plans.frontier(list(frontier(chain)), whole, title="t").plain
-
-    assert "%" not in table + staircase
-    assert "0 B" in table
-    assert "0 B" in staircase
-    plan_curves.plot(list(frontier(chain)), chain, title="t", path=tmp_path / "x.png")
 
 
 def test_what_was_not_measured_has_no_columns():
@@ -251,34 +138,6 @@ def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand
     assert "+20..+20" in chosen  # 1.201 and 1.202 times as long in the rounds
     assert f"{(way.cost.step_seconds / reference / 1.2015 - 1) * 100:+.1f} %" in chosen
     assert f" ±{ceil(0.0021 / reference * 100)} %" in chosen
-
-
-def test_a_range_that_is_wider_than_any_ratio_tells_nothing():
-    wide = [
-        make.record(name, peak=9 * MIB, seconds=(seconds,), round=number)
-        for name, times in (("none", (1.0, 1.0)), ("all", (0.5, 9.0)))
-        for number, seconds in enumerate(times, start=1)
-    ]
-    row = next(row for row in rows(wide) if row.case.strategy == "all")
-
-    assert "too noisy" in plans.table([Shown(way=NONE, measured=row)], title="t", none=NONE).plain
-
-
-def test_stages_that_are_checkpointed_one_by_one_are_written_as_the_first_and_the_last():
-    plan = Plan(items=(0, (1,), (2,), (3,), (4, 5), 6, 7, (8,), (9,)), options=((6, "matmul"), (7, "matmul")))
-
-    assert plans.plan_text(plan) == "1 [2]..[4] [5-6] 7-8:matmul [9] [10]"
-    assert parse(render(plan), 10) == plan
-
-
-def test_stages_of_a_kind_are_one_word_of_the_legend_and_pins_stand_alone():
-    pins = tuple(msgspec.structs.replace(one, pinned=at in (0, 1, 11)) for at, one in enumerate(CHAIN.stages))
-    chain = msgspec.structs.replace(CHAIN, stages=pins)
-    names = [stage.name for stage in pins]
-
-    assert plans.legend(chain) == f"stages: 1 stem, 2 c1, 3-11 {names[2]} to {names[10]}, 12 head"
-    assert plans.legend(CHAIN) == "stages: 1-12 stem to head"
-    assert "always kept" in plans.stages(chain, title="t").plain
 
 
 def test_one_document_holds_plan_rivals_and_frontier():
@@ -322,11 +181,3 @@ def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     assert stairs[:-1] == [(peak / MIB, time) for peak, time in zip(FRONTIER.peak_bytes, extra, strict=True)]
     assert len(lines["uniform splits"].get_xdata()) == len(lines["the first N"].get_xdata()) == 12
     assert lines["floor: static bytes and the largest stage"].get_xdata()[0] <= FRONTIER.peak_bytes[0] / MIB
-
-
-def test_the_smallest_plan_stands_first_in_the_frontier():
-    lines = printed("frontier").splitlines()
-
-    assert render(FRONTIER.point(0).plan) in lines[5]
-    assert simulate(CHAIN, Plan(items=tuple(range(12)))).peak_bytes == 1424 * MIB
-    assert lines[-1].split()[:6] == ["1.39", "GiB", "0.0", "%", "0.0", "%"]

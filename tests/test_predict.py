@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 
 import pytest
@@ -14,7 +13,6 @@ from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import gpu_specs
 from profiler.core.case import OPERATORS, Calibration, Choice, Trial
-from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.trace_data import WORKSPACES
 from profiler.measuring.trial import measure
@@ -23,7 +21,6 @@ from profiler.predicting.staging.stages import stages
 from profiler.predicting.trace import matmul_workspaces
 from profiler.request import device_choice
 from profiler.request.spec import Request, check
-from profiler.views.tables import max_batch
 from profiler.workflows import absent_gpus
 from tests import make
 
@@ -50,19 +47,6 @@ def test_a_predicted_table_says_so_and_shows_no_measured_columns(here, capsys):
     assert "spread" not in out  # no rates of a CPU are known: no time is estimated
 
 
-@pytest.mark.slow
-def test_a_known_gpu_gets_an_estimated_time_with_its_error(here, capsys):
-    code = answer(["predict", SMALL, "--strategies", "all", "--device", "V100", "--json", "-o", "run"])
-
-    none, every = json.loads(capsys.readouterr().out)["records"]
-    assert code == 0
-    assert none["case"]["device"] == "rehearse:v100-16"
-    assert none["environment"]["device_name"] == f"Hollow {gpu_specs.find('v100').name}"
-    assert every["readings"]["step_seconds"][0] > none["readings"]["step_seconds"][0] > 0
-    assert every["readings"]["reserved_bytes"] >= every["readings"]["peak_bytes"]
-    assert {"GCP016", "GCP039"} <= {note["code"] for note in none["notes"]}
-
-
 def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: None)
@@ -77,16 +61,6 @@ def test_a_gpu_is_rehearsed_where_it_can_be_and_else_estimated_with_the_reason(m
     monkeypatch.setattr(absent_gpus, "why_no_rehearsal", lambda device: "the device lacks cudaNoSuchFunction")
     assert absent_gpus.for_gpus("t4", say=said.append) == "fake:t4"
     assert said == ["note: estimated, not rehearsed: the device lacks cudaNoSuchFunction"]
-
-
-@pytest.mark.slow
-def test_what_goes_to_the_host_has_no_estimated_time(here, capsys):
-    assert answer(["predict", SMALL, "--strategies", "offload", "--device", "t4", "--json", "-o", "run"]) == 0
-
-    none, offload = json.loads(capsys.readouterr().out)["records"]
-    assert none["readings"]["step_seconds"][0] > 0
-    assert offload["readings"]["step_seconds"] is None
-    assert offload["readings"]["peak_bytes"] < none["readings"]["peak_bytes"]
 
 
 @pytest.mark.slow
@@ -113,20 +87,6 @@ def test_a_run_shows_how_far_its_predictions_are_off(here, capsys):
     assert code == 0
     assert len(said.out.splitlines()) <= 25
     assert "the prediction is +0.00 % off" in said.err
-
-
-@pytest.mark.slow
-def test_the_next_command_keeps_the_settings_and_the_device_that_were_typed(here, capsys):
-    typed = ["--optimizer", "adamw", "--batch-size", "8", "--routing", "balanced", "--device", "t4", "--keep-grads"]
-
-    assert answer(["explain", SMALL, "--strategies", "all", "--quiet", *typed]) == 0
-    explained = capsys.readouterr().err.splitlines()[-1]
-    assert answer(shlex.split(explained.removeprefix("next: gcprof "))) == 0
-    drawn = capsys.readouterr().err.splitlines()[-1]
-
-    words = shlex.join([SMALL, "--strategies", "all", *typed])
-    assert explained == f"next: gcprof timeline {words} -o timeline.png"
-    assert drawn == f"next: gcprof explain {words}"
 
 
 @pytest.mark.parametrize(
@@ -162,16 +122,6 @@ def test_a_memory_of_ones_own_is_a_line_of_what_fits(words: str, memory: str, he
     assert ("--fit" in words) == any(line.startswith("NVIDIA GeForce RTX 2080 Ti") for line in lines)
 
 
-def test_calibrating_needs_the_device(here, capsys):
-    devices = {"cpu": make.record().environment}
-
-    with pytest.raises(UserError, match="measures 'cuda:0' first") as raised:
-        device_choice.refuse_absent(["cuda:0", "fake:cuda"], devices)
-
-    assert raised.value.exit_code == 3
-    device_choice.refuse_absent(["cpu", "fake:cuda"], devices)
-
-
 def test_a_calibrated_prediction_measures_the_baselines_operators_first():
     request = Request(model="mlp", segments="2", device="fake:cpu", calibrate=True)
 
@@ -180,15 +130,6 @@ def test_a_calibrated_prediction_measures_the_baselines_operators_first():
     assert (first.case.device, first.case.strategy) == ("cpu", "none")
     assert OPERATORS in first.passes
     assert {trial.case.device for trial in others} == {"fake:cpu"}
-
-
-def test_a_run_that_predicts_measures_everything_before_the_first_prediction():
-    request = Request(model="mlp", segments="2", predict=True, rounds=2)
-
-    trials = check(request, lambda word: "cpu").trials
-
-    assert [trial.case.device for trial in trials] == ["cpu", "cpu", "fake:cpu", "fake:cpu", "cpu", "cpu"]
-    assert [OPERATORS in trial.passes for trial in trials] == [True, False, False, False, False, False]
 
 
 def test_the_error_is_of_the_same_case_on_the_same_kind_of_device():
@@ -227,26 +168,6 @@ def test_a_device_holds_what_needs_no_more_than_it_has_and_recomputes_least():
     assert found[0].needed_bytes == 12 * GIB + gpu_specs.CONTEXT_BYTES
 
 
-def test_a_device_that_holds_it_with_no_strategy_is_listed_as_such():
-    found = memory_fit.fits(rows([predicted(peak=30 * GIB), predicted("all", peak=20 * GIB)]), [gpu_specs.find("t4")])
-
-    table = max_batch.fit_table(found).plain
-
-    assert found[0].strategy is None
-    assert found[0].needed_bytes == 20 * GIB + gpu_specs.CONTEXT_BYTES
-    assert "with no strategy here" in table
-    assert "predicted, not measured" in table
-
-
-def test_a_published_system_is_met_without_a_device(here, capsys):
-    code = answer(["reproduce", "dense-16-32", "--predict", "--device", "t4", "-o", "run"])
-
-    out = capsys.readouterr().out
-    assert code == 0
-    assert "predicted, not measured" in out
-    assert "Tesla T4" in out
-
-
 def estimated(device: str, strategy: str = "none", calibration: Calibration | None = None, model: str = SMALL):
     return predict(Trial(case=make.case(strategy, model=Choice(model), device=device), calibration=calibration))
 
@@ -261,24 +182,6 @@ def test_estimates_are_scaled_to_the_row_that_was_measured_on_that_gpu():
     assert none.readings.step_seconds == pytest.approx((0.5,))
     assert every.readings.step_seconds == pytest.approx((0.5 * plain,))
     assert "scaled to the measured row" in next(note.text for note in every.notes if note.code == "GCP016")
-
-
-@pytest.mark.slow
-def test_estimates_are_not_scaled_to_what_another_gpu_did():
-    elsewhere = Calibration(hidden_bytes={}, device_name=gpu_specs.find("h100").name, step_seconds=0.5)
-
-    found = estimated("fake:t4", "none", elsewhere)
-
-    assert found.readings.step_seconds == estimated("fake:t4").readings.step_seconds
-    assert "scaled" not in next(note.text for note in found.notes if note.code == "GCP016")
-
-
-@pytest.mark.slow
-def test_beside_a_measurement_the_time_is_estimated_for_the_gpu_that_was_measured():
-    known = Calibration(hidden_bytes={}, device_name=gpu_specs.find("l4").name)
-
-    assert estimated("fake:cuda", "none", known).readings.step_seconds == estimated("fake:l4").readings.step_seconds
-    assert estimated("fake:cuda").readings.step_seconds is None
 
 
 def test_beside_a_measurement_products_take_the_workspace_of_the_gpu_that_was_measured():

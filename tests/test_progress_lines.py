@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from threading import Event
@@ -19,7 +18,7 @@ from profiler.core.case import Case
 from profiler.engines.local import Local
 from profiler.views.tables.progress import LATER_SHARE, Follow
 from tests import examples, golden_files, make
-from tests.program import PATIENCE_SECONDS, environment
+from tests.program import PATIENCE_SECONDS
 
 
 def told(outcome: str, tmp_path) -> str:
@@ -33,11 +32,6 @@ def told(outcome: str, tmp_path) -> str:
 @pytest.mark.parametrize("outcome", progress.FAILURES)
 def test_of_every_failure_the_last_words_are_told(tmp_path, outcome: str):
     assert "a loss of integers" in told(outcome, tmp_path)
-
-
-@pytest.mark.parametrize("outcome", ["skipped", "out_of_memory"])
-def test_a_finding_is_no_failure(tmp_path, outcome: str):
-    assert told(outcome, tmp_path) == ""
 
 
 class Clock:
@@ -113,17 +107,6 @@ def test_later_rounds_take_a_part_of_the_first_until_one_has_ended():
     assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]  # the last two came at once
 
 
-def test_two_devices_take_half_as_long_for_later_rounds():
-    clock = Clock()
-    follow = live(80, clock, two_cases_in_three_rounds())
-
-    for still, (clock.seconds, number) in zip((5, 4, 3), ((10.0, 1), (10.0, 1), (13.0, 2)), strict=True):
-        stages = {"time": 10.0 if number == 1 else 6.0}  # each by itself 10 s, and 6 s
-        follow.show(make.record(round=number, stage_seconds=stages), left=still)
-
-    assert follow.left_seconds() == 3 * 6 / 2
-
-
 def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
     file, clock = io.StringIO(), Clock()
 
@@ -132,18 +115,6 @@ def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
             follow.show(make.record(), left=left)
 
     assert [line.partition("; ")[2] for line in file.getvalue().splitlines()] == ["40 s left", "20 s left", ""]
-
-
-def test_quiet_shows_no_progress_but_what_went_wrong():
-    file = io.StringIO()
-
-    with Follow(file, is_quiet=True) as follow:
-        follow.show(make.record(), left=3)
-        follow.show(make.record("all", outcome="skipped", detail="no blocks match 'nope*'"), left=0)
-
-    (line,) = file.getvalue().splitlines()
-    assert line.startswith("[2/2]")
-    assert line.endswith("all round 1: skipped, peak 100 MiB, step 110 ms, no blocks match 'nope*'")
 
 
 PHASES = (  # a command that is interrupted while torch is being imported
@@ -167,16 +138,6 @@ def test_an_interrupt_before_there_is_a_result_is_told(words, here, monkeypatch,
     assert code == 130
     assert capsys.readouterr().err.splitlines()[-1].removeprefix("gcprof: ").startswith("interrupted; ")
     assert [path for path in here.rglob("*") if path.is_file()] == []
-
-
-def test_an_interrupt_after_the_last_trial_says_that_all_is_kept(here):
-    code = "from profiler.cli.output import Terminal\nimport os, signal\nwith Terminal().watch(()):\n    pass\n"
-
-    words = [sys.executable, "-c", f"{code}os.kill(os.getpid(), signal.SIGINT)"]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
-
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr == "\ninterrupted; every trial that was printed is kept\n"
 
 
 def test_where_nobody_watches_long_work_says_that_it_goes_on(monkeypatch, capsys):

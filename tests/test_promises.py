@@ -19,9 +19,9 @@ from profiler.core.errors import UserError
 from profiler.core.record import Readings
 from profiler.core.units import MISSING
 from profiler.runs import store
-from profiler.views.export import csv, markdown
+from profiler.views.export import csv
 from profiler.views.tables import terminal
-from profiler.views.tables.columns import groups, main, reasons
+from profiler.views.tables.columns import groups
 from profiler.workflows import owed_trials
 from tests import examples, make
 from tests.conftest import measured
@@ -138,16 +138,6 @@ def test_promise_5_what_was_not_measured_is_no_zero():
     assert cells["peak_bytes"] == ""
     assert MISSING in line.split()
     assert not re.search(r"\b0(\.0+)?\b", line)
-
-
-@pytest.mark.parametrize("view", [terminal.table, lambda rows: markdown.markdown(main(rows)), csv.table])
-def test_promise_5_the_reason_is_told_with_what_is_missing(view):
-    lost = make.failed("all", "crashed", "killed in memory by SIGSEGV")
-
-    shown = str(view(rows([make.record("none"), lost])))
-    told = "\n".join([shown, *reasons(rows([make.record("none"), lost]))]) if view is terminal.table else shown
-
-    assert "killed in memory by SIGSEGV" in told
 
 
 def test_promise_6_a_newer_file_is_refused_whole(tmp_path):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from profiler.analysis.growth_fit import exponent
-from profiler.analysis.reproduction import TABLE, UNITS, PublishedFigure, Reproduction, activation_bytes, lines
+from profiler.analysis.reproduction import TABLE, PublishedFigure, Reproduction, activation_bytes, lines
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core.case import Choice
-from profiler.core.errors import UserError
 from profiler.core.record import Built, Equality, Note
 from profiler.request import spec
 from profiler.runs import store
@@ -23,38 +21,10 @@ from profiler.views.tables import reproduction
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System
 from tests import make
-from tests.commands import gcprof
 from tests.make import MIB, case, failed, record
 
-ROOT = Path(__file__).parents[1]
 NAMES = reproduce.names()
 RANDOM_STATE = 5056  # bytes of the CPU's, which every checkpoint keeps
-
-SMALL = """
-title = "one"
-source = "nobody"
-[full]
-model = "mlp"
-strategies = "all"
-[cpu]
-reduced = "batch 2"
-batch_size = 2
-[[row]]
-strategy = "none"
-quantity = "saved_bytes"
-published = 5
-unit = "B"
-[[row]]
-strategy = "all"
-quantity = "peak_change"
-unit = "%"
-"""
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "system.toml"
-    path.write_text(text)
-    return path
 
 
 def cases(system: System, size: str, device: str = "cuda:0"):
@@ -72,53 +42,6 @@ def test_every_figure_is_about_exactly_one_case_of_its_plan_or_is_fitted_to_at_l
         chosen = sum(wanted.chooses(case) for case in planned)
         is_fitted = wanted.quantity.endswith("_growth")
         assert chosen >= 3 if is_fitted else chosen == 1, (wanted.label, wanted.quantity, chosen)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_smaller_on_a_cpu_is_said(name):
-    system = reproduce.find(name)
-    measured = [
-        {(case.model, case.strategy, case.batch_size, case.accumulate) for case in cases(system, size)}
-        for size in SIZES
-    ]
-
-    assert (measured[0] != measured[1]) == (system.cpu.reduced is not None)
-    assert system.full.reduced is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_figure_is_of_a_known_quantity_in_a_unit_of_its_kind(name):
-    system = reproduce.find(name)
-
-    for wanted in (*system.full.wanted, *system.cpu.wanted):
-        assert wanted.unit in UNITS[TABLE[wanted.quantity].kind], (wanted.label, wanted.quantity)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('source = "nobody"', 'sauce = "nobody"'),
-        ('model = "mlp"', 'modle = "mlp"'),
-        ("published = 5", "publisht = 5"),
-        ('strategy = "all"\nq', 'strategy = "al"\nq'),
-    ],
-)
-def test_a_word_that_means_nothing_is_refused(tmp_path, old, new):
-    assert SMALL.count(old) == 1
-
-    with pytest.raises((UserError, msgspec.ValidationError)):
-        reproduce.load(written(tmp_path, SMALL.replace(old, new)))
-
-
-def test_a_row_may_differ_between_the_sizes_and_stand_for_several_figures(tmp_path):
-    more = SMALL + 'cpu = { strategy = ["all", "none"], published = -3 }\n'
-
-    system = reproduce.load(written(tmp_path, more))
-
-    assert [one.strategy for one in system.full.wanted] == ["none", "all"]
-    assert [(one.strategy, one.published) for one in system.cpu.wanted] == [("none", 5), ("all", -3), ("none", -3)]
-    assert (system.full.request.batch_size, system.cpu.request.batch_size) == (None, "2")
-    assert system.cpu.request.model == "mlp"
 
 
 EXPECTED: dict[str, list[Any]] = {  # ours, in the order of the file
@@ -149,32 +72,6 @@ def test_what_can_be_counted_by_hand_is_what_comes_out(name, here, capfd):
     assert "the source does not say" in (here / "run" / "derived" / "reproduction.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_a_run_is_shown_again_without_torch_and_is_of_no_other_system(here, capsys):
-    assert answer(["reproduce", "dense-16-32", "--device", "cpu", "-o", "run"]) == 0
-    first = capsys.readouterr().out
-
-    again = gcprof("reproduce", "dense-16-32", "--from", "run", torch=False)
-    other = gcprof("reproduce", "adam-states", "--from", "run", torch=False)
-
-    assert (again.returncode, again.stdout) == (0, first)
-    assert other.returncode == 4
-    assert "'run' is not a run of adam-states" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("device", "full", "arithmetic"),
-    [("cpu", False, 16584), ("cpu", True, 16584), ("cuda:0", False, 11528), ("cuda:0", True, 11528)],
-)
-def test_where_both_sizes_are_the_same_run_the_arithmetic_is_that_of_the_device(device, full, arithmetic):
-    system = reproduce.find("simple-mlp")
-
-    for size in (system.size_on(device, full=full), system.size_of(set(cases(system, "full", device)))):
-        (line,) = (one for one in size.wanted if one.quantity == "saved_bytes" and one.strategy == "every")  # k is 2
-        assert line.published == arithmetic
-
-
 @pytest.mark.parametrize(
     ("device", "full", "size"), [("cpu", False, "cpu"), ("cpu", True, "full"), ("cuda:0", False, "full")]
 )
@@ -198,21 +95,6 @@ def test_steps_of_a_trainer_are_no_steps_of_ours(notes, code, here, capsys):
 
     assert answer(["reproduce", "hf-trainer", "--from", "run"]) == code
     assert ("'run' is not a run of hf-trainer" in capsys.readouterr().err) == bool(code)
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["three-polices"], "did you mean 'three-policies'?"),
-        (["--full"], "needs a name"),
-        (["bert", "--from", "x", "--full"], "--full has no effect with --from"),
-        (["bert", "--from", "x", "--from", "y", "--json"], "--json prints one run"),
-    ],
-)
-def test_impossible_words_are_refused(words, complaint, here, capsys):
-    assert answer(["reproduce", *words]) == 2
-
-    assert complaint in capsys.readouterr().err
 
 
 SWEEP = rows(
@@ -299,11 +181,6 @@ def test_the_exponent_of_a_power_is_found(power):
     assert exponent(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power)
 
 
-def test_an_exponent_needs_three_points_of_different_size():
-    assert exponent([1, 2], [1, 2]) is None
-    assert exponent([2, 2, 2], [1, 2, 3]) is None
-
-
 def test_growth_is_fitted_to_the_rows_that_are_ok():
     grown = [
         record("none", saved=size * MIB, case=case("none", batch_size=size), built=_built(size)) for size in (9, 21, 39)
@@ -347,12 +224,6 @@ def test_sizes_of_a_reduced_model_are_not_compared_but_ratios_are():
     size, time, ratio = lines(wanted, SWEEP, reduced=True)
 
     assert [reproduction._difference(line) for line in (size, time, ratio)] == ["other size", "other size", "none"]
-
-
-def test_what_could_not_be_measured_has_its_reason():
-    assert one("all", "peak_change", unit="%").reason == "out of memory: tried 1 GiB"
-    assert one("first:n=2", "peak_change", unit="%").reason == "not in this run"
-    assert one("none", "saved_bytes", unit="B").reason is None
 
 
 AGAINST_NONE = ("saved_change", "peak_change", "time_change", "saved_share", "peak_share")

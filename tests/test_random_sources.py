@@ -7,11 +7,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from profiler.analysis.rows import verdict
 from profiler.training import random_sources
-from profiler.training.models import user
 from tests.conftest import measured
 from tests.plain_steps import apart, chain, two_steps
 from tests.user_models import draws
@@ -56,14 +54,6 @@ def test_what_nobody_can_seed_is_never_a_saving():
     assert "nothing can be verified" in every.detail
 
 
-def test_without_a_draw_the_same_blocks_are_equal_to_the_bit():
-    _, every = records("none")
-
-    assert every.outcome == "ok"
-    assert every.equality.random_sources == ()
-    assert verdict(every) == "bit-equal"
-
-
 def test_the_users_own_global_states_are_put_back():
     random.seed(5)
     np.random.seed(5)
@@ -74,14 +64,3 @@ def test_the_users_own_global_states_are_put_back():
         random.random()
 
     assert (random.random(), np.random.rand()) == expected
-
-
-def test_every_source_of_a_model_has_a_name_and_a_state():
-    workload = user.build(f"{FILE}:make", source="none")
-    random_sources.seed(workload, 0)
-    before = random_sources.states(workload, torch.device("cpu"))
-    workload.module.get_submodule("1").numpy.random()
-    after = random_sources.states(workload, torch.device("cpu"))
-
-    assert set(SEEDED.values()) <= set(before)
-    assert [name for name in before if not torch.equal(before[name], after[name])] == ["1.numpy"]

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import cache
 from math import ceil
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
-import torch
-from torch.distributed.launcher.api import LaunchConfig
 
-from profiler.analysis.flat_row import flat_row
-from profiler.analysis.memory_fit import samples_per_second
-from profiler.analysis.rows import rows
 from profiler.analysis.sanity import impossible
 from profiler.core.case import OPERATORS, Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Conditions, RankBytes, Readings
 from profiler.core.units import MIB
-from profiler.engines.local import Local
-from profiler.measuring import ranks as launcher
 from profiler.measuring.meters import time
 from profiler.measuring.ranks import Group
 from profiler.request import device_choice
 from profiler.training.assemble import assemble
 from profiler.training.distributed.torch_ranks import fsdp2
 from profiler.training.models.built_in import transformer
-from profiler.views.tables import columns, samples
 from tests import killed, make
 from tests.plans import written
-from tests.program import PATIENCE_SECONDS, Started, environment
+from tests.program import PATIENCE_SECONDS, Started
 
 MODELS = {
     "transformer": ("transformer:layers=4,width=32,sequence=16,vocabulary=64", 2),
@@ -143,36 +131,6 @@ def test_fsdp2_gathers_the_root_and_one_block_at_a_time_and_a_run_of_blocks_no_m
     assert gathered["plan"] <= root + 2 * block
 
 
-@pytest.mark.nightly
-def test_a_record_with_ranks_says_how_it_was_made(records):
-    record = records["transformer", "fsdp2", "none"]
-    (row,) = rows([record])
-
-    assert record.environment.num_threads == int(os.environ["OMP_NUM_THREADS"])
-    assert record.built.num_parameters == sum(parameter.numel() for parameter in parameters("transformer"))
-    assert len(record.readings.step_seconds) == 2
-    assert "2 ranks, fsdp2" in ", ".join(columns.setting([row]))
-    assert (flat_row(row)["parallel"], flat_row(row)["ranks"]) == ("fsdp2", 2)
-    assert flat_row(row)["static_gathered_parameters_bytes"] == 0
-    assert samples_per_second(row) == pytest.approx(2 * 2 / row.step_seconds)
-
-
-@pytest.mark.slow
-def test_show_has_a_line_for_ranks_that_hold_the_same_and_one_for_each_that_does_not():
-    alike = RankBytes(static_bytes={"parameters": 20 * MIB}, saved_bytes=30 * MIB, peak_bytes=80 * MIB)
-    more = msgspec.structs.replace(alike, peak_bytes=90 * MIB, gathered_bytes=10 * MIB)
-    record = make.record(case=case(ranks=3), peak=90 * MIB)
-    held = msgspec.structs.replace(record.readings, ranks=(alike, alike, more))
-
-    shown = samples.ranks(rows([msgspec.structs.replace(record, readings=held)]))
-
-    assert [line.split() for line in shown.plain.splitlines()[-2:]] == [
-        ["none", "0-1", "80.0", "30.0", "20.0", "20.0", "-"],
-        ["none", "2", "90.0", "30.0", "20.0", "20.0", "10.0"],
-    ]
-    assert samples.ranks(rows([make.record()])) is None
-
-
 def test_a_record_whose_ranks_do_not_fit_together_is_no_result():
     rank = RankBytes(static_bytes={"parameters": MIB}, saved_bytes=MIB, peak_bytes=2 * MIB)
     low = msgspec.structs.replace(rank, saved_bytes=3 * MIB)
@@ -229,24 +187,6 @@ def faulty(fault):
 
 
 @pytest.mark.nightly
-def test_a_rank_that_never_comes_is_ended_with_the_others_when_the_stage_is_over():
-    with Local(stage_seconds=8.0) as engine:
-        (record,) = engine.run([Trial(case=faulty("hang"))])
-        server = psutil.Process(engine._servers[False].process.pid)
-
-        assert record.outcome == "timed_out"
-        assert server.children(recursive=True) == []
-
-
-@pytest.mark.slow
-def test_the_same_batch_on_all_ranks_is_noted(engine):
-    (record,) = engine.run([Trial(case=faulty("none"), passes=("equality",))])
-
-    assert record.outcome == "ok", record.detail
-    assert [note.code for note in record.notes] == ["GCP035"]
-
-
-@pytest.mark.nightly
 def test_no_rank_outlives_a_run_that_is_killed(here, tag):
     words = ("--model", f"{FAULTY}:make:fault=hang", "--ranks", "2", "--strategies", "none", "--device", "cpu")
     with Started("run", *words, "-o", "run", cwd=here, tag=tag) as run:
@@ -290,47 +230,6 @@ def test_a_parameter_that_two_blocks_share_cannot_be_sharded_twice():
 
     with pytest.raises(Unsupported, match=r"FSDP2 shards 'blocks.1.out.weight' once, and 'blocks.0' and 'blocks.1'"):
         fsdp2(workload, None)
-
-
-def test_the_process_that_starts_the_ranks_asks_nothing_of_cuda(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: asked.append(1))
-
-    made = launcher._configuration(2)
-
-    assert made.numa_options is None
-    assert asked == []
-    LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
-    assert asked  # as it would by itself
-
-
-FORKED_SLOWLY = """
-import os, sys, time
-from profiler.measuring import ranks
-
-log = open(sys.argv[1], "a", buffering=1)
-tried = ranks._connected
-def connected(device):
-    print("connects", file=log)
-    return tried(device)
-ranks._connected = connected
-launcher = os.getpid()
-os.register_at_fork(before=lambda: os.getpid() == launcher and (time.sleep(0.3), print("fork", file=log)))
-print(ranks.launch(3, "cpu", lambda group: b"%d ranks" % group.size, failed=lambda error, rank: b"").decode())
-"""
-
-
-@pytest.mark.slow
-def test_no_rank_connects_to_the_launcher_while_it_forks_others(tmp_path):
-    """A thread of the launcher may hold a lock of the C library for each that connects, and forks copy held locks."""
-    log = tmp_path / "log"
-
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKED_SLOWLY, log], env=environment(), capture_output=True, text=True
-    )
-
-    assert ended.stdout == "3 ranks\n", ended.stderr
-    assert log.read_text().split() == ["fork"] * 3 + ["connects"] * 3
 
 
 class Slower(Group):

@@ -48,18 +48,6 @@ def test_of_a_path_only_the_name_of_a_file_is_told(text: str, told: str):
     assert hidden(told) == told
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1.5 GiB/s at ~5 % of 3/4, x / y, cuda:0, and/or",
-        "torchvision:resnet18, 1 / 2",
-        "it's 3/4 of a step, isn't it.No",
-    ],
-)
-def test_what_is_no_place_stays(text: str):
-    assert hidden(text) == text
-
-
 @pytest.mark.parametrize("words", [["show", "--format", "md"], ["report", "-o", "page.html"]])
 def test_a_block_and_a_report_hide_the_same(here: Path, capsys: pytest.CaptureFixture[str], words: list[str]):
     detail = ", ".join(text for text, _ in TELLING)

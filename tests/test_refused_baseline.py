@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from profiler.cli import answer
@@ -45,42 +43,7 @@ def test_a_model_whose_own_step_fails_is_told_once_in_the_users_frames_and_stops
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_model_that_is_refused_stops_too_and_the_document_says_that_all_is_done(here, capsys):
-    assert answer(["run", "--model", f"{PATH}:refuses", *STRATEGIES, *QUICK, "--rounds", "1", "--json"]) == 1
-
-    document = json.loads(capsys.readouterr().out)
-    assert (document["status"], document["exit_code"]) == ("complete", 1)
-    assert outcomes(here) == [("none", 1, "invalid")]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_a_failed_measurement_is_not_predicted_either_and_another_model_is_still_run(here, capsys):
-    models = f"{PATH}:make,mlp"
-
-    assert answer(["run", "--model", models, "--strategies", "none,all", "--predict", *QUICK, "--rounds", "1"]) == 1
-
-    records = store.load(here / "run").records
-    failed = [record for record in records if record.case.model == f"{PATH}:make"]
-    assert [(record.case.device, record.outcome) for record in failed] == [("cpu", "failed")]
-    assert len(records) == 1 + 4
-    printed = capsys.readouterr()
-    assert "failed" in printed.out  # in its row, beside the others
-    assert "[5/5]" in printed.err
-    assert "[1/5]" in printed.err
-
-
-@pytest.mark.usefixtures("shared")
 def test_a_baseline_that_is_out_of_memory_still_lets_checkpointed_rows_run(here):
     assert answer(["run", "--model", f"{PATH}:too_large", "--strategies", "none,all", *QUICK, "--rounds", "1"]) == 1
 
     assert outcomes(here) == [("none", 1, "out_of_memory"), ("all", 1, "out_of_memory")]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_model_that_has_no_such_blocks_did_not_fail(here, capsys):
-    assert answer(["run", "mlp", "--blocks", "nope*", *QUICK]) == 1
-
-    assert outcomes(here) == [("none", 1, "skipped")]
-    why = "not even the step without checkpointing can be run as requested (no blocks match 'nope*'; "
-    assert why in capsys.readouterr().err

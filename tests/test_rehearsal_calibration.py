@@ -10,8 +10,8 @@ from profiler.core.errors import UserError
 from profiler.core.gpu_specs import HOLLOW
 from profiler.core.record import Conditions, PhaseBytes
 from profiler.core.units import GIB, MIB
-from profiler.workflows.absent_gpus import calibrated, measured_sizes
-from tests import examples, make
+from profiler.workflows.absent_gpus import measured_sizes
+from tests import make
 
 H100 = gpu_specs.find("h100").name
 
@@ -47,10 +47,3 @@ def test_the_memory_of_other_processes_is_no_context():
 def test_a_rehearsed_record_and_one_of_another_gpu_tell_nothing(record):
     with pytest.raises(UserError, match="nothing in it was measured on h100"):
         measured_sizes([record], "h100")
-
-
-def test_what_is_said_goes_before_what_was_measured(tmp_path):
-    run = str(examples.run(tmp_path / "run", [measured()]).folder)
-
-    assert calibrated("h100", run) == f"rehearse:h100:context={500 * MIB},cudnn_workspace={64 * MIB}"
-    assert calibrated("H100", run, context="1GiB", memory=None).startswith("rehearse:H100:context=1GiB,cudnn")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from profiler.core import devices, gpu_specs
+from profiler.core import devices
 from profiler.core.errors import UserError
-from profiler.core.record import Environment, evidence
-from profiler.core.units import GIB, MIB, bytes_text
-from profiler.request.device_choice import choose_device, environment
+from profiler.core.record import evidence
+from profiler.core.units import MIB, bytes_text
 from profiler.runs import store
-from tests import make
 from tests.program import gcprof
 
 pytestmark = pytest.mark.slow
@@ -42,58 +39,6 @@ def tried(batch_size: int = 8):
     module, batch, loss = make(batch_size)
     assert module(batch).item() is not None
     return module, batch, loss
-"""
-
-DIES = """
-import os
-import torch
-from torch import nn
-
-def make(batch_size: int = 8):
-    return nn.Linear(8, 8), torch.zeros(batch_size, 8), lambda output: os.abort()
-"""
-
-LEAN = """
-import sys
-import torch
-from torch import nn
-
-def loss(output):
-    assert not {"sympy", "torch._dynamo.convert_frame"} & sys.modules.keys()
-    return output.sum()
-
-def make(batch_size: int = 8):
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.zeros(batch_size, 8), loss
-"""
-
-ASKS = """
-import torch
-import torchvision
-from torch import nn
-
-class Net(nn.Linear):
-    def forward(self, x):
-        torch.eye(8, device=x.device).to_sparse().coalesce()
-        torchvision.ops.nms(x[:, :4], x[:, 4], 0.5)
-        out = super().forward(x)
-        if not out.isfinite().all():
-            raise ValueError("not finite")
-        return out.mean()
-
-def make(batch_size: int = 8):
-    return nn.Sequential(Net(64, 64)), torch.zeros(batch_size, 64), lambda output: output
-"""
-
-FAILS = """
-from torch import nn, zeros
-
-class Net(nn.Linear):
-    def forward(self, x):
-        kept = (x[:, 0] > -1).nonzero().shape[0]
-        return super().forward(x.view(kept, 64)).mean()
-
-def make(batch_size: int = 8):
-    return nn.Sequential(Net(64, 64)), zeros(batch_size, 64), lambda output: output
 """
 
 
@@ -135,41 +80,6 @@ def test_a_rehearsal_has_no_gradients_and_the_times_that_a_trace_estimates(both)
     assert "rehearsed, not measured" in done.stdout
 
 
-def test_it_is_the_same_bytes_as_where_the_whole_process_sees_that_gpu(both, hollow):
-    _, stored, here = both
-    words = ("run", "--model", MODEL, "--strategies", "all", "--batch-size", "4", "--device", "cuda", "--rounds", "1")
-    done = hollow.gcprof(*words, "-o", "seen", cwd=here, device="h100")
-    assert done.returncode == 0, done.stderr
-
-    for (_, strategy), record in records(here / "seen").items():
-        estimated = {f"{phase}_seconds": None for phase in ("forward", "backward", "optimizer", "step")}
-        assert record.readings == msgspec.structs.replace(stored["rehearse:h100", strategy].readings, **estimated)
-
-
-@pytest.mark.nightly
-def test_every_row_of_a_command_is_the_same_row_alone_and_one_that_dies_takes_no_other_with_it(hollow, tmp_path):
-    (tmp_path / "dies.py").write_text(DIES)
-    words = ("rehearse", f"dies.py:make,{MODEL}", "--device", "t4,h100", "--strategies", "sqrt,all")
-    done = gcprof(*words, "-o", "mixed", cwd=tmp_path)
-    assert "crashed" in done.stdout, done.stderr
-    for gpu in ("t4", "h100"):
-        for strategy in ("sqrt", "all"):
-            words = ("rehearse", MODEL, "--device", gpu, "--strategies", strategy)
-            gcprof(*words, "-o", f"alone-{gpu}-{strategy}", cwd=tmp_path)
-
-    rows = store.load(tmp_path / "mixed").records
-    alone = {
-        record.case: record for folder in tmp_path.glob("alone-*") for record in store.load(folder).records
-    }  # a baseline is also there before the others, each time the same
-    assert len(alone) == 6
-    for record in rows:
-        if "dies" in str(record.case.model):
-            assert record.outcome in ("crashed", "skipped")
-        else:
-            assert record.readings == alone.pop(record.case).readings
-    assert not alone
-
-
 def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, tmp_path):
     words = ("rehearse", "mlp:width=4096", "--device", "t4", "--memory", "128MiB", "--strategies", "none")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
@@ -188,26 +98,6 @@ def test_memory_runs_out_where_it_is_said_to_end_by_pytorchs_own_error(hollow, t
     assert "out of memory (rehearsed)" in done.stdout
 
 
-def test_what_the_context_takes_is_not_there_for_tensors(hollow, tmp_path):
-    words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory", "1GiB", "--context", "100MiB")
-    done = gcprof(*words, "-o", "run", cwd=tmp_path)
-    (record,) = store.load(tmp_path / "run").records
-
-    assert done.returncode == 0, done.stderr
-    assert record.case.device == f"rehearse:t4:memory={GIB},context={100 * MIB}"
-    assert record.readings.device_bytes == record.readings.reserved_bytes + 100 * MIB
-
-
-def test_a_step_that_nearly_fills_the_gpu_is_called_too_near_to_tell(hollow, tmp_path):
-    words = ("rehearse", "mlp", "--device", "t4", "--strategies", "none", "--memory")
-    near = gcprof(*words, "600MiB", cwd=tmp_path)
-    far = gcprof(*words, "800MiB", cwd=tmp_path)
-
-    assert "GCP042" in near.stdout
-    assert "too near to tell whether it fits" in near.stdout
-    assert "GCP042" not in far.stdout
-
-
 @pytest.mark.parametrize("factory", ["make", "tried"])
 def test_a_factory_that_reads_the_output_is_called_on_the_cpu_and_the_steps_reads_are_named(factory, hollow, tmp_path):
     (tmp_path / "net.py").write_text(READS)
@@ -219,31 +109,6 @@ def test_a_factory_that_reads_the_output_is_called_on_the_cpu_and_the_steps_read
     assert record.built.num_parameters == 64 * (32 + 48 + 64)  # the device itself would say 0 of every rate
     assert ("item (net.py:20)" in notes.get("GCP040", "")) == (factory == "tried")
     assert "nonzero (net.py:13)" in notes["GCP041"]
-
-
-def test_sizes_without_a_tag_and_the_users_own_checks_are_named_as_reads_of_values(hollow, tmp_path):
-    (tmp_path / "net.py").write_text(ASKS)
-    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
-    (record,) = store.load(tmp_path / "run").records
-    (text,) = [note.text for note in record.notes if note.code == "GCP041"]
-
-    assert done.returncode == 0, done.stderr  # the check for finite values passes
-    assert "_to_sparse (net.py:8)" in text
-    assert "nms (net.py:9)" in text
-    assert "item (net.py:11)" in text
-
-
-def test_a_step_that_fails_after_it_read_values_says_that_they_were_zeros(hollow, tmp_path):
-    (tmp_path / "net.py").write_text(FAILS)
-    done = gcprof("rehearse", "net.py:make", "--strategies", "none", "-o", "run", cwd=tmp_path)
-    (record,) = store.load(tmp_path / "run").records
-
-    assert done.returncode == 1, done.stderr
-    assert record.outcome == "failed"
-    assert [(note.code, note.text) for note in record.notes] == [
-        ("GCP041", "the step reads values, which are zeros or leftovers here: nonzero (net.py:6)")
-    ]
-    assert "nonzero (net.py:6)" in done.stderr
 
 
 def test_initialisers_and_offloading_read_no_value_that_a_size_follows_from(hollow, tmp_path):
@@ -311,19 +176,6 @@ def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "resolved"),
-    [
-        ("rehearse:h100", "rehearse:h100"),
-        ("rehearse:T4:memory=8GiB", f"rehearse:t4:memory={8 * GIB}"),
-        ("rehearse:t4:memory=50%", f"rehearse:t4:memory={gpu_specs.find('t4').memory_bytes // 2}"),
-        ("rehearse:v100:context=500MiB,memory=8GiB", f"rehearse:v100-16:memory={8 * GIB},context={500 * MIB}"),
-    ],
-)
-def test_a_gpu_is_named_by_its_word_and_sizes_in_bytes(word, resolved):
-    assert choose_device(word, ["cpu"]) == str(devices.parse(resolved)) == resolved
-
-
-@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("rehearse:h1000", "no GPU is called 'h1000'"),
@@ -339,25 +191,6 @@ def test_what_is_no_such_gpu_is_refused(word, message):
         devices.absent(word)
 
     assert message in refused.value.message
-
-
-def test_a_rehearsed_case_foresees_the_same_gpu_and_is_no_measurement():
-    case = make.case(device="rehearse:h100:memory=1073741824")
-
-    assert case.is_rehearsed
-    assert not case.is_predicted
-    assert case.foreseen.device == "fake:h100"
-    assert case.twin == make.case(device="cuda:0").twin
-    assert evidence(case, None) == "rehearsed"
-
-
-def test_the_environment_names_the_gpu_as_hollow_before_it_is_opened():
-    versions = Environment(gcprof="0.1.0", python="3.11.2", system="Linux x86_64", driver="570.1", device_uuid="GPU-1")
-    device = environment("rehearse:t4:memory=1073741824", {"cpu": versions})
-
-    assert device.device_name == f"Hollow {gpu_specs.find('t4').name}"
-    assert device.device_bytes == GIB
-    assert (device.driver, device.device_uuid) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -58,20 +58,3 @@ def test_an_operator_that_fails_by_shapes_or_devices_has_read_no_values(rehearse
     assert rehearsed[model].outcome == "failed"
     assert words in rehearsed[model].detail
     assert rehearsed[model].notes == ()
-
-
-def test_a_workspace_that_no_convolution_takes_is_said_to_have_no_effect(rehearsed):
-    texts = {
-        name: [note.text for note in rehearsed[name].notes if note.code == "GCP039"] for name in ("mlp", "convolutions")
-    }
-
-    without = "; cuDNN ran no convolution, so that its workspace of 1.00 MiB has no effect"
-    assert [text.endswith(without) for text in texts["mlp"]] == [True]
-    assert [without in text for text in texts["convolutions"]] == [False]
-
-
-def test_explain_says_the_same(hollow, here):
-    done = gcprof("explain", MODELS["lstm"], "--device", "rehearse:h100", cwd=here)
-
-    assert done.returncode == 0, done.stderr
-    assert "recurrent networks ran by PyTorch's own kernels" in done.stdout + done.stderr

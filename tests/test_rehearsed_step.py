@@ -85,14 +85,6 @@ def test_the_largest_holders_have_their_operator_and_the_users_line(own):
     )
 
 
-def test_it_is_called_rehearsed(own):
-    text, found = own
-
-    assert text.stdout.splitlines()[0] == "own.py:make, none, a batch of its own, sgd, fp32, h100: rehearsed"
-    assert "predict" not in text.stdout + text.stderr
-    assert found["evidence"] == "rehearsed"
-
-
 @pytest.fixture(scope="module")
 def rehearsing(hollow):
     with Local(stage_seconds=PATIENCE_SECONDS, rehearses=True) as engine:
@@ -178,16 +170,6 @@ def test_what_ranks_hold_is_not_followed_and_says_so(rehearsing):
     )
 
     assert "leave the ranks out" in answer["refused"]
-
-
-def test_the_timeline_draws_rehearsed_steps(hollow, here):
-    done = gcprof("timeline", "mlp", "--strategies", "none,all", "--device", "rehearse:t4", "-o", "a.svg", cwd=here)
-
-    assert done.returncode == 0, done.stderr
-    text = (here / "a.svg").read_text(encoding="utf-8")
-    assert text.index("<!-- none -->") < text.index("<!-- all -->")
-    assert "t4: rehearsed" in text
-    assert "gcprof explain mlp --strategies all --device rehearse:t4" in done.stderr
 
 
 @pytest.mark.nightly

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from PIL import Image
 
 from profiler.core.case import Choice
 from profiler.runs.store import load
@@ -79,10 +77,6 @@ def column(visit: Visit, name: str) -> list[str]:
     return cells.all_inner_texts()
 
 
-def colour(visit: Visit) -> str:
-    return visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-
 # --- nothing but itself
 
 
@@ -107,41 +101,6 @@ def test_what_the_policy_does_not_allow_is_stopped_even_where_it_gets_into_the_p
 
 
 # --- the table
-
-
-def test_the_keyboard_sorts_by_a_column_and_back(visit: Visitor):
-    found = visit("reference")
-    button = found.page.get_by_role("button", name="step ms", exact=True)
-    button.focus()
-
-    found.page.keyboard.press("Enter")
-    up = [float(cell) for cell in column(found, "step ms")]
-    found.page.keyboard.press("Space")
-    down = [float(cell) for cell in column(found, "step ms")]
-
-    assert up == sorted(up)
-    assert down == sorted(down, reverse=True)
-    assert up[0] < up[-1]
-    assert found.page.get_by_role("columnheader", name="step ms").get_attribute("aria-sort") == "descending"
-    assert found.page.locator(".said").inner_text() == "sorted by step ms, descending"
-
-
-def test_what_was_not_measured_stays_last_however_one_sorts(visit: Visitor):
-    found = visit("troubled")
-
-    for _ in range(2):
-        found.page.get_by_role("button", name="peak MiB", exact=True).click()
-
-        assert column(found, "peak MiB")[-3:] == ["-", "-", "-"]
-        assert column(found, "peak MiB")[0] != "-"
-
-
-def test_names_sort_by_their_numbers(visit: Visitor):
-    found = visit("reference")
-
-    found.page.get_by_role("button", name="strategy", exact=True).click()
-
-    assert column(found, "strategy")[-2:] == ["segments:k=16", "segments:k=32"]
 
 
 def test_the_filter_leaves_what_matches_and_says_how_much(visit: Visitor):
@@ -175,18 +134,6 @@ def test_the_table_is_copied_as_text(visit: Visitor, button: str, first: str, se
     assert lines[0].startswith(first)
     assert lines[1].startswith(second)
     assert found.page.locator(".said").inner_text() == "copied"
-
-
-def test_where_copying_is_not_allowed_the_text_is_there_to_be_copied_by_hand(visit: Visitor):
-    found = visit("sweep")
-    found.page.evaluate(CLIPBOARD % "throw new Error('not allowed');")
-
-    found.page.get_by_role("button", name="Copy as CSV").click()
-    area = found.page.get_by_label("The table as text")
-    area.wait_for()
-
-    assert area.input_value().startswith("strategy,split")
-    assert "by hand" in found.page.locator(".said").inner_text()
 
 
 def test_no_copied_cell_is_a_formula(visit: Visitor, tmp_path: Path):
@@ -239,14 +186,6 @@ def test_the_slider_stops_at_every_choice_and_changes_there(visit: Visitor):
     ]
 
 
-def test_the_slider_begins_at_what_the_sentence_advises(visit: Visitor):
-    found = visit("reference")
-
-    advised, _, _ = found.page.locator("p.advice").inner_text().partition(" lowers the peak by 16 % ")
-    assert advised.startswith("segments:k=")
-    assert found.page.locator(".slider output").inner_text().startswith(f"take {advised} ")
-
-
 def test_the_best_within_the_budget_is_marked_among_the_points_and_what_is_beyond_is_pale(visit: Visitor):
     found = visit("sweep")
 
@@ -280,20 +219,6 @@ def test_points_are_read_by_pointer_and_by_keyboard_in_the_order_of_their_times(
     assert told[0] == "segments:k=8: peak 225 MiB (-66 %), step 130 ms (+29 % (unsure)), spread ±1.0 %"
 
 
-def test_a_tap_shows_a_point(visit: Visitor):
-    found = visit("sweep", has_touch=True, viewport={"width": 360, "height": 740})
-
-    found.page.locator(".point").nth(2).locator(".touch").tap()
-
-    assert found.page.locator(".shown").inner_text() == found.page.locator(".point").nth(2).get_attribute("aria-label")
-
-
-def test_the_points_are_one_stop_of_the_tab_key(visit: Visitor):
-    found = visit("sweep")
-
-    assert found.page.locator(".point[tabindex='0']").count() == 1
-
-
 # --- everyone can read it
 
 
@@ -302,47 +227,6 @@ def test_axe_finds_nothing(visit: Visitor, name: str, scheme: str):
     found = visit(name, color_scheme=scheme)
 
     assert found.violations() == []
-
-
-def test_axe_would_find_something(visit: Visitor, tmp_path: Path):
-    (tmp_path / "bad.html").write_text("<html><body><input><p style='color:#aaa'>pale</p></body></html>")
-
-    rules = {one.partition(":")[0] for one in visit(tmp_path / "bad.html").violations()}
-
-    assert {"label", "color-contrast", "html-has-lang"} <= rules
-
-
-def test_the_dark_is_dark_and_paper_is_white_even_in_the_dark(visit: Visitor):
-    assert colour(visit("reference")) == "rgb(255, 255, 255)"
-    dark = visit("reference", color_scheme="dark")
-    assert colour(dark) == "rgb(20, 24, 29)"
-
-    dark.page.emulate_media(media="print", color_scheme="dark")
-
-    assert colour(dark) == "rgb(255, 255, 255)"
-
-
-def test_a_switch_goes_from_the_system_s_colours_to_light_to_dark_and_back(visit: Visitor):
-    found = visit("reference", color_scheme="dark")
-    switch = found.page.locator(".theme")
-    seen = []
-
-    for _ in range(4):
-        seen.append((switch.inner_text(), colour(found)))
-        switch.click()
-
-    dark, light = "rgb(20, 24, 29)", "rgb(255, 255, 255)"
-    names = ["as the system", "light", "dark", "as the system"]
-    assert seen == [(f"Colours: {name}", one) for name, one in zip(names, (dark, light, dark, dark), strict=True)]
-
-
-def test_the_command_is_copied_as_it_stands(visit: Visitor):
-    found = visit("reference")
-    found.page.evaluate(CLIPBOARD % "window.copied = words;")
-
-    found.page.get_by_role("button", name="Copy the command").click()
-
-    assert found.page.evaluate("window.copied") == found.page.locator(".command").inner_text()
 
 
 def test_paper_shows_what_is_folded_and_no_tools(visit: Visitor):
@@ -362,51 +246,6 @@ def test_a_phone_scrolls_down_only(visit: Visitor, name: str, width: int):
     found = visit(name, viewport={"width": width, "height": 740})
 
     assert found.page.evaluate("document.documentElement.scrollWidth") == width
-
-
-def edges(wide: Any) -> tuple[bool, bool]:
-    """Whether the left and the right edge of what scrolls are shaded, by the row of pixels below its last line."""
-    image = Image.open(io.BytesIO(wide.screenshot())).convert("RGB")
-    row = [image.getpixel((x, image.height - 8)) for x in range(image.width)]
-    paper = row[image.width // 2]
-    return row[0] != paper, row[-1] != paper
-
-
-def at_start_middle_and_end(wide: Any) -> list[tuple[bool, bool]]:
-    shaded = []
-    for place in ("0", "(e.scrollWidth - e.clientWidth) / 2", "e.scrollWidth"):
-        wide.evaluate(f"e => e.scrollLeft = {place}")
-        shaded.append(edges(wide))
-    return shaded
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_table_that_goes_on_is_shaded_at_its_right_edge_and_beside_its_names(visit: Visitor, scheme: str):
-    found = visit("reference", viewport={"width": 400, "height": 900}, color_scheme=scheme)
-    wide = found.page.locator(".scroll", has=found.page.locator("table.sortable"))
-    shadow = "e => getComputedStyle(e.querySelector('tbody th')).boxShadow"
-
-    before = wide.evaluate(shadow)
-    shaded = at_start_middle_and_end(wide)
-
-    assert shaded == [(False, True), (False, True), (False, False)]
-    assert before == "rgba(0, 0, 0, 0) 0px 0px 0px 0px"
-    assert wide.evaluate(shadow) != before
-    assert wide.locator("thead th").first.bounding_box()["x"] == wide.bounding_box()["x"]
-
-
-@pytest.mark.parametrize("paper", ["#fff", "#1e2129"])
-def test_a_table_of_the_documentation_that_goes_on_is_shaded_at_its_edges(visit: Visitor, tmp_path: Path, paper: str):
-    style = (Path(__file__).parents[1] / "docs" / "site.css").read_text(encoding="utf-8")
-    (tmp_path / "page.html").write_text(
-        f"<style>:root {{ --md-default-bg-color: {paper}; --md-default-fg-color--lighter: #888 }} {style}</style>"
-        f"<body style='background: {paper}'><div class='md-typeset'>"
-        "<div class='md-typeset__scrollwrap' style='overflow-x: auto; padding-bottom: 20px'>"
-        f"<div class='md-typeset__table'><table style='background: {paper}'><td style='min-width: 900px'>wide</table>"
-    )
-    wide = visit(tmp_path / "page.html", viewport={"width": 400, "height": 900}).page.locator("[style^=overflow]")
-
-    assert at_start_middle_and_end(wide) == [(False, True), (True, True), (True, False)]
 
 
 def test_without_scripts_the_choices_and_every_number_are_there(visit: Visitor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +54,6 @@ def test_only_what_was_typed_is_named_where_a_run_began_otherwise(run: Path, cap
     error = capsys.readouterr().err.splitlines()[0]
     assert error.partition("would be mixed: ")[2].startswith("samples 1 -> 9")
     assert not any(word in error for word in ("model", "strategy", "rounds"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_the_command_of_the_hint_measures_the_plan_with_that_one_value_changed(run: Path, capsys: Any):
-    answer(["run", "--resume", "run", "--samples", "9"])
-    hint = capsys.readouterr().err.splitlines()[-1].removeprefix("hint: ").partition(" measures")[0]
-
-    assert answer([*shlex.split(hint)[1:], "-o", "new"]) == 0
-
-    before, after = (store.load(Path(name)).manifest.plan for name in ("run", "new"))
-    assert [(trial.case.strategy, trial.case.samples) for trial in after] == [("none", 9), ("all", 9)]
-    assert [trial.case.model for trial in after] == [trial.case.model for trial in before]
 
 
 @pytest.mark.parametrize(

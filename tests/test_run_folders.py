@@ -39,23 +39,6 @@ def test_a_run_is_found_by_any_part_of_its_name_that_no_other_has(part: str, res
     assert run_folder(part) == Path("results") / FIRST
 
 
-def test_a_run_is_found_by_a_tag_that_no_other_has(results: Path):
-    assert answer(["tag", "3fa9c1", "baseline", "both"]) == 0
-    assert answer(["tag", "77ab02", "both"]) == 0
-
-    assert run_folder("baseline") == Path("results") / FIRST
-    with pytest.raises(UserError, match="'both' is a tag of 2 runs"):
-        run_folder("both")
-    with pytest.raises(UserError, match="'bot' is not a run"):
-        run_folder("bot")
-
-
-@pytest.mark.parametrize("word", ["", "resnet"])
-def test_what_is_part_of_no_name_is_no_run(word: str, results: Path):
-    with pytest.raises(UserError, match="is not a run"):
-        run_folder(word)
-
-
 def test_tags_stand_in_the_list_and_change_nothing_that_was_measured(results: Path, capsys: pytest.CaptureFixture[str]):
     before = {path: path.read_bytes() for path in (results / FIRST).rglob("*") if path.is_file()}
     assert answer(["list"]) == 0
@@ -136,31 +119,6 @@ def test_rm_never_removes_what_is_being_written(below: str, results: Path, capsy
 
     assert answer(["rm", "--yes", FIRST]) == 0
     assert not (results / FIRST).exists()
-
-
-def test_rm_removes_only_below_the_results(results: Path, here: Path, capsys: pytest.CaptureFixture[str]):
-    elsewhere = examples.run(here / "elsewhere", [make.record()]).folder
-
-    for word in (str(elsewhere), "elsewhere", "results/../elsewhere"):
-        assert answer(["rm", "--yes", word]) == 2
-        assert "is not below 'results'" in capsys.readouterr().err
-    assert answer(["rm", "--yes", "ref:cpu/mnist-cnn"]) == 2
-    assert (elsewhere / "trials.jsonl").is_file()
-
-
-def test_rm_follows_no_link(results: Path, here: Path, capsys: pytest.CaptureFixture[str]):
-    elsewhere = examples.run(here / "elsewhere", [make.record()]).folder
-    os.symlink(elsewhere, results / "linked")
-    os.symlink(here, results / "door")
-    os.symlink(elsewhere, results / FIRST / "derived-elsewhere")
-
-    for word in ("results/linked", "results/door/elsewhere"):
-        assert answer(["rm", "--yes", word]) == 2
-        assert "is a link" in capsys.readouterr().err
-    assert answer(["rm", "--yes", FIRST]) == 0
-
-    assert (elsewhere / "trials.jsonl").is_file()
-    assert (elsewhere / "manifest.json").is_file()
 
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux x86_64")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import textwrap
@@ -131,22 +130,6 @@ def test_what_is_saved_leaves_every_file_as_it_was_and_is_read_back(way, folder,
     assert done.returncode == 0, done.stderr
     assert contents(folder) == before
     assert any(path.is_file() for path in saved.rglob("*"))
-
-
-@pytest.mark.slow
-def test_nor_does_a_kill_in_the_middle_of_saving_change_any(folder, tmp_path):
-    before = contents(folder)
-    body = 'while True:\n    torch.save({"x": torch.ones(1 << 20)}, "a.pt")\n    print("saved", flush=True)\n'
-    words = [sys.executable, "-c", program(body)]
-
-    with subprocess.Popen(
-        words, cwd=folder, env=environment(GCPROF_SAVING=str(tmp_path / "saved")), stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"saved\n"
-        process.send_signal(signal.SIGKILL)
-
-    assert contents(folder) == before
 
 
 TRAINS = """

@@ -8,7 +8,6 @@ from importlib import metadata
 
 import pytest
 
-from profiler.core.errors import UserError
 from profiler.rehearsal import cache, device, smoke
 from profiler.scripts import launch
 from tests.scripts.runs import rehearsed
@@ -105,53 +104,6 @@ def test_a_command_that_the_watch_does_not_reach_is_never_said_to_fit(words, fol
     assert not any(variant["processes"] for variant in done.document["variants"])
 
 
-CATCHES = """
-import copy, pickle
-import torch
-
-class Model(torch.nn.Linear):
-    def forward(self, x):
-        y = super().forward(x)
-        if len(x) > 8:
-            raise ValueError("too many")
-        return y
-
-model = Model(64, 64).cuda()
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
-def closure():
-    optimizer.zero_grad()
-    loss = model(torch.ones(8, 64, device="cuda")).sum()
-    loss.backward()
-    return loss
-
-for rows in (9, 8):
-    try:
-        model(torch.ones(rows, 64, device="cuda"))
-    except ValueError as error:
-        print("its own error:", error)
-    optimizer.step(closure)
-    optimizer.step(closure=closure)
-pickle.dumps(copy.deepcopy(model).cpu())
-print("hooks", sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()))
-"""
-
-
-@pytest.mark.slow
-def test_the_watch_leaves_no_hook_in_a_model_and_goes_on_after_an_error_in_it(folder):
-    (folder / "catches.py").write_text(CATCHES)
-
-    done = rehearsed(("python", "catches.py"), cwd=folder)
-
-    (process,) = done.document["variants"][0]["processes"]
-    phases = {phase["name"] for phase in process["phases"]}
-    assert done.exit_code == 0, done.said
-    assert "its own error: too many" in done.said.splitlines()
-    assert "hooks 0" in done.said.splitlines()
-    assert process["num_steps"] == 4
-    assert {"forward", "backward", "optimizer", "after the step"} <= phases
-
-
 def proof(python, folder):
     import torch
 
@@ -169,12 +121,6 @@ def test_the_figures_of_a_step_are_proven_for_the_torch_of_another_interpreter(h
     assert len(verdict.checks) > 20
     assert not verdict.wrong()
     assert len([*tmp_path.glob("smoke-*.json")]) == 1
-
-
-@pytest.mark.nightly
-def test_a_torch_on_which_no_step_can_be_tried_is_named_as_that(hollow):
-    with pytest.raises(UserError, match="exit code 1"):
-        proof("/bin/false", smoke.proven_libraries()[0])
 
 
 # ---- libraries with CUDA code of their own: what the hollow GPU lacks of theirs is named by its function
@@ -232,89 +178,4 @@ def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(function, 
     assert process["detail"].endswith(f"a hollow GPU does not have {function}, which was called")
 
 
-@pytest.mark.slow
-def test_a_function_of_no_library_is_named_where_the_script_goes_on_without_it(hollow, tmp_path):
-    done, process = loaded(tmp_path, "cudaNoSuchFunction")
-
-    assert done.exit_code == 0
-    assert "goes on without it" in done.said
-    assert (
-        "library.so does not load: it needs cudaNoSuchFunction, which the hollow GPU's libraries do not have"
-        in process["notes"]
-    )
-
-
-@pytest.mark.nightly
-def test_an_error_of_the_scripts_own_is_told_without_what_was_refused_before(hollow, tmp_path):
-    """Functions that torch asks for and does without are no reason."""
-    text = LOADS.replace('RuntimeError(f"CUDA error {code}")', 'KeyError("lost")')
-    loaded(tmp_path, "cudaIpcGetMemHandle")
-    (tmp_path / "loads.py").write_text(text)
-
-    done = rehearsed(("python", "loads.py", "fails"), cwd=tmp_path)
-
-    (process,) = done.document["variants"][0]["processes"]
-    line = text[: text.index("KeyError")].count("\n") + 1
-    assert process["detail"] == f"KeyError: 'lost' (loads.py:{line})"
-
-
 # ---- programs that cannot end: the limit says where each process was
-
-NEVER_JOINS = """
-import os, time
-import torch
-from torch import distributed
-
-def wait():
-    while True:
-        time.sleep(1)  # forever
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-torch.ones(8, device="cuda")
-if rank == 1:
-    wait()  # instead of joining
-distributed.init_process_group("nccl")  # waits
-"""
-
-
-def line_of(source, code):
-    return next(number for number, line in enumerate(source.splitlines(), 1) if code in line)
-
-
-@pytest.mark.nightly
-def test_where_a_rank_never_joins_the_limit_ends_it_and_says_where_each_rank_was(hollow, tmp_path):
-    (tmp_path / "trap.py").write_text(NEVER_JOINS)
-    words = ("torchrun", "--nproc-per-node", "2", "--master-port", "29661", "trap.py")
-
-    done = rehearsed(words, "--limit", "45", cwd=tmp_path, num_gpus=2)
-
-    (variant,) = done.document["variants"]
-    first, second = variant["detail"].split("; ")
-    assert done.exit_code == 124
-    assert variant["outcome"] == "timed_out"
-    assert first.startswith(f"rank 0 was at trap.py:{line_of(NEVER_JOINS, '# waits')} in ")
-    forever, called = (line_of(NEVER_JOINS, code) for code in ("# forever", "# instead of joining"))
-    assert second == f"rank 1 was at trap.py:{forever}, called at trap.py:{called}"
-    assert 1 in [process["rank"] for process in variant["processes"]]  # what it took until then
-
-
-IN_C = """
-import torch
-torch.ones(8, device="cuda")
-import ctypes
-ctypes.PyDLL(None).pause()  # in C, with Python's lock
-"""
-
-
-@pytest.mark.nightly
-def test_a_process_that_hangs_in_c_code_is_told_too(hollow, tmp_path):
-    (tmp_path / "trap.py").write_text(IN_C)
-
-    done = rehearsed(("python", "trap.py"), "--limit", "30", cwd=tmp_path)
-
-    (variant,) = done.document["variants"]
-    who, _, where = variant["detail"].partition(" was at ")
-    assert done.exit_code == 124
-    assert who.startswith("process ")
-    assert where == f"trap.py:{line_of(IN_C, '# in C')}"

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from profiler.core import devices, gpu_specs
 from profiler.scripts.estimate import of_lines
 from profiler.scripts.launch import Asked, run
-from tests.scripts.runs import rehearsed
 
 SCRIPT = """
 import torch
@@ -83,18 +82,6 @@ def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow
     counted = sum(flops * num for _, _, flops, _, num in work["calls"])
     assert counted == flops_of_step(is_checkpointed=strategy == "all")
     assert {kind for _, kind, flops, _, _ in work["calls"] if flops} == {"fp32"}
-
-
-@pytest.mark.nightly
-def test_a_compiled_step_has_no_estimate_and_says_so(hollow, folder):
-    (folder / "train.py").write_text(SCRIPT.replace("optimizer =", "model = torch.compile(model)\noptimizer =", 1))
-
-    done = rehearsed(("python", "train.py"), "--strategies", "none", cwd=folder)
-
-    (variant,) = done.document["variants"]
-    (process,) = variant["processes"]
-    assert process["estimated_seconds"] is None
-    assert "compiled" in process["estimate_why"]
 
 
 def test_an_operator_takes_the_longer_of_arithmetic_and_traffic_and_a_launch():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -14,8 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import profiler
-from profiler.analysis.sanity import impossible
 from profiler.cli import answer, script_folder
 from profiler.core import devices
 from profiler.core.errors import UserError
@@ -199,65 +196,12 @@ def test_what_a_script_does_not_have_is_refused_in_one_line(line, run, capfd):
     assert [one.partition(":")[0] for one in said.err.splitlines()] == ["gcprof", "hint"]
 
 
-def test_a_folder_holds_all_that_is_known(run):
-    for variants in ENDINGS.values():
-        whole = [variant for variant in variants if variant.processes]
-        found = records.variants(store.load(kept(variants, Path(f"folder-{len(os.listdir())}"))).records)
-
-        assert [variant for variant in found if variant.processes] == whole
-        assert len(found) == len(variants)
-
-
-def test_a_command_that_was_ended_from_outside_is_partial(run, capfd):
-    names = {ending: run(ENDINGS[ending], ending) for ending in ("ok", "failed", "out of memory", "ended")}
-
-    found = {ending: store.load(Path(name)).status for ending, name in names.items()}
-    assert found == {"ok": "complete", "failed": "complete", "out of memory": "complete", "ended": "partial"}
-
-
-def test_runs_on_several_devices_are_paired_by_device(run, capfd):
-    both = [variant(process(phase(peak=size * MIB)), device=gpu) for size, gpu in ((10, "t4"), (20, "h100"))]
-
-    assert answer(["compare", run(both, "x"), run(both[::-1], "y"), "--format", "csv", "--fail-on", "peak:>0%"]) == 0
-    rows = csv.DictReader(io.StringIO(capfd.readouterr().out))
-    assert {(row["device"], row["peak_bytes_before"], row["peak_bytes_after"]) for row in rows} == {
-        (gpu, str(size * MIB), str(size * MIB)) for size, gpu in ((10, "t4"), (20, "h100"))
-    }
-
-
-def test_what_was_skipped_or_has_other_gradients_is_not_ok(run):
-    wrong = msgspec.structs.replace(ENDINGS["measured"][1], equality=Gradients(verdict="differ"))
-    skipped = msgspec.structs.replace(ENDINGS["strategies"][1], outcome="skipped", detail=WHY)
-
-    assert [record.outcome for record in records.records([ENDINGS["ok"][0], wrong, skipped])] == [
-        "ok", "invalid", "skipped"
-    ]  # fmt: skip
-
-
-def test_a_run_is_read_from_python_too(run):
-    loaded = profiler.load(run(ENDINGS["strategies"]))
-
-    assert [record.phases[0].name for record in loaded.records] == ["forward", "forward"]
-    assert list(loaded.to_pandas()["strategy"]) == ["none", "all"]
-
-
-def test_what_was_measured_and_what_was_rehearsed_is_called_so(run, capfd):
-    for ending, word in {"ok": "rehearsed", "measured": "measured"}.items():
-        answer(["show", run(ENDINGS[ending], ending), "--json"])
-        assert {record["evidence"] for record in json.loads(capfd.readouterr().out)["records"]} == {word}
-
-
 def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
     assert answer(["explain", run(ENDINGS["held"])]) == 0
 
     said = " ".join(capfd.readouterr().out.split())
     assert "saved train.py:7 Net.layers 3 8,192.0" in said
     assert "grows: train.py:12, 1.00 MiB in 2 steps" in said
-
-
-def test_what_is_stored_is_no_impossible_record(run):
-    for record in records.records(ENDINGS["ranks"]):
-        assert list(impossible(record, ("memory",))) == []
 
 
 def test_merged_runs_of_a_script_are_one_with_all_variants(run, capfd):
@@ -321,12 +265,6 @@ def test_what_ran_out_of_memory_or_is_missing_is_over_every_limit(run):
     assert answer(["compare", before, other, "--fail-on", "out-of-memory"]) == 0
 
 
-def test_a_gate_does_not_pass_by_comparing_nothing(run):
-    short, after = run(ENDINGS["out of memory"], "short"), run(ENDINGS["ok"], "after")
-
-    assert answer(["compare", short, after, "--fail-on", "peak:>50%"]) == 4
-
-
 def test_another_script_torch_or_device_is_told():
     sides = [
         comparison.Side(name=name, variants=(variant(process(torch=torch), device=gpu),), sources={"train.py": name})
@@ -361,57 +299,6 @@ def test_limits_are_bytes_or_shares_of_the_gpu(text, is_over):
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(UserError):
         gates.parse(text)
-
-
-@pytest.mark.parametrize("word", ["h100:8", "h100:count=8", "rehearse:h100:count=8", "rehearse:h100:8"])
-def test_the_number_of_gpus_is_written_as_any_verb_writes_options(word):
-    gpus = devices.rehearsed(word)
-
-    assert (gpus.name, gpus.count) == ("h100", 8)
-    assert devices.parse(str(gpus)) == gpus
-
-
-def test_a_model_is_not_rehearsed_on_several_gpus_by_their_number(capfd):
-    for word in ("h100:8", "h100:count=8"):
-        assert answer(["rehearse", "mlp", "--device", word]) == 2
-        assert "--ranks 8" in capfd.readouterr().err
-
-
-def test_options_of_the_command_line_win_over_those_of_the_device():
-    gpus = devices.rehearsed("t4:2:memory=8GiB,context=1GiB", memory="4GiB")
-
-    assert (gpus.count, gpus.bytes, gpus.context_bytes) == (2, 4 * GIB, GIB)
-
-
-@pytest.mark.parametrize(
-    ("typed", "right"),
-    [
-        ("--device t4 torchrun --nproc-per-node 2 train.py", "--device t4 -- torchrun --nproc-per-node 2 train.py"),
-        ("--device t4 python -m train", "--device t4 -- python -m train"),
-        ("--device t4 python3.11 -u train.py", "--device t4 -- python3.11 -u train.py"),
-        ("accelerate launch train.py", "-- accelerate launch train.py"),
-        ("train.sh", "-- sh train.sh"),
-    ],
-)
-def test_where_the_dashes_are_left_out_the_right_line_is_told(typed, right, capfd):
-    assert answer(["rehearse", *typed.split()]) == 2
-    assert f"hint: gcprof rehearse {right}\n" in capfd.readouterr().err
-
-
-def test_a_failure_before_anything_ran_is_one_document_with_variants(run, capfd):
-    assert answer(["rehearse", "--json", "--fail-on", "x", "--", "python", "train.py"]) == 2
-
-    document = json.loads(capfd.readouterr().out)
-    assert document == {"schema": 1, "run": None, "status": "failed", "exit_code": 2, "variants": []}
-
-
-@pytest.mark.parametrize("there", ["exists", "is a file"])
-def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(there, run, capfd):
-    Path("out").mkdir() if there == "exists" else Path("out").write_text("")
-    output = "out" if there == "exists" else "out/run"
-
-    assert answer(["rehearse", "-o", output, "--", "sh", "-c", "touch ran"]) == (2 if there == "exists" else 74)
-    assert not os.path.exists("ran")
 
 
 def test_secrets_of_the_command_are_not_stored(run):
@@ -459,78 +346,4 @@ def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_sa
     assert str(here) not in json.dumps(stored)
 
 
-@pytest.mark.nightly
-def test_a_limit_of_a_rehearsal_is_five_and_its_run_is_kept(hollow, tmp_path):
-    words = ("-o", "kept", "--fail-on", "peak:>1MiB", "--", "python", "vae.py")
-    done, document = rehearsed_in(copied(tmp_path), *words)
-
-    assert done.returncode == document["exit_code"] == 5
-    assert document["run"] == "kept"
-    assert "gate: peak:>1MiB: t4: " in done.stderr
-    assert store.load(tmp_path / "kept").status == "complete"
-
-
-@pytest.mark.nightly
-def test_a_rank_without_a_gpu_is_told_how_many_to_ask_for(hollow, tmp_path):
-    words = ("--", "torchrun", "--nproc-per-node", "2", "--master-port", "29631", "ddp.py")
-    done, _ = rehearsed_in(copied(tmp_path), *words)
-
-    assert done.returncode != 0
-    assert "--device t4:2" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_command_without_a_table_leaves_no_run(hollow, tmp_path):
-    done, document = rehearsed_in(tmp_path, "--", "python", "-c", "print('nothing')")
-
-    assert done.returncode == 3
-    assert (document["run"], document["status"]) == (None, "failed")
-    assert not (tmp_path / "results").exists()
-
-
 # ---- folders from anyone
-
-HOSTILE = (None, "", "\x1b[31mred", "../../x", "=1+1", -1, 0, 2**61, True, [], {}, [["x", "\x1b"]])
-TAKEN = (
-    "show RUN",
-    "explain RUN",
-    "export RUN",
-    "export RUN --to md",
-    "compare RUN RUN",
-    "report RUN --force",
-    "list --folder .",
-)
-
-
-def leaves(value, path=()):
-    """The path to each value of a document that holds no other."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from leaves(item, (*path, name))
-    elif isinstance(value, list) and value:
-        for place, item in enumerate(value[:1]):
-            yield from leaves(item, (*path, place))
-    yield path
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("part", ["case", "phases", "script", "variant", "readings", "environment", "rank", "outcome"])
-def test_no_value_in_a_folder_breaks_a_reader_or_reaches_the_terminal(part, run, capfd):
-    name = run(ENDINGS["ranks"])
-    path = Path(name, "trials.jsonl")
-    first, *others = path.read_text().splitlines()
-
-    for place in [place for place in leaves(json.loads(first)) if place and place[0] == part]:
-        for value in HOSTILE:
-            document = json.loads(first)
-            *above, last = place
-            held = document
-            for step in above:
-                held = held[step]
-            held[last] = value
-            path.write_text("\n".join([json.dumps(document), *others]) + "\n")
-            for line in TAKEN:
-                code = answer([name if word == "RUN" else word for word in line.split()])
-                said = capfd.readouterr()
-                assert code in (0, 2, 4), (place, value, line, said.err)
-                assert "\x1b" not in said.out + said.err, (place, value, line)

@@ -10,14 +10,13 @@ import sys
 import msgspec
 import pytest
 
-from profiler.core import devices
 from profiler.core.script import Phase
 from profiler.scripts.launch import Asked
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Process, Variant
 from profiler.views.tables.measured_script import ratio_to, step_seconds
 from tests.scripts import by_hand
-from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
+from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment
 
 KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
 EIGHT = ("nanogpt_like", "vae", "gan", "resume", "unet_diffusion", "bucketed", "imagenet_like", "growing")
@@ -117,28 +116,6 @@ def test_each_planted_fault_is_found(name, folder):
     assert steps == {"random": 1, "detached": 1, "scaled": 1, "skipped": 1}
 
 
-@pytest.mark.nightly
-def test_a_scaled_gradient_is_named_with_its_size(folder):
-    asked = ("--rounds", "0", "--steps", "2", "--strategies", "every")
-
-    done = on_cpu(("python", "planted.py", "growing.py"), *asked, cwd=folder)
-
-    equality = done.document["variants"][1]["equality"]
-    assert done.exit_code == 1
-    assert (equality["parameter"], equality["num_differing"], equality["num_gradients"]) == ("0.weight", 2, 4)
-    assert equality["largest_difference"] == pytest.approx(0.01 / 1.01, rel=1e-3)
-
-
-@pytest.mark.nightly
-def test_a_script_that_does_not_repeat_itself_is_called_that_and_never_broken(folder):
-    done = on_cpu(("python", "unrepeatable.py"), "--rounds", "0", "--strategies", "none,all", cwd=folder)
-
-    verdicts = [variant["equality"]["verdict"] for variant in done.document["variants"]]
-    assert verdicts == ["not comparable"] * 2
-    assert "two runs differ from parameter weight on" in done.document["variants"][0]["equality"]["detail"]
-    assert done.exit_code == 0
-
-
 @pytest.mark.slow
 def test_rounds_have_the_seconds_of_each_step_and_files_of_the_user_stay(folder):
     (folder / "resume.pt").write_bytes(b"weights of last week")
@@ -151,59 +128,6 @@ def test_rounds_have_the_seconds_of_each_step_and_files_of_the_user_stay(folder)
     assert all(second > 0 for seconds in variant["seconds"] for second in seconds)
     assert (folder / "resume.pt").read_bytes() == b"weights of last week"
     assert not variant["is_cut"]
-
-
-PROFILED = """
-import torch
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    if step == 2:
-        profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-        profile.start()
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-profile.stop()
-assert any(event.key == "aten::addmm" for event in profile.key_averages())
-"""
-
-
-@pytest.mark.nightly
-def test_a_script_that_starts_a_profiler_of_its_own_gets_it(folder):
-    (folder / "profiled.py").write_text(PROFILED)
-
-    done = on_cpu(("python", "profiled.py"), "--rounds", "0", cwd=folder)
-
-    (variant,) = done.document["variants"]
-    assert done.exit_code == 0, done.said
-    assert variant["equality"]["verdict"] == "equal"
-    assert {phase["name"] for phase in variant["processes"][0]["phases"]} >= {"forward", "backward", "optimizer"}
-
-
-@pytest.mark.slow
-def test_a_command_without_torch_ends_with_three(folder):
-    done = on_cpu(("python", "-c", "print(1)"), "--rounds", "0", cwd=folder)
-
-    assert done.exit_code == 3
-    assert "nothing is known of its memory" in done.said
-
-
-@pytest.mark.nightly
-def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
-    """By the hollow device, whose values and times mean nothing."""
-    gpu = devices.parse("rehearse:t4")
-    request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
-
-    session = run_here(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request, folder)
-    done = rehearsed(("python", "vae.py"), "--steps", "4", cwd=folder)
-
-    (variant,) = session.variants
-    (process,) = done.document["variants"][0]["processes"]
-    assert variant.words["device"] == "Hollow Tesla T4"
-    assert [phase.peak_bytes for phase in variant.processes[0].phases] == [
-        phase["peak_bytes"] for phase in process["phases"]
-    ]
-    assert len(variant.seconds[0]) == 3
 
 
 def gradients(digests, *, step=1, differences=None):
@@ -221,22 +145,6 @@ def test_only_a_difference_that_is_known_to_be_small_is_rounding(difference, ver
     comparison = compared(none, none, other)
 
     assert (comparison.verdict, comparison.parameter, comparison.num_differing) == (verdict, "b", 1)
-
-
-def test_what_follows_from_a_step_that_repeats_is_compared_as_far_as_it_repeats():
-    none = {"0": [gradients({"a": "1"}), gradients({"a": "2"}, step=2)]}
-    again = {"0": [gradients({"a": "1"}), gradients({"a": "3"}, step=2)]}
-    other = {"0": [gradients({"a": "1"}), gradients({"a": "4"}, step=2)]}
-
-    assert compared(none, again, other).verdict == "equal"
-    assert compared(none, none, other).step == 2
-
-
-def test_gradients_that_nobody_saw_are_not_called_equal():
-    empty = {"0": [gradients({"a": None})]}
-
-    assert compared(empty, empty, empty).verdict == "unverified"
-    assert compared({}, {}, {}).verdict == "unverified"
 
 
 def test_the_ratio_is_of_steps_of_the_same_number_and_its_range_of_the_rounds():

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from profiler.scripts import applying
-from tests import plans
 from tests.scripts import checkpointed
 from tests.scripts.runs import TABLE, control, rehearsed
 
@@ -67,34 +66,10 @@ for _ in range(3):
     optimizer.step()
 """
 CHAIN = "nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)))"
-BY_HAND = """
-from torch.utils.checkpoint import checkpoint
-
-class Each(nn.Sequential):
-    def forward(self, x):
-        for part in self:
-            x = checkpoint(part, x, use_reentrant=False)
-        return x
-"""
 
 
 def script(*, model=CHAIN, more="", wraps="", loss="model(x).sum()"):
     return TRAINS.format(model=model, more=more, wraps=wraps, loss=loss)
-
-
-@pytest.mark.nightly
-def test_a_model_that_is_called_twice_before_its_first_backward(folder, kept):
-    loss = "(model(x) - model(y)).pow(2).sum()"
-    (folder / "twice.py").write_text(script(loss=loss))
-    model = CHAIN.replace("nn.Sequential(nn", "Each(nn")
-    (folder / "hand.py").write_text(script(loss=loss, more=BY_HAND, model=model))
-
-    done = rehearsed(("python", "twice.py"), "--strategies", "all", cwd=folder)
-    by_hand = control(("python", "hand.py"), cwd=folder, kept=kept)
-
-    # each Sequential's own Linear and ReLU are its blocks
-    assert fates(done) == [{("Sequential", 12, None)}]
-    assert done.figures == by_hand.figures
 
 
 @pytest.mark.parametrize(
@@ -118,39 +93,6 @@ def test_what_cannot_be_changed_is_skipped_with_the_reason(given, strategy, reas
     assert reason in variant["detail"]
 
 
-NOT_A_CHAIN = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-import os
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29618", RANK="0", WORLD_SIZE="1")
-dist.init_process_group("nccl")
-"""
-
-
-@pytest.mark.nightly
-def test_what_fsdp_has_sharded_is_not_cut_where_that_needs_a_look_at_its_forward(folder):
-    text = script(more=NOT_A_CHAIN, model="Net()").replace(
-        "optimizer =", "[fully_shard(layer) for layer in model.layers]; fully_shard(model)\noptimizer ="
-    )
-    (folder / "sharded.py").write_text(text)
-
-    done = rehearsed(("python", "sharded.py"), "--strategies", "sqrt,all", cwd=folder)
-
-    assert [variant["outcome"] for variant in done.document["variants"]] == ["skipped", "ok"], done.said
-    assert "sharded" in done.document["variants"][0]["detail"]
-    assert fates(done)[1] == {("Net", 4, None)}
-
-
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -170,15 +112,6 @@ def test_of_two_models_the_one_that_is_chosen_is_changed(pattern, folder, kept):
     chosen = {(made, num) for made, num, why in fates(done)[0] if why is None}
     assert chosen == {("Generator", 6)}
     assert done.figures == by_hand.figures
-
-
-@pytest.mark.nightly
-def test_a_part_of_a_model_is_chosen_by_its_name(folder):
-    done = rehearsed(("python", "gan.py"), "--strategies", "all", "--module", "main.9,nothing", cwd=folder)
-    other = rehearsed(("python", "nanogpt_like.py"), "--strategies", "all", "--module", "h.*.mlp", cwd=folder)
-
-    assert done.document["variants"][0]["outcome"] == "skipped"
-    assert fates(other) == [{("Sequential", 3, None)}]
 
 
 OWN = """
@@ -211,37 +144,6 @@ def test_own_checkpoints_are_named_under_none_and_replaced_by_other_strategies(f
     assert every["processes"][0]["applied"][0]["num_blocks"] == 3
     assert every["processes"][0]["peak_bytes"] == by_hand.figures[0].peak_bytes
     assert every["processes"][0]["reserved_bytes"] == by_hand.figures[0].reserved_bytes
-
-
-@pytest.mark.slow
-def test_where_gcprof_cannot_be_imported_it_is_said_and_none_still_runs(folder):
-    (folder / "profiler.py").write_text("")  # the user's own module of this name
-    (folder / "plain.py").write_text(script())
-    none = rehearsed(("python", "plain.py"), "--strategies", "none", cwd=folder)
-
-    done = rehearsed(("python", "plain.py"), "--strategies", "all", cwd=folder)
-
-    assert none.exit_code == 0
-    assert done.exit_code == 2
-    assert "install gcprof" in done.said
-
-
-@pytest.mark.nightly
-def test_a_plan_file_is_carried_out_and_a_stale_one_is_skipped(folder, kept):
-    path = folder / "resume.py"
-    model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 128))
-    plans.plan_of(model, "0123", [[0, 1]]).save(folder / "good.json")
-    plans.plan_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "01", [[0, 1]]).save(folder / "stale.json")
-
-    done = rehearsed(("python", "resume.py"), "--strategies", "plan:file=good.json,plan:file=stale.json", cwd=folder)
-    path.write_text(checkpointed.checkpointed("resume", "sqrt", path.read_text()))
-    by_hand = control(("python", "resume.py"), cwd=folder, kept=kept)
-
-    good, stale = done.document["variants"]
-    assert (good["outcome"], stale["outcome"]) == ("ok", "skipped"), done.said
-    assert "stale" in stale["detail"]
-    assert good["processes"][0]["peak_bytes"] == by_hand.figures[0].peak_bytes
-    assert good["processes"][0]["reserved_bytes"] == by_hand.figures[0].reserved_bytes
 
 
 # ---- in this process, on the CPU

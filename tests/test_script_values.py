@@ -54,25 +54,6 @@ def test_a_loop_on_a_flag_that_is_never_computed_ends_with_its_line(folder):
     assert line_of("unknown_values.py", "while not") in variant["processes"][0]["detail"]
 
 
-@pytest.mark.nightly
-def test_a_mask_of_unknown_size_is_told_with_both_bounds(folder, kept):
-    words = ("python", "unknown_values.py", "mask")
-
-    done = rehearsed(words, cwd=folder)
-    text = (folder / "unknown_values.py").read_text().replace("outputs[outputs[:, 0] > 0]", "outputs[rows]")
-    (folder / "unknown_values.py").write_text(text.replace("def flag", "rows = torch.arange(512).cuda()\n\n\ndef flag"))
-    whole = control(words, cwd=folder, kept=kept)
-
-    (variant,) = done.document["variants"]
-    (process,) = variant["processes"]
-    sizes = [one["line"] for one in process["assumed"] if one["is_size"]]
-    peaks = {bound["values"]: bound["peak_bytes"] for bound in variant["bounds"]}
-    assert done.exit_code == whole.exit_code == 0, done.said + whole.said
-    assert line_of("unknown_values.py", "return model(outputs[") in sizes
-    assert peaks["none"] == process["peak_bytes"] < peaks["all"]
-    assert abs(peaks["all"] - whole.figures[0].peak_bytes) <= 4096 + 512  # the rows stand in for the mask
-
-
 @pytest.mark.slow
 def test_memory_that_runs_out_for_an_assumed_size_ends_a_script_that_would_catch_it(folder):
     done = rehearsed(("python", "unknown_values.py", "caught"), "--values", "all", cwd=folder)

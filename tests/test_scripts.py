@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 
 from profiler.core.units import MIB
-from profiler.scripts import report
 from tests.killed import tagged
 from tests.program import PATIENCE_SECONDS, Started
 from tests.scripts import by_hand
-from tests.scripts.runs import FOLDER, TABLE, TWO, control, copied, environment, line_of, rehearsed
+from tests.scripts.runs import FOLDER, TABLE, control, copied, environment, line_of, rehearsed
 
 SAVES = {"resume", "gan", "imagenet_like", "ddp", "fsdp2", "trainer", "word_language_model", "accelerate_loop"}
 FOREVER = ("python", "imagenet_like.py", "-j", "0", "--epochs", "1000000")  # a fork can swallow Ctrl-C
@@ -98,42 +95,6 @@ def test_each_phase_peaks_as_counters_put_in_by_hand_say(name, folder, kept):
     assert by_hand.told(process) == by_hand.peaks(by_hand.rows(done.said))
 
 
-LOOKS = """
-import importlib.util
-assert importlib.util.find_spec("torch") is not None
-import torch
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(2):
-    model(torch.ones(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.slow
-def test_a_script_that_looks_for_torch_before_it_imports_it_is_watched(folder):
-    (folder / "looks.py").write_text(LOOKS)
-
-    done = rehearsed(("python", "looks.py"), cwd=folder)
-
-    (process,) = done.document["variants"][0]["processes"]
-    assert process["num_steps"] == 2
-
-
-@pytest.mark.slow
-def test_phases_are_counted_as_the_arguments_have_them(folder):
-    words = ("--max-iters", "3", "--eval-interval", "3", "--gradient-accumulation-steps", "2")
-    done = rehearsed(("python", "nanogpt_like.py", *words), cwd=folder)
-
-    (process,) = done.document["variants"][0]["processes"]
-    num = {(phase["name"], phase["is_first_step"]): phase["num"] for phase in process["phases"]}
-    assert process["num_steps"] == 3
-    assert num["backward", True] == num["forward", True] == 2
-    assert num["backward", False] == num["forward", False] == 2 * 2
-    assert (num["optimizer", True], num["optimizer", False]) == (1, 2)
-    assert num["evaluation", False] == num["generation", False] == 1
-
-
 @pytest.fixture(scope="module")
 def walls(hollow, tmp_path_factory):
     """Of each phase of walls.py the most that was reserved until its end, without a limit of memory."""
@@ -175,26 +136,6 @@ def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, wa
     assert ending(done.said, folder) == ending(alone.said, folder)
     assert ending(alone.said, folder)[-1].startswith("torch.OutOfMemoryError")
     assert variant["needed_bytes"] == max(walls.values())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("before", "phase", "code"), WALLS)
-def test_memory_runs_out_on_one_of_two_ranks_in_each_phase(before, phase, code, rank, walls, folder, kept):
-    size = walls[before] + 2 * MIB
-    words = (*TWO, str(29640 + rank), "walls.py", str(rank))
-
-    alone = control(words, cwd=folder, kept=kept, num_gpus=2, num_bytes=size)
-    done = rehearsed(words, "--memory", f"{size}B", cwd=folder, num_gpus=2)
-
-    (variant,) = done.document["variants"]
-    outcomes = {process["rank"]: process["outcome"] for process in variant["processes"]}
-    assert outcomes.pop(rank) == variant["outcome"] == "out_of_memory"
-    assert "out_of_memory" not in outcomes.values()
-    (process,) = (process for process in variant["processes"] if process["rank"] == rank)
-    ran_out_in(process, phase, code)
-    assert done.exit_code == alone.exit_code == 1
-    assert ending(done.said, folder) == ending(alone.said, folder)
 
 
 def ran_out_in(process, phase, code):
@@ -284,84 +225,6 @@ def test_a_run_in_which_a_process_died_is_no_success(way, method, outcome, said,
     assert all(said in process["detail"] for process in died)
 
 
-def test_a_death_by_the_hosts_memory_is_named_as_that():
-    row = {"kind": "phase", "phase": "start", "step": 0, "line": "", "module": "", "devices": {"0": (1, 1, 1)}}
-
-    killed, ended = (
-        report.read_process("-.1", lines, gone=1.0, is_host_short=True)
-        for lines in ([row], [row, {"kind": "end", "steps": 0}])
-    )
-
-    assert (killed.outcome, killed.died) == ("crashed", 1.0)
-    assert "host's own memory" in killed.detail
-    assert (ended.outcome, ended.detail, ended.died) == ("ok", None, None)
-
-
-BY_HAND = """
-import torch
-model = torch.nn.Linear(64, 64).cuda()
-for _ in range(5):
-    model(torch.ones(8, 64, device="cuda")).sum().backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 0.1 * parameter.grad
-            parameter.grad = None
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("options", "num"), [pytest.param((), 5, marks=pytest.mark.nightly), (("--steps", "3"), 3)])
-def test_where_no_optimizer_steps_backward_passes_are_counted(options, num, folder):
-    (folder / "by_hand.py").write_text(BY_HAND)
-
-    done = rehearsed(("python", "by_hand.py"), *options, cwd=folder)
-
-    (process,) = done.document["variants"][0]["processes"]
-    assert done.exit_code == 0
-    assert (process["num_steps"], process["steps_are"]) == (num, "backward passes")
-    assert sum(phase["num"] for phase in process["phases"] if phase["name"] == "backward") == num
-
-
-@pytest.mark.slow
-def test_what_a_command_does_in_shared_memory_stays_in_it(folder, tmp_path):
-    theirs = Path(f"/dev/shm/gcprof-test-{os.getpid()}")
-    theirs.write_text("theirs")
-    text = "import sys; from pathlib import Path; shared = Path(sys.argv[1]); assert shared.read_text() == 'theirs';"
-    text += " shared.write_text('garbage'); Path(sys.argv[1] + '-new').write_text('new'); print('was here')"
-
-    try:
-        done = rehearsed(("python", "-c", text, str(theirs)), cwd=folder)
-        after = theirs.read_text()
-    finally:
-        theirs.unlink()
-
-    assert "was here" in done.said
-    assert after == "theirs"
-    assert not Path(f"{theirs}-new").exists()
-
-
-@pytest.mark.nightly
-def test_a_script_ends_after_as_many_steps_as_it_is_asked_for(folder):
-    done = rehearsed(FOREVER, "--steps", "2", cwd=folder)
-
-    (process,) = done.document["variants"][0]["processes"]
-    assert done.exit_code == 0
-    assert process["num_steps"] == 2
-    assert done.document["variants"][0]["is_cut"]
-
-
-@pytest.mark.nightly
-def test_every_loader_ends_after_as_many_batches(folder):
-    done = rehearsed(("python", "imagenet_like.py", "--epochs", "3"), "--batches", "2", cwd=folder)
-
-    (process,) = done.document["variants"][0]["processes"]
-    num = {(phase["name"], phase["is_first_step"]): phase["num"] for phase in process["phases"]}
-    assert done.exit_code == 0, done.said
-    assert process["num_steps"] == 3 * 2
-    assert num["forward", True] + num["forward", False] == 3 * 2
-    assert num["saving", False] == 3
-
-
 @pytest.mark.slow
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(folder, tag):
     (folder / "slow.sh").write_text("python -c 'import time; time.sleep(3600)' & sleep 3600\n")
@@ -404,19 +267,6 @@ def test_control_c_ends_it_with_the_table_so_far_and_leaves_nothing_running(trai
     assert "evaluation" in done.stdout
     assert not tagged(tag)
     assert contents(folder) == training.before
-
-
-@pytest.mark.nightly
-def test_files_are_as_they_were_when_the_script_is_killed(training, folder, tag):
-    for process in tagged(tag):
-        if process.cmdline()[1:2] == ["imagenet_like.py"]:
-            process.kill()
-    done = training.started.end()
-
-    assert done.returncode == 128 + signal.SIGKILL
-    assert "ended without a word" in done.stdout + done.stderr
-    assert contents(folder) == training.before
-    assert not tagged(tag)
 
 
 @pytest.mark.nightly

@@ -86,8 +86,3 @@ def test_bytes_that_grow_in_other_ways_take_no_more_than_some_bisections(needed,
 @pytest.mark.parametrize(("needed", "found"), [(5, 0), (4, MOST_TRIED), (None, 0)])
 def test_what_does_not_grow_fits_never_or_always(needed, found):
     assert largest_that_fits(lambda number: needed, limit=4, start=64) == found
-
-
-@pytest.mark.parametrize("start", [1, 7, 10**9])
-def test_where_to_start_changes_nothing_of_the_answer(start):
-    assert largest_that_fits(lambda number: 10 * number, limit=77, start=start) == 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -96,27 +95,6 @@ def test_a_forward_that_is_observed_leaves_plain_state_as_it_was(factory):
     assert kept_state.moved(before, kept_state.image(net))
 
 
-class Frozen(OrderedDict):
-    """A configuration that refuses to be changed, as that of every diffusers model does."""
-
-    def update(self, *arguments, **keywords):
-        raise TypeError("frozen")
-
-    def clear(self):
-        raise TypeError("frozen")
-
-
-def test_a_dict_that_refuses_to_be_changed_is_left_alone():
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    net.config, net.seen, net.names = Frozen(sizes=(2, 2), name="net"), [1], {"a"}
-
-    with kept_state.kept(net):
-        net.seen.append(2)
-        net.names |= {"b"}
-
-    assert (net.config, net.seen, net.names) == ({"sizes": (2, 2), "name": "net"}, [1], {"a"})
-
-
 def test_unregistered_tensors_that_are_written_in_place_get_their_values_back():
     net = nn.Linear(2, 2)
     net.count, net.cache, net.weights = torch.zeros(()), {"rows": [torch.ones(3)]}, torch.ones(2, requires_grad=True)
@@ -136,16 +114,3 @@ def test_unregistered_tensors_that_are_written_in_place_get_their_values_back():
     assert torch.equal(net.cache["rows"][0], torch.ones(3))
     assert net.cache["rows"][0] is rows
     assert torch.equal(net.weights, torch.ones(2))
-
-
-def test_the_image_is_of_plain_values_and_of_tensors_that_are_not_registered():
-    net = nn.Linear(2, 2)
-    net.count, net.words, net.cache, net.other = 1, {"a": [1, "b"]}, torch.zeros(2), object()
-    before = kept_state.image(net)
-    net.words["a"].append(2.5)
-    net.cache += 1
-
-    after = kept_state.image(net)
-
-    assert {"count", "words", "cache", "in_features", "out_features"} == set(before)
-    assert set(kept_state.moved(before, after)) == {"words", "cache"}

@@ -156,15 +156,6 @@ def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, cap
     assert not (here / "new").exists()
 
 
-@pytest.mark.slow
-def test_processes_are_ended_in_few_places_only():
-    enders = ("os.kill", "os.killpg", "self.process.kill", "self.process.terminate", "signal.pidfd_send_signal")
-    ending = {name for name, source in SOURCES.items() if named(source, *enders)}
-
-    assert ending == set(ENDS_PROCESSES)
-    assert named("os.killpg(1, 9)", *enders) == ["os.killpg"]
-
-
 @pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb", "\u202eabc", "a\x00b", "\x9b31m"])
 def test_control_characters_do_not_reach_the_terminal(text):
     assert not text.isprintable()

@@ -59,9 +59,3 @@ def test_gradients_of_emitted_code_are_those_without_checkpoints(kind):
     kept, _ = gradients(change=change)
 
     assert all(map(torch.equal, plain, kept))
-
-
-def test_code_of_a_plan_that_keeps_nothing_drawn_is_as_short_as_before():
-    code = []
-    gradients(change=lambda workload: code.append(emit(planned(workload, [Saving([0], "matmul")]), "python")))
-    assert "nondeterministic_seeded" not in code[0]

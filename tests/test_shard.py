@@ -26,12 +26,10 @@ from profiler.runs import store
 from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
 from profiler.workflows import owed_trials
-from tests import examples, make
-from tests.shard_folders import by_plan, read
+from tests import make
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a CPU")
 STRATEGIES = ("none", "all", "segments:k=2", "segments:k=64")
-QUICK = ("--device", "cpu", "--samples", "1", "--warmup", "0")
 
 
 def sweep(*, models: int = 3, rounds: int = 3, predict: bool = False) -> tuple[Trial, ...]:
@@ -163,27 +161,6 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
     assert (store.load(tmp_path / "all").manifest.plan, store.load(tmp_path / "all").status) == (plan, "complete")
 
 
-def test_parts_of_two_sweeps_are_no_whole(tmp_path, capsys):
-    """The first half of one and the second of another, of as many trials."""
-    other = tuple(msgspec.structs.replace(trial, case=msgspec.structs.replace(trial.case, seed=1)) for trial in sweep())
-    first, second = in_parts(tmp_path / "one", sweep(), 2)[0], in_parts(tmp_path / "other", other, 2)[1]
-
-    assert answer(["merge", str(first), str(second), "-o", str(tmp_path / "both")]) == 0
-
-    assert "partial" in capsys.readouterr().err
-    assert store.load(tmp_path / "both").status == "partial"
-
-
-def test_a_run_and_shards_of_what_it_planned_are_whole(tmp_path):
-    plan = sweep()
-    carried_out(tmp_path / "whole", plan, Fake())
-    part = in_parts(tmp_path, plan, 3)[1]
-
-    write(merge([tmp_path / "whole", part]), tmp_path / "both")
-
-    assert store.load(tmp_path / "both").status == "complete"
-
-
 def test_a_part_goes_on_with_what_it_owes(tmp_path):
     part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
     store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
@@ -201,42 +178,3 @@ def test_a_part_goes_on_with_what_it_owes(tmp_path):
 
 
 # The command
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("shared")
-def test_a_real_sweep_in_parts_has_the_bytes_of_one_run(here, capsys):
-    words = ["run", "--model", "mlp", "--segments", "2,8", "--batch-size", "8,16", *QUICK]
-    words += ["--rounds", "2", "--predict"]
-    assert answer([*words, "-o", "whole"]) == 0
-    for index in (1, 2, 3):
-        assert answer([*words, "--shard", f"{index}/3", "-o", f"part-{index}"]) == 0
-        assert "gcprof merge makes one run of all parts" in capsys.readouterr().err
-
-    assert answer(["merge", "part-1", "part-2", "part-3", "-o", "merged"]) == 0
-
-    whole, merged = store.load(Path("whole")), store.load(Path("merged"))
-    assert merged.manifest.plan == whole.manifest.plan
-    assert [read(record) for record in by_plan(merged)] == [read(record) for record in by_plan(whole)]
-    assert answer(["validate", "merged"]) == 0
-
-
-@pytest.mark.usefixtures("shared")
-def test_an_empty_part_says_so_and_leaves_nothing_behind(here, capsys):
-    words = ["run", "--model", "mlp", "--strategies", "none", *QUICK, "--rounds", "2"]
-
-    assert answer([*words, "--shard", "3/3"]) == 0
-
-    assert "shard 3/3 is empty" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
-
-
-def test_a_run_that_jobs_of_a_cluster_have_parts_of_does_not_go_on_without_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run = examples.run(tmp_path / "run", [], more=(Trial(case=make.case("none")),)).folder
-    (run / "shards" / "1").mkdir(parents=True)
-    (run / "shards" / "1" / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
-
-    assert answer(["run", "--resume", str(run)]) == 2
-
-    assert "jobs of a cluster have shards of this run" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.core.case import Choice, decode, encode
+from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from tests import examples, make
 
@@ -47,16 +47,3 @@ def test_equal_parts_of_records_are_one_object(tmp_path: Path):
         assert one.case.model is other.case.model
         assert one.readings.static_bytes is other.readings.static_bytes
     assert second.equality is third.equality
-
-
-def test_the_case_of_a_record_is_that_of_the_plan(tmp_path: Path):
-    run = examples.run(tmp_path / "run", records())
-
-    planned = {id(trial.case) for trial in run.manifest.plan}
-    assert {id(record.case) for record in run.records} <= planned
-
-
-def test_what_is_decoded_without_a_run_shares_nothing():
-    text = encode(make.record("none"))
-
-    assert decode(text, Record).environment is not decode(text, Record).environment

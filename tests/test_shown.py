@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +14,6 @@ import profiler
 from profiler.core import plan_file
 from profiler.core.case import encode_indented
 from profiler.core.errors import UserError
-from profiler.views.tables.explanation import in_python
-from profiler.views.tables.grid import Table
-from tests.transformer import build as transformer
-
-ROOT = Path(__file__).parents[1]
-HOSTILE = "<script>alert(1)</script>"
 
 
 class Tagged(HTMLParser):
@@ -70,12 +62,6 @@ def tied():
     return Tied(), torch.randint(100, (16, 24))
 
 
-def convolutional():
-    torch.manual_seed(0)
-    layers = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4))
-    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(1)), torch.randn(4, 8, 16, 16)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [tied, lambda: (*chain(), nn.functional.mse_loss)], ids=["tied", "chain"])
 @pytest.mark.parametrize("device", ["cpu", "h100"])
@@ -90,25 +76,6 @@ def test_a_live_module_is_predicted_as_its_factory_is(make, device):
     assert live.case.model == type(module).__name__
 
 
-@pytest.mark.slow
-def test_a_live_module_with_batchnorm_is_explained_and_stays_as_it_was():
-    module, batch = convolutional()
-    module(batch)
-    before, names = copy.deepcopy(module.state_dict()), [*dict(module.named_modules())]
-
-    def loss(output):
-        return output.mean()
-
-    found = profiler.explain(module, batch, "all", loss=loss, device="t4")
-    profiler.timeline(module, batch, loss=loss)
-
-    assert found.peak_bytes > sum(parameter.nbytes for parameter in module.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert [*dict(module.named_modules())] == names
-    assert all("forward" not in vars(part) for part in module.modules())
-    assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
-
-
 def test_a_live_module_is_measured_on_copies():
     module, batch = chain(layers=4)
     before = copy.deepcopy(module.state_dict())
@@ -118,23 +85,6 @@ def test_a_live_module_is_measured_on_copies():
     assert record.equality.gradients_equal
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
-
-
-@pytest.mark.slow
-def test_a_batch_of_keywords_goes_to_a_module_as_keywords():
-    workload = transformer(batch_size=2)
-
-    class Loss(nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, *, ids):
-            return {"loss": self.model(ids).mean()}
-
-    found = profiler.explain(Loss(workload.module), {"ids": workload.batch}, blocks="model.blocks.*")
-
-    assert found.explanation.floor.nbytes <= found.peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -153,17 +103,6 @@ def test_what_is_no_model_is_refused(model, words, complaint):
 
 
 @pytest.mark.slow
-def test_an_explanation_is_what_the_command_says(here):
-    from tests.commands import gcprof
-
-    said = gcprof("explain", "mlp", "--strategies", "all", "--device", "h100").stdout
-    found = profiler.explain("mlp", strategy="all", device="h100")
-
-    assert str(found).splitlines()[1:3] == [line for line in said.splitlines() if line.startswith(("peak", "floor"))]
-    assert found.title == "mlp, all, batch 64, sgd, fp32, h100: predicted"
-
-
-@pytest.mark.slow
 def test_an_explanation_shows_itself_as_tables():
     module, batch = chain()
 
@@ -176,25 +115,6 @@ def test_an_explanation_shows_itself_as_tables():
     assert "| saved activations |" in text
     assert text.startswith("### Sequential, all, sgd")
     assert repr(found).startswith("Sequential, all, sgd")
-
-
-def test_options_are_named_as_python_names_them():
-    (table,) = in_python([Table(above=("with --blocks '*' the floor", "without --blocks the floor"))])
-
-    assert table.above == ("with blocks='*' the floor", "without blocks the floor")
-
-
-@pytest.mark.slow
-def test_a_timeline_is_a_table_and_a_picture(here):
-    module, batch = chain()
-
-    found = profiler.timeline(module, batch, "none,segments:k=4", loss=nn.functional.mse_loss)
-
-    assert found.peak_bytes["segments:k=4"] < found.peak_bytes["none"]
-    assert re.findall(r"<img[^>]*src=\"data:image/png;base64,iVBOR", found._repr_html_())
-    assert found._repr_png_().startswith(b"\x89PNG")
-    assert [line.split(" | ")[0] for line in found._repr_markdown_().splitlines()[-2:]] == ["| none", "| segments:k=4"]
-    assert found.save("fig.svg").read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.slow
@@ -211,29 +131,6 @@ def test_a_plan_shows_itself_beside_what_one_would_pick_and_is_a_recipe_in_its_f
     assert "| plan |" in text
     assert encode_indented(plan_file.read(here / "plan.json")) == encode_indented(plan)
     assert set(json.loads((here / "plan.json").read_text())) == {"schema", "plan", "segments", "fingerprint"}
-
-
-@pytest.mark.slow
-def test_a_copy_of_a_plan_is_shown_as_text():
-    module, batch = chain()
-    plan = profiler.plan(module, "70%", batch=batch, loss=nn.functional.mse_loss)
-
-    assert copy.copy(plan)._repr_html_() is None or "img" in copy.copy(plan)._repr_html_()
-    assert type(plan)(plan="1", segments=(), fingerprint={"0": ()})._repr_html_() is None
-
-
-def test_names_of_the_users_are_shown_as_they_are():
-    module, batch = chain()
-    kind = type(HOSTILE, (nn.Sequential,), {})
-
-    found = profiler.explain(kind(*module), batch, loss=nn.functional.mse_loss)
-
-    assert "script" not in Tagged(found._repr_html_()).tags
-    assert "<script>" not in found._repr_markdown_()
-
-
-def test_the_door_lists_itself():
-    assert {"explain", "timeline", "plan", "predict", "measure", "apply", "load", "block"} <= set(dir(profiler))
 
 
 @pytest.mark.nightly

@@ -26,7 +26,6 @@ from profiler.request.spec import Request
 from profiler.runs import run_diff, store
 from profiler.runs.store import Writer
 from profiler.workflows import owed_trials
-from profiler.workflows.consent import resume_words
 from profiler.workflows.run import RunRequest, _refuse_changes
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
@@ -196,18 +195,6 @@ def test_what_a_job_leaves_undone_has_crashed_by_what_became_of_the_job(run):
     assert found[1].detail == "not done when its job ended: job 7 TIMEOUT"
 
 
-def test_a_record_that_a_queued_job_will_make_again_is_not_taken_before_it_has_ended(run):
-    cluster = Cluster(run)
-
-    def crash() -> None:
-        none, every, *_ = cluster.jobs[0].plan
-        cluster.jobs[0].write(told(none, outcome="crashed", detail="the node went"), told(every))
-
-    found = keys(cluster.follow(crash, lambda: cluster.jobs[0].complete()))
-
-    assert found == [("none", 1, "ok"), ("all", 1, "ok"), ("all", 2, "ok"), ("none", 2, "ok")]
-
-
 def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
     (before,) = Cluster(run).leave()
     before.write(*(told(trial) for trial in before.plan[:2]), torn=b'{"sch')
@@ -221,19 +208,6 @@ def test_what_earlier_jobs_have_is_picked_up_and_their_shard_goes_on(run):
 
     assert found == [("none", 1, "ok"), ("all", 1, "ok"), ("all", 2, "ok"), ("none", 2, "ok")]
     assert [job.shard for job in cluster.jobs] == [before.shard]
-
-
-def test_a_trial_whose_baseline_is_done_is_compared_with_it_in_another_job(run):
-    equality = make.record().equality
-    assert equality is not None
-    cluster = Cluster(run, jobs=2)
-    done = told(cluster.plan[0], equality=msgspec.structs.replace(equality, digests={"loss": "1"}))
-
-    with pytest.raises(KeyboardInterrupt):
-        cluster.follow(interrupt, done=[done])
-
-    (every,) = (trial for job in cluster.jobs for trial in job.plan if trial.round == 1)
-    assert (every.case.strategy, every.digests) == ("all", {"loss": "1"})
 
 
 def test_a_job_of_an_earlier_call_that_is_still_at_work_is_followed_and_nothing_is_sent_twice(run):
@@ -255,57 +229,6 @@ def test_jobs_that_are_not_over_are_cancelled_and_those_of_earlier_calls_are_lef
         cluster.follow(interrupt)
 
     assert [job.state for job in cluster.jobs] == ["CANCELLED"]
-
-
-def test_a_part_that_somebody_writes_is_not_given_to_another_job(run):
-    (job,) = Cluster(run).leave()
-    writer = Writer(job.shard)
-
-    with pytest.raises(UserError, match="another gcprof is writing"):
-        Cluster(run).follow()
-
-    writer.close()
-
-
-def test_a_part_that_is_a_link_is_refused_and_what_it_leads_to_is_untouched(run, tmp_path):
-    Cluster(run).leave()
-    victim = tmp_path / "victim"
-    (run / "shards" / "1").rename(victim)
-    (victim / "trials.jsonl").write_bytes(b'{"torn')
-    (run / "shards" / "1").symlink_to(victim)
-
-    with pytest.raises(UserError, match="is a link"):
-        Cluster(run).follow()
-
-    assert (victim / "trials.jsonl").read_bytes() == b'{"torn'
-
-
-def test_what_cannot_be_sent_leaves_no_part_behind(run):
-    cluster = Cluster(run, jobs=2)
-    cluster.refusal = OSError("no such partition")
-
-    with pytest.raises(UserError, match="no such partition"):
-        cluster.follow()
-
-    assert list((run / "shards").iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_a_node_with_another_device_than_the_first_is_refused(tmp_path):
-    plan = two_rounds("none", model=Choice("mlp"), samples=1, warmup=0)
-    shard, jobs_folder = tmp_path / "shards" / "1", tmp_path / "jobs"
-    store.create(shard, plan=plan, command="", environment=HERE, sources={})
-    jobs_folder.mkdir()
-    (jobs_folder / "cpu.json").write_bytes(encode(HERE))
-
-    with pytest.raises(UserError, match=r"not as the first of the run: .*device_name a GPU -> "):
-        Work(shard, stage_seconds=PATIENCE_SECONDS)()
-
-    assert store.load(shard).records == ()
-    (jobs_folder / "cpu.json").unlink()
-    Work(shard, stage_seconds=PATIENCE_SECONDS)()  # the twin: this one is the first
-    assert len(store.load(shard).records) == 2
 
 
 # What is sent
@@ -386,23 +309,6 @@ def test_an_option_that_cannot_be_is_refused(words, complaint):
         engines.connect(words)
 
 
-def test_an_option_that_submitit_does_not_know_is_refused_before_there_is_a_folder(cluster, here, capsys):
-    before = list(here.iterdir())
-
-    assert answer(["run", *SWEEP, "--engine", "slurm:slurm_colour=red", "-o", "run"]) == 2
-
-    assert "colour" in capsys.readouterr().err
-    assert list(here.iterdir()) == before
-
-
-def test_more_ranks_than_a_job_has_gpus_are_refused(tmp_path, cluster):
-    plan = two_rounds("none", device="cuda:0", ranks=4, parallel=Choice("ddp"))
-    store.create(tmp_path / "run", plan=plan, command="", environment=HERE, sources={})
-
-    with engines.connect("slurm:gpus_per_node=2") as engine, pytest.raises(UserError, match="4 ranks take as many"):
-        list(owed_trials.run_owed(engine, store.load(tmp_path / "run")))
-
-
 def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(here))
 
@@ -410,15 +316,6 @@ def test_without_slurm_the_machine_says_so_before_there_is_a_folder(here, monkey
 
     assert "there is no sbatch here" in capsys.readouterr().err
     assert list(here.iterdir()) == []
-
-
-def test_without_submitit_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-
-    with pytest.raises(UserError, match="needs submitit") as refused:
-        engines.connect("slurm:partition=gpu")
-
-    assert refused.value.hint == "pip install 'gcprof[slurm]'"
 
 
 # Real jobs
@@ -531,22 +428,3 @@ def test_a_run_of_jobs_goes_on_by_jobs_and_on_the_device_that_they_had(tmp_path)
         _refuse_changes(
             before, RunRequest(words=Request()), None, {"cuda:0": msgspec.structs.replace(LOGIN, device_name="another")}
         )
-
-
-def test_the_command_that_goes_on_names_the_engine(tmp_path):
-    before = begun(tmp_path / "run", "a GPU")
-
-    again = ["gcprof", "run", "--resume", str(tmp_path / "run")]
-    assert resume_words(before, engine="slurm:jobs=2") == [*again, "--engine", "slurm:jobs=2"]
-    assert resume_words(before) == again
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("shared")
-def test_of_the_devices_of_jobs_nothing_is_known(cluster):
-    with engines.connect("slurm:gpus_per_node=2") as engine:
-        found = engine.survey()
-
-    assert list(found) == ["cpu", "cuda:0", "cuda:1"]
-    assert {(one.device_name, one.device_bytes, one.num_threads) for one in found.values()} == {(None, None, None)}
-    assert found["cpu"].torch is not None

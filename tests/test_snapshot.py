@@ -95,14 +95,6 @@ def test_the_command_explains_it_and_gives_json(recorded, capsys):
     assert (document["evidence"], document["peak_bytes"]) == ("recorded", peak)
 
 
-@pytest.mark.parametrize("typed", ["./none.pickle", ".//none.pickle"])
-def test_a_snapshot_is_named_and_coloured_as_any_file(typed, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    assert answer(["explain", "--snapshot", typed, "--color", "never"]) == 2
-    assert "no effect" not in capsys.readouterr().err
-
-
 # --- by hand
 
 
@@ -174,15 +166,6 @@ class Opens:
 
     def __reduce__(self):
         return os.mkdir, (self.path,)
-
-
-def test_plain_data_come_back_as_they_were(tmp_path):
-    content = {"a": [1, 2.5, None, True, "x", b"y", (1, 2)], "b": {"c": -(2**70)}, "d": {1}, "e": frozenset({2})}
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        kept = content if protocol >= 4 else {key: content[key] for key in "ab" if protocol >= 3 or key == "b"}
-        (tmp_path / "plain").write_bytes(pickle.dumps(kept, protocol=protocol))
-
-        assert allocator_history.load(tmp_path / "plain") == kept
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -16,8 +16,8 @@ from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
 from profiler.request import sweep
-from profiler.request.device_choice import any_device, choose_device
-from profiler.request.spec import CheckedRequest, Request, check, override, strategies_of
+from profiler.request.device_choice import choose_device
+from profiler.request.spec import CheckedRequest, Request, check, strategies_of
 from tests import make
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
@@ -31,14 +31,6 @@ def strategies(found: CheckedRequest) -> list[str]:
     return list(dict.fromkeys(str(trial.case.strategy) for trial in found.trials))
 
 
-@pytest.mark.slow
-def test_without_words_the_published_segments_run_beside_none():
-    found = planned()
-
-    assert strategies(found) == ["none", *[f"segments:k={k}" for k in (1, 2, 4, 8, 16, 32)]]
-    assert {trial.round for trial in found.trials} == {1, 2, 3}
-
-
 def test_on_a_cpu_the_default_is_smaller_and_says_so():
     found = planned()
 
@@ -48,37 +40,12 @@ def test_on_a_cpu_the_default_is_smaller_and_says_so():
     assert remark.endswith("say mnist-cnn:channels=320")
 
 
-def test_the_batch_size_is_the_models_own_unless_given():
-    assert {trial.case.batch_size for trial in planned().trials} == {64}
-    assert [trial.case.batch_size for trial in planned(batch_size="8,16", segments="2", rounds=1).trials] == [
-        8,
-        8,
-        16,
-        16,
-    ]
-
-
 def test_the_baseline_comes_first_and_once():
     assert strategies(planned(strategies="segments:k=8,none", segments="2,8")) == [
         "none",
         "segments:k=8",
         "segments:k=2",
     ]
-
-
-def test_two_spellings_of_a_choice_are_one_case():
-    found = planned(strategies="segments:k=8,split=torch,segments:k=8")
-
-    assert strategies(found) == ["none", "segments:k=8"]
-
-
-def test_every_second_round_is_reversed_and_only_the_first_reads_memory():
-    cases = [make.case(name) for name in ("none", "segments:k=2", "segments:k=4")]
-
-    trials = in_rounds(cases, 3)
-
-    assert [trial.case for trial in trials] == [*cases, *reversed(cases), *cases]
-    assert [trial.passes for trial in trials[2:4]] == [("equality", "flops", "memory", "time"), ("time",)]
 
 
 @pytest.mark.parametrize(
@@ -165,12 +132,6 @@ def test_a_word_for_a_device_is_the_device(word, devices, chosen):
     assert choose_device(word, devices) == chosen
 
 
-def test_words_of_the_command_line_win_over_the_sweep_file():
-    merged = override(Request(model="mlp", rounds=2), Request(rounds=5))
-
-    assert merged == Request(model="mlp", rounds=5)
-
-
 def test_an_id_depends_on_every_field_and_on_nothing_else():
     same = make.case("none"), make.case("none")
     others = [make.case("segments:k=2"), make.case(seed=1), make.case(batch_size=65), make.case(keep_gradients=True)]
@@ -197,14 +158,6 @@ def test_every_list_is_an_axis():
     }
 
 
-def test_predictions_are_for_several_devices():
-    request = Request(model="mlp", strategies="all", device="fake:t4, fake:h100,fake:t4")
-
-    found = check(request, any_device)
-
-    assert [trial.case.device for trial in found.trials] == ["fake:t4"] * 2 + ["fake:h100"] * 2
-
-
 @pytest.mark.parametrize(
     ("model", "strategies"),
     [
@@ -222,10 +175,3 @@ def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpoi
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_a_plan(path):
     assert check(sweep.read(path), lambda word: "cuda:0").trials
-
-
-def test_lists_and_numbers_of_a_sweep_file_are_read_as_on_the_command_line(tmp_path):
-    path = tmp_path / "sweep.toml"
-    path.write_text('segments = [1, 2]\nbatch_size = 8\nstrategies = ["segments:k=4"]\nkeep_grads = true\n')
-
-    assert sweep.read(path) == Request(segments="1,2", batch_size="8", strategies="segments:k=4", keep_grads=True)

@@ -52,14 +52,6 @@ def test_the_real_split_is_written_with_its_plain_end():
     assert written == {(100, 32): "31x3+7", (50, 32): "31x1+19", (301, 1): "301", (4, 2): "2+2", (301, 8): "7x37+42"}
 
 
-def test_a_split_whose_last_segment_is_checkpointed_too_ends_in_nothing_plain():
-    assert split_text([range(4), range(4, 8), range(8, 10)], 10) == "2x4+2+0"
-
-
-def test_one_segment_checkpoints_nothing():
-    assert split_as_torch(7, 1) == []
-
-
 def largest(saved: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return max(sum(saved[start : start + size]) for start, size in zip(starts, sizes, strict=True))

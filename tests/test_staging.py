@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from functools import cache, partial
-from itertools import cycle, pairwise, repeat
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from torch import nn
@@ -14,7 +12,6 @@ from torch import nn
 from profiler.analysis.peak_floor import floor
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
-from profiler.core.errors import Unsupported, UserError
 from profiler.core.trace_data import live
 from profiler.planning.candidates import all_stages, largest_stage, none
 from profiler.planning.chain import Chain
@@ -25,25 +22,15 @@ from profiler.predicting.prediction import predict
 from profiler.predicting.staging import stage_seconds
 from profiler.predicting.staging import stages as stages_module
 from profiler.predicting.staging.pooled_seconds import (
-    EVERY,
-    MOST_DOUBT,
     NOTHING,
-    PLAIN,
-    WHOLE,
-    StageWork,
-    StepSample,
-    pooled,
 )
 from profiler.predicting.staging.stage_operators import spans
-from profiler.predicting.staging.stage_seconds import LEAST_ROUNDS, LOOKS, ROUNDS, step_text
 from profiler.predicting.staging.stages import stages
 from profiler.predicting.traced_case import observe_case, trace_case
 from profiler.training import models
-from profiler.workflows.stages import stages as model_stages
 from tests import make
 
 RANDOM_STATE = 5056  # bytes of torch.get_rng_state(): the Mersenne Twister of the CPU
-FORCES = Path(__file__).parent / "user_models" / "forces.py"
 MODELS = (
     "mlp",
     "transformer:layers=4,width=32",  # embeddings before the blocks, a head behind them
@@ -304,164 +291,6 @@ def test_the_costs_of_equal_blocks_are_equal_and_all_of_them_add_what_the_step_t
     assert after.forward_seconds == pytest.approx(0)
     # In one checkpoint, all marks of the forward come again, but the last block's, which stops early.
     assert [stage.inner_recompute_seconds for stage in (first, second, last)] == pytest.approx([(3 * 4 - 1) / 3] * 3)
-
-
-@pytest.mark.slow
-def test_a_way_that_does_not_fit_the_memory_is_not_tried(a_second_a_mark, monkeypatch):
-    monkeypatch.setattr(stages_module, "available_bytes", lambda: 0)
-
-    chain = stages(Trial(case=case("transformer:layers=3,width=32", device="cpu")))
-
-    assert [stage.options for stage in chain.stages] == [()] * 5
-    # Of the step with all checkpointed, 4 + 3 x 4 + 3 x 2, the recomputes are taken off.
-    assert none(chain).cost.step_seconds == pytest.approx(22 - 3 * 1)
-
-
-@pytest.mark.slow
-def test_objects_from_before_are_not_looked_at_for_garbage_in_the_steps(a_second_a_mark, monkeypatch):
-    sample, frozen = stage_seconds._SwitchedStep.sample, []
-
-    def seen(self, way):
-        frozen.append(gc.get_freeze_count())
-        return sample(self, way)
-
-    monkeypatch.setattr(stage_seconds._SwitchedStep, "sample", seen)
-
-    stages(Trial(case=case("mlp", device="cpu")))
-
-    assert min(frozen) > 100_000  # of torch
-    assert gc.get_freeze_count() == 0
-
-
-@pytest.mark.slow
-def test_stages_of_which_none_can_fit_the_budget_are_not_timed(a_second_a_mark):
-    case = make.case(model=Choice("transformer:layers=2,width=32,sequence=16,vocabulary=64"), batch_size=2)
-
-    never, perhaps = (stages(Trial(case=case, budget=budget)) for budget in ("1KiB", "99%"))
-
-    assert {stage.forward_seconds for stage in never.stages} == {0.0}
-    assert {stage.forward_seconds for stage in perhaps.stages} != {0.0}
-    assert [stage.saved_bytes for stage in never.stages] == [stage.saved_bytes for stage in perhaps.stages]
-
-
-LEAVES_OUT = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        for place, layer in enumerate(self.layers):
-            if place != 1 or self.calls < 3:
-                x = layer(x)
-        return x.square().mean()
-
-def make(batch_size=4):
-    return Net(), torch.randn(batch_size, 8)
-"""
-
-
-@pytest.mark.slow
-def test_a_forward_that_leaves_blocks_out_at_random_is_timed_by_its_blocks_alone(tmp_path):
-    (tmp_path / "leaves_out.py").write_text(LEAVES_OUT)
-
-    chain = stages(Trial(case=case(f"{tmp_path}/leaves_out.py:make", device="cpu")))
-
-    assert [stage.inner_recompute_seconds for stage in chain.stages if stage.blocks] == [None] * 3
-    assert all(stage.early_stop_seconds for stage in chain.stages if stage.blocks)
-
-
-def test_every_step_that_times_stages_is_told_with_the_time_left(engine, monkeypatch):
-    told: list[str] = []
-    monkeypatch.setattr(engine, "at_work", told.append)
-
-    model_stages(engine, case("mlp", device="cpu"), None)
-
-    steps = [text for text in told if text.startswith("step ")]
-    # As it is, all kept, each checkpointed, all in one, and products kept, in turns.
-    assert steps[0] == f"step 1 of {5 * ROUNDS}"
-    assert 4 * LEAST_ROUNDS + LOOKS <= len(steps) <= 5 * ROUNDS
-    assert all(text.startswith(f"step {number} of ") for number, text in enumerate(steps, start=1))
-    assert all(text.endswith(" s left") for text in steps[1:])
-
-
-@pytest.mark.parametrize(("is_asynchronous", "uncounted"), [(False, 1), (True, 3)])
-def test_on_a_cpu_the_first_step_alone_is_not_counted(monkeypatch, is_asynchronous, uncounted):
-    run, ways = [], [WHOLE, PLAIN, EVERY]
-    step = Mock(spec=stage_seconds._SwitchedStep, _device=Mock(is_asynchronous=is_asynchronous))
-    step.uncounted_ways = partial(stage_seconds._SwitchedStep.uncounted_ways, step)
-    step.sample.side_effect = lambda way: run.append(way) or Mock()
-    samples = {way: [] for way in ways}
-
-    stage_seconds._sample(step, samples, lambda text: None)
-
-    assert [len(found) for found in samples.values()] == [ROUNDS] * 3
-    assert run[:uncounted] == ways[:uncounted]
-    assert len(run) == uncounted + 3 * ROUNDS
-    assert step.uncounted_ways(ways[1:]) == ways[1:]  # the step as it is does not fit
-
-
-@pytest.mark.parametrize(("costs", "rounds"), [((2.0, 2.0), LOOKS), ((2.0, 0.5), ROUNDS), ((0.5, 2.0), ROUNDS)])
-def test_a_save_option_that_was_no_faster_than_a_checkpoint_in_every_look_is_timed_no_more(costs, rounds):
-    taken = {WHOLE: repeat(0.5), EVERY: repeat(1.0), "matmul": cycle(costs)}
-    step = Mock(spec=stage_seconds._SwitchedStep)
-    step.uncounted_ways.return_value = []
-    step.sample.side_effect = lambda way: Mock(total=next(taken[way]))
-    samples = {way: [] for way in taken}
-    told: list[str] = []
-
-    stage_seconds._sample(step, samples, told.append)
-
-    assert {way: len(found) for way, found in samples.items()} == {WHOLE: ROUNDS, EVERY: ROUNDS, "matmul": rounds}
-    assert told[-1].startswith(f"step {2 * ROUNDS + rounds} of {2 * ROUNDS + rounds}")
-
-
-def test_nothing_is_sure_of_a_save_option_whose_timing_was_ended_early():
-    works = [StageWork(blocks=(0,), kind="a", family="a", forward=1), StageWork(blocks=())]
-    ways = {WHOLE: (1.0, 0.0), PLAIN: (1.0, 0.0), EVERY: (1.4, 0.4), "matmul": (1.2, 0.2)}
-    samples = {
-        way: [StepSample(total=total, forward=(0.4, 0.0), recompute=(again, 0.0), backward=(0.5, 0.0))] * 3
-        for way, (total, again) in ways.items()
-    }
-
-    whole, *_ = pooled(samples, works)
-    cut, *_ = pooled({**samples, "matmul": samples["matmul"][:2]}, works)
-
-    assert whole.option_errors == {"matmul": 0.0}
-    assert cut.options == whole.options
-    assert cut.option_errors["matmul"] == pytest.approx(MOST_DOUBT * 0.2)
-
-
-@pytest.mark.parametrize(
-    ("done", "left", "seconds", "text"),
-    [
-        (0, [6, 8], 0.0, "step 1 of 8"),
-        (2, [4, 6], 0.4, "step 3 of 8, 1 s left"),  # all rounds are run
-        (2, [4, 6], 4.0, "step 3 of 8, 8 s left"),  # the least rounds
-        (40, [4, 400], 1.0, "step 41 of 440, 1 s left"),  # until 2 s are over
-        (7, [1, 1], 0.07, "step 8 of 8, 0 s left"),
-        (2, [4, 6], 400.0, "step 3 of 8, 13 min left"),
-    ],
-)
-def test_the_time_left_is_that_of_the_rounds_to_come(done, left, seconds, text):
-    assert step_text(done, left, seconds=seconds) == text
-
-
-def test_a_device_of_unknown_rates_is_refused():
-    with pytest.raises(UserError, match="the speed of 'fake:cuda' is not known"):
-        stages(Trial(case=case("mlp", device="fake:cuda")))
-
-
-def test_blocks_that_the_forward_differentiates_are_no_chain():
-    forces = make.case(model=Choice(f"{FORCES}:potential"), batch_size=None, device="fake:t4")
-
-    with pytest.raises(Unsupported, match="the forward runs a backward of its own"):
-        stages(Trial(case=forces))
 
 
 def test_costs_are_the_blocks_that_the_allocator_gives():

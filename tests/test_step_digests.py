@@ -158,9 +158,3 @@ def test_steps_that_take_as_much_as_they_draw_take_the_same_whether_they_are_com
     }
 
     assert len(peaks) == 1
-
-
-def test_a_frozen_weight_that_is_expanded_is_left_alone():
-    record = measured(case("none", f"{DRAWING}:make:kind=expanded"))
-
-    assert record.outcome == "ok"

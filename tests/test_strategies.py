@@ -18,7 +18,6 @@ from profiler.core.record import Applied
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training.checkpointing.block_segments import checkpoint_segments
-from profiler.training.strategies import chain
 from tests import make
 from tests.chain_models import Branching, Counted, InTuples, Looping, workload
 from tests.conftest import measured
@@ -64,21 +63,6 @@ def test_hooks_on_a_block_still_see_its_own_work():
     assert False in seen
 
 
-def test_more_segments_than_modules_are_unsupported_with_both_numbers():
-    module = nn.Sequential(Counted(), Counted())
-
-    with pytest.raises(Unsupported, match="only 2 blocks for 3 segments"):
-        chain.segments(workload(module, ("0", "1")), k=3)
-
-
-def test_one_segment_says_that_it_checkpoints_nothing():
-    none, one = measured("mlp", "none").readings, measured("mlp", "segments:k=1")
-
-    assert [note.code for note in one.notes] == ["GCP001"]
-    assert "checkpoints nothing" in one.notes[0].text
-    assert one.readings == none
-
-
 BY_BLOCKS = ("segments:k=1", "sqrt", "recursive", "from-start", "all", "every:k=1", "first:n=1", "selective:save=mm")
 
 
@@ -88,15 +72,6 @@ def test_whatever_checkpoints_no_block_of_a_short_chain_says_so(strategy, length
     applied = profiler.apply(nn.Sequential(*(nn.Linear(2, 2) for _ in range(length))), strategy)
 
     assert ("GCP001" in [note.code for note in applied.notes]) == (not applied.recomputes)
-
-
-@pytest.mark.slow
-def test_a_large_plain_remainder_is_noted_with_the_option_that_helps():
-    uneven, even = measured("mnist-cnn:channels=4", "segments:k=32"), measured("mnist-cnn:channels=4", "segments:k=2")
-
-    assert [note.code for note in uneven.notes] == ["GCP002"]
-    assert "segments:k=32,split=balanced" in uneven.notes[0].text
-    assert even.notes == ()
 
 
 def calls(strategy: str, length: int = 6) -> list[int]:
@@ -134,19 +109,6 @@ def test_every_strategy_computes_each_block_as_often_as_it_says(strategy, expect
     assert calls(strategy) == expected
 
 
-def test_from_start_works_as_deep_as_it_allows_and_refuses_more():
-    from profiler.training.strategies.chain import DEEPEST
-
-    assert sum(calls("from-start", DEEPEST)) == DEEPEST * (DEEPEST + 1) // 2
-    with pytest.raises(Unsupported, match="would nest"):
-        calls("from-start", DEEPEST + 1)
-
-
-def test_recursive_computes_no_block_more_often_than_the_chain_can_be_halved():
-    for length in (1, 2, 3, 16, 33):
-        assert max(calls("recursive", length)) <= 1 + (length - 1).bit_length()
-
-
 @pytest.mark.parametrize(("length", "root"), [(1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (100, 10), (301, 17)])
 def test_the_square_root_is_rounded_to_the_nearest(length, root):
     from profiler.training.strategies.chain import round_root
@@ -160,15 +122,6 @@ def test_blocks_that_do_not_feed_each_other_are_not_run_together_and_the_reason_
     with pytest.raises(Unsupported, match=r"'layers.0' and 'layers.1' cannot be run together"):
         checkpoint_segments(work, [[0, 1]])
     checkpoint_segments(work, [[1, 2]])  # these two do
-
-
-def test_blocks_that_do_not_feed_each_other_can_be_checkpointed_one_by_one():
-    work = workload(Branching(), ("layers.0", "layers.1", "layers.2"))
-
-    checkpoint_segments(work, [[0], [1], [2]])
-    work.loss(work.module, work.batch).backward()
-
-    assert [layer.calls for layer in work.module.layers] == [2, 2, 2]
 
 
 class LoopedOver(nn.Module):
@@ -220,22 +173,6 @@ def test_a_module_that_does_more_than_chain_its_blocks_is_unsupported_and_not_ch
         profiler.apply(module, strategy)
 
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
-
-
-def test_a_module_that_asks_its_blocks_outputs_for_their_shapes_alone_is_checkpointed():
-    module = Tapped(lambda x, index, total, kept: kept.append((*x.shape, x.dim(), x.dtype)))
-
-    applied = profiler.apply(module, "segments:k=2", example=torch.ones(2, 3))
-
-    assert applied.split == "2+2"
-
-
-def test_what_follows_a_run_may_do_as_it_likes_with_its_output():
-    module = Tapped(lambda x, index, total, kept: total.add_(x.detach()) if index == 1 else None)
-
-    applied = profiler.apply(module, "segments:k=2", example=torch.ones(2, 3))
-
-    assert applied.split == "2+2"
 
 
 def test_blocks_that_return_a_tuple_of_one_are_run_together_too():
@@ -318,12 +255,6 @@ def test_selective_refuses_an_operator_that_aten_does_not_have(word):
         selective.apply(workload(nn.Sequential(Counted()), ("0",)), save=word)
 
 
-def test_offloading_on_a_cpu_says_that_it_saves_nothing():
-    record = measured("mlp", "offload", passes=("memory",))
-
-    assert [note.code for note in record.notes] == ["GCP008"]
-
-
 def test_offloading_packs_what_the_forward_saves_and_unpacks_it_in_the_backward(monkeypatch):
     from profiler.training.strategies import whole_model
 
@@ -400,14 +331,6 @@ def test_the_switch_of_transformers_is_used_by_the_name_that_it_has(word):
 
     assert (is_on, given) == (True, {"use_reentrant": False})
     assert not module.gradient_checkpointing
-
-
-@pytest.mark.parametrize("budget", [-0.1, 1.1])
-def test_a_budget_that_is_no_fraction_is_refused(budget):
-    from profiler.training.strategies import compile_budget
-
-    with pytest.raises(Unsupported, match="is not a fraction"):
-        compile_budget.apply(workload(nn.Sequential(Counted()), ("0",)), budget=budget)
 
 
 EVERY = (
@@ -496,26 +419,6 @@ def test_a_block_that_runs_several_times_has_the_statistics_of_the_plain_one(nor
         assert torch.equal(one.grad, other.grad)
 
 
-def test_what_is_repaired_is_told():
-    from profiler.training.checkpointing.batchnorm_repair import repaired
-
-    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
-    built = workload(module, ("0", "1"))
-
-    notes = [
-        repaired(built, applied).notes[0].text
-        for applied in (Applied(recomputes={0: 1}), Applied(recomputes={1: 1}), Applied())
-    ]
-
-    assert notes == [
-        "the running statistics of 1 BatchNorm layers are held while these are recomputed",
-        "--repair-batchnorm did nothing: no BatchNorm is in a checkpointed block",
-        "--repair-batchnorm did nothing: no block is known to run again",
-    ]
-    with pytest.raises(Unsupported, match="no BatchNorm with running statistics is in a block"):
-        repaired(workload(nn.Sequential(nn.Linear(3, 3)), ("0",)), Applied(recomputes={0: 1}))
-
-
 def test_a_batchnorm_that_several_blocks_share_is_repaired_once():
     from profiler.training.checkpointing.batchnorm_repair import repair_batchnorm
 
@@ -535,26 +438,6 @@ def test_a_batchnorm_whose_results_are_saved_counts_its_batches_twice_and_is_rep
     assert record.equality.buffers_difference is None
     assert record.equality.differing_buffers == tuple(f"{i}.num_batches_tracked" for i in (1, 3, 5))
     assert (repaired.equality.buffers_equal, repaired.equality.gradients_equal) == (True, True)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "codes"), [("none", set()), ("offload", {"GCP010"}), ("segments:k=1", {"GCP010"})]
-)
-@pytest.mark.usefixtures("with_test_models")
-def test_a_repair_without_effect_is_noted(strategy, codes):
-    record = measured("batchnorm", strategy, passes=(), repair_batchnorm=True)
-
-    assert {note.code for note in record.notes} - {"GCP001", "GCP008"} == codes
-
-
-@pytest.mark.parametrize(("repair", "advised"), [(False, [True]), (True, [])])
-@pytest.mark.usefixtures("with_test_models")
-def test_the_repair_is_advised_only_where_it_mends(repair, advised):
-    record = measured("batchnorm", "all", passes=("equality",), repair_batchnorm=repair)
-
-    texts = [note.text for note in record.notes if note.code == "GCP004"]
-
-    assert ["--repair-batchnorm mends it" in text for text in texts] == advised
 
 
 @pytest.mark.usefixtures("with_test_models")

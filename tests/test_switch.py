@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from profiler.core.errors import Unsupported
-from profiler.training.assemble import Assembled, assemble
+from profiler.training.assemble import Assembled
 from profiler.training.strategies import TABLE
-from profiler.training.workload import Workload
-from tests import make
 from tests.catalogue_choices import EVERY
 from tests.plans import written
 from tests.switched_steps import CHOICES, MODELS, assert_same, built, step
@@ -83,38 +80,3 @@ def test_the_switch_of_hugging_face_is_used():
     assembled.switch(True)
 
     assert step(assembled)[1] == on[1] != true[1]
-
-
-class Careful(torch.nn.Module):
-    """A model with a checkpoint of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = checkpoint(lambda x: torch.relu(self.first(x)), x, use_reentrant=False)
-        result: torch.Tensor = self.second(hidden)
-        return result
-
-
-def test_the_models_own_checkpoints_are_switched():
-    def build() -> Workload:
-        return Workload(module=Careful(), batch=torch.ones(4, 8), loss=lambda module, batch: module(batch).sum())
-
-    true = step(assemble(make.case("none"), build=build))
-    assembled = assemble(make.case("own"), build=build)
-    on = step(assembled)
-
-    assembled.switch(False)
-    assert_same(step(assembled), true)
-    assembled.switch(True)
-
-    assert step(assembled)[1] == on[1] != true[1]
-
-
-def test_the_switch_is_not_held_by_what_is_told_of_a_strategy():
-    assembled = built("mlp", "all")
-
-    assert assembled.switch is not None
-    assert assembled.applied.switch is None

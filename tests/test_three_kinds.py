@@ -21,9 +21,9 @@ from profiler.analysis.comparison import compare_runs
 from profiler.analysis.rows import Row, rows
 from profiler.cli import answer
 from profiler.cli.max_batch import shown_batch
-from profiler.core.case import Choice, Trial
+from profiler.core.case import Choice
 from profiler.core.errors import UserError
-from profiler.core.record import Note, Record
+from profiler.core.record import Record
 from profiler.integrations.trackers.entries import entries
 from profiler.planning.candidates import Way
 from profiler.planning.simulator import Cost
@@ -35,7 +35,6 @@ from profiler.views.tables import comparison, evidence, max_batch, plans
 from profiler.views.tables.progress import trial_line
 from profiler.views.tables.terminal import Paper
 from profiler.workflows.max_batch import Largest
-from profiler.workflows.run import opening
 from tests import examples, three_kinds
 from tests.make import MIB
 from tests.plan_text import parse
@@ -142,13 +141,6 @@ def test_rows_and_files_of_rows_hold_the_kind_of_each_case(device: str, tmp_path
     assert [line["predicted"] for line in lines] == [str(kind == "predicted").lower() for kind in expected]
 
 
-def test_a_rehearsed_table_has_no_columns_of_times_and_gradients(tmp_path: Path, capsys):
-    text = read("show", run_of(tmp_path / "run", "rehearsed", device=REHEARSED_ON[0]), capsys)
-    text += read("markdown", tmp_path / "run", capsys)
-
-    assert not re.search(r"\b(step|spread|time|gradients)\b", text)
-
-
 @pytest.mark.parametrize("device", REHEARSED_ON)
 def test_a_prediction_is_as_sure_as_its_rehearsal_says_and_the_table_says_against_what(device: str):
     predicted = three_kinds.predicted(device="fake:h100")
@@ -162,29 +154,12 @@ def test_a_prediction_is_as_sure_as_its_rehearsal_says_and_the_table_says_agains
 
 
 @pytest.mark.parametrize("device", REHEARSED_ON)
-def test_a_prediction_that_is_not_calibrated_is_sure_to_nothing(device: str):
-    blind = Note(code="GCP015", text="not calibrated: what convolutions take besides their results is not in it")
-    _, predicted = rows([three_kinds.rehearsed(device=device), three_kinds.predicted(device="fake:h100")])
-
-    shown = labels([msgspec.structs.replace(predicted, notes=(*predicted.notes, blind))])
-
-    assert "off rehearsed by" in shown
-    assert "peak within" not in shown
-
-
-@pytest.mark.parametrize("device", REHEARSED_ON)
 def test_a_prediction_is_held_against_the_measurement_first_and_each_row_against_its_own_peak(device: str):
     found = {row.evidence: row for row in rows(of_every_kind(device)) if row.case.strategy == "none"}
 
     assert found["predicted"].prediction_against == found["measured"].prediction_against == "measured"
     assert found["predicted"].prediction_error == found["measured"].prediction_error == pytest.approx(-0.01)
     assert found["rehearsed"].prediction_error == pytest.approx(99 / 96 - 1)
-
-
-def test_the_rehearsal_of_one_gpu_says_nothing_of_the_prediction_for_another():
-    found = rows([three_kinds.rehearsed(device="rehearse:t4"), three_kinds.predicted(device="fake:h100")])
-
-    assert [row.prediction_error for row in found] == [None, None]
 
 
 def labels(found: list[Row] | tuple[Row, ...]) -> str:
@@ -212,32 +187,6 @@ def test_a_comparison_of_two_kinds_names_both_and_calls_no_peak_better(first: st
     lines = csv.DictReader(io.StringIO(comparison.csv(found)))
     assert {(line["evidence"], line["baseline_evidence"]) for line in lines} == {(first, first), (second, first)}
     assert f"{second} MiB" in comparison.markdown(found) or not is_mixed
-
-
-def test_a_difference_that_reads_as_none_is_told_in_bytes():
-    before, after = [three_kinds.rehearsed(peak=96 * MIB)], [three_kinds.rehearsed(peak=96 * MIB + 4096)]
-    other = [three_kinds.measured(peak=96 * MIB - 4096)]
-
-    assert "+4.00 KiB" in comparison.table(compare_runs([("one", before), ("two", after)])).plain
-    assert "-4.00 KiB" in comparison.table(compare_runs([("one", before), ("two", other)])).plain
-
-
-def test_a_gate_between_kinds_trips_and_names_both(tmp_path: Path, capsys):
-    examples.run(tmp_path / "rehearsed", [three_kinds.rehearsed()])
-    examples.run(tmp_path / "measured", [three_kinds.measured()])
-
-    code = answer(["compare", str(tmp_path / "rehearsed"), str(tmp_path / "measured"), "--fail-on", "peak:>2%"])
-
-    assert code == 5
-    assert "in B against A (measured, against rehearsed): +4.2 %" in capsys.readouterr().err
-
-
-def test_rehearsals_with_other_sizes_are_told_apart():
-    plain, sized = [three_kinds.rehearsed()], [three_kinds.rehearsed(device=SIZED)]
-
-    text = comparison.table(compare_runs([("one", plain), ("two", sized)])).plain
-
-    assert "rehearsed on  -       h100 with 1.27 GiB, context 600 MiB" in text
 
 
 def texts(figure: Figure) -> list[str]:
@@ -331,23 +280,6 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     assert (strategy["measured_bytes"], strategy["rehearsed_bytes"]) == (None, 96 * MIB)
     assert (shown["measured_peak_bytes"], shown["rehearsed_peak_bytes"]) == (None, 96 * MIB)
     assert strategy["evidence"] == shown["evidence"] == "rehearsed"
-
-
-def test_the_first_line_of_a_run_says_what_is_rehearsed_and_what_is_predicted():
-    records = [three_kinds.rehearsed(device=SIZED), three_kinds.predicted()]
-    plan = [Trial(case=record.case) for record in records]
-    devices = {"cpu": records[1].environment}
-
-    (line, *_) = opening(plan, devices, ())
-
-    assert line.startswith("rehearsing on h100 with 1.27 GiB, context 600 MiB and predicting for fake:h100 (")
-
-
-def test_what_is_no_word_of_a_rehearsed_gpu_is_shown_as_it_is():
-    assert evidence.device_word("rehearse:h100") == "h100"
-    assert evidence.device_word("rehearse:t4:cudnn_workspace=1048576") == "t4, cuDNN workspace 1.00 MiB"
-    for word in ("rehearse:h100:memory=much", "rehearse:h100:memory=", "cuda:0", "fake:h100", ""):
-        assert evidence.device_word(word) == word
 
 
 def test_a_name_that_is_hidden_stays_that_of_a_hollow_gpu_and_twins_stay_twins(tmp_path: Path):

@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from profiler.core.errors import UserError
-from profiler.rehearsal import build, cuda_libraries, smoke
 from tests.program import gcprof
 
 MODELS = {  # the built-in model: its module, and the batch
@@ -74,23 +72,3 @@ def test_a_plan_holds_its_budget_where_it_is_rehearsed(hollow, tmp_path):
 
     whole, under = (record["readings"]["peak_bytes"] for record in json.loads(done.stdout)["records"])
     assert under <= 0.8 * whole
-
-
-@pytest.mark.nightly
-def test_a_device_that_lacks_what_torch_calls_is_refused_by_the_name_of_the_function(hollow, tmp_path, monkeypatch):
-    lacking = [
-        library._replace(known=library.known.replace("[Gg]emm", "nothing")) for library in cuda_libraries.LIBRARIES
-    ]
-    monkeypatch.setattr(build, "LIBRARIES", lacking)
-    torch = build.installed()
-    out, work = tmp_path / "lib", tmp_path / "work"
-    for folder in (out, work):
-        folder.mkdir()
-    build._Build(torch.site, build.compiler(), work, out).run()
-
-    with pytest.raises(UserError) as refused:
-        smoke.run(out)
-
-    assert refused.value.exit_code == 3
-    assert "not supported: cublas" in refused.value.message
-    assert "\n" not in refused.value.message

@@ -15,7 +15,7 @@ from functools import cache
 import pytest
 import torch
 from torch import distributed, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import profiler
 from profiler.core.errors import Unsupported, UserError
@@ -195,26 +195,6 @@ def test_an_interrupt_ends_a_traced_step_that_has_no_end():
     assert interrupted(FUNCTIONS["explain"], (net, (batch, batch), loss), 0.3)
 
 
-def test_a_mode_that_fails_as_it_is_entered_is_not_left_on(monkeypatch):
-    enter, net, batch = TorchDispatchMode.__enter__, trainings.mlp(), torch.zeros(trainings.ROWS, trainings.WIDTH)
-    for number in range(1, 8):
-        entered = iter(range(1, 1000))
-
-        def failing(mode, entered=entered, number=number):
-            out = enter(mode)
-            if next(entered) == number:
-                raise KeyboardInterrupt
-            return out
-
-        with monkeypatch.context() as patch:
-            patch.setattr(TorchDispatchMode, "__enter__", failing)
-            with pytest.raises(KeyboardInterrupt):
-                FUNCTIONS["explain"](net, (batch, batch), nn.functional.mse_loss)
-
-    assert _get_current_dispatch_mode_stack() == []
-    assert type(batch @ batch.T) is torch.Tensor
-
-
 def test_a_gpu_that_is_used_later_gets_the_seed_that_it_would_have_had():
     batch = torch.zeros(trainings.ROWS, trainings.WIDTH)
     torch.manual_seed(42)
@@ -232,44 +212,3 @@ def test_the_import_of_the_functions_draws_no_numbers():
     drawn = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert float(drawn) == random.Random(5).random()
-
-
-def test_a_call_within_a_call_is_answered():
-    batch, peaks = torch.zeros(trainings.ROWS, trainings.WIDTH), queue.SimpleQueue()
-
-    def build():
-        peaks.put(profiler.explain("mlp", device="t4").peak_bytes)
-        return trainings.mlp(), (batch, batch), nn.functional.mse_loss
-
-    assert profiler.predict(build, device="t4").readings.peak_bytes > 0
-    assert peaks.get(block=False) > 0
-
-
-NOTEBOOK = """
-import torch, numpy as np
-from torch import nn
-import profiler
-
-rng, generator, count, seen = np.random.default_rng(1), torch.Generator(), 0, []
-
-
-class Net(nn.Linear):
-    def forward(self, x):
-        global count, cache
-        count, cache = count + 1, x
-        seen.append(x)
-        return super().forward(x) * float(rng.random()) + torch.rand(x.shape, generator=generator)
-
-
-batch, before = torch.zeros(2, 8), (rng.bit_generator.state, generator.get_state().tolist())
-profiler.explain(Net(8, 8), (batch, batch), loss=nn.functional.mse_loss, device="t4")
-assert before == (rng.bit_generator.state, generator.get_state().tolist())
-assert (count, seen, "cache" in globals()) == (0, [], False)
-"""
-
-
-@pytest.mark.slow
-def test_code_that_is_in_no_file_is_a_users_too():
-    ran = subprocess.run([sys.executable], input=NOTEBOOK, capture_output=True, text=True, check=False)
-
-    assert (ran.returncode, ran.stderr) == (0, "")

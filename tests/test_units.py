@@ -43,16 +43,6 @@ def test_a_column_of_seconds_takes_the_largest_unit_of_which_there_are_ten(large
     assert units.second_unit([None, largest / 2, largest])[1] == unit
 
 
-def test_numbers_of_a_column_have_one_decimal_each():
-    texts = [units.scaled(count, MIB) for count in (0, 512 * KIB, 1234 * MIB + 512 * KIB)]
-
-    assert texts == ["0.0", "0.5", "1,234.5"]
-
-
-def test_something_small_is_not_shown_as_nothing():
-    assert units.scaled(1, MIB) == "<0.1"
-
-
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [

@@ -9,7 +9,6 @@ import pytest
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.predicting.prediction import predict
-from profiler.predicting.staging.stages import stages
 from tests import make
 from tests.conftest import measured
 from tests.user_models import saved_hooks
@@ -52,15 +51,6 @@ def test_what_hooks_pack_is_predicted_as_it_is_measured_and_as_it_is_by_hand(hoo
     assert foreseen.peak_bytes == readings.peak_bytes
 
 
-@pytest.mark.parametrize("hooks", ["half", "tuple", "recomputed"])
-def test_they_pack_the_inputs_of_checkpoints_too(hooks):
-    readings = measured(choice(hooks), "all", batch_size=BATCH, passes=("memory",)).readings
-
-    foreseen = predicted(hooks, "all")
-
-    assert (foreseen.saved_bytes, foreseen.peak_bytes) == (readings.saved_bytes, readings.peak_bytes)
-
-
 def test_a_hook_that_quantizes_has_no_number_but_a_reason():
     with pytest.raises(Unsupported, match="a quantized tensor cannot be traced"):
         predicted("quantized")
@@ -72,13 +62,6 @@ def test_on_a_gpu_other_hooks_than_those_to_the_host_are_refused(hooks):
 
     with pytest.raises(Unsupported, match="`gcprof rehearse` runs them"):
         predict(Trial(case=case))
-
-
-def test_a_plan_is_refused_since_what_hooks_pack_tells_nothing_of_other_strategies():
-    case = make.case("none", model=choice("half"), batch_size=BATCH, device="fake:cpu")
-
-    with pytest.raises(Unsupported, match="packs what autograd saves by hooks of its own"):
-        stages(Trial(case=case, passes=("memory",)))
 
 
 ON_HOLLOW = """

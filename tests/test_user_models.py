@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ from torch import nn
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
-from profiler.engines.replies import attempt
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from profiler.training.assemble import assemble
@@ -122,28 +120,6 @@ def test_a_segment_of_a_users_loop_saves_its_input_alone():
     assert none.saved_bytes - half.saved_bytes == 3 * of_a_layer + 2 * between_layers - 5056
 
 
-def test_adapters_on_a_frozen_backbone_are_all_that_has_gradients():
-    record = measured(choice("lora"), "all", batch_size=None)
-
-    depth, width, rank = 6, 16, 2
-    assert record.readings.static_bytes["gradients"] == depth * (rank * width + 4 * width * rank) * 4
-
-
-def test_a_users_optimizer_stands_in_and_is_noted():
-    record = measured(choice("lora"), "none", batch_size=None)
-
-    assert "GCP009" in [note.code for note in record.notes]
-    assert record.readings.static_bytes["optimizer"] > 2 * record.readings.static_bytes["gradients"]  # AdamW's two
-
-
-@pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
-def test_the_state_of_optimizers_that_are_wrapped_in_one_is_counted(device):
-    alone, both = (read(choice("wrapped_optimizers", wraps=wraps), device) for wraps in (False, True))
-
-    assert alone.readings.static_bytes["optimizer"] >= 2 * alone.readings.static_bytes["gradients"]  # Adam's two
-    assert both.readings.static_bytes == alone.readings.static_bytes
-
-
 @pytest.mark.parametrize("device", ["cpu", "fake:cpu", "fake:cuda"])
 def test_what_an_optimizer_keeps_in_an_attribute_is_counted(device):
     plain = read(choice("wrapped_optimizers", wraps=False), device).readings
@@ -185,12 +161,6 @@ def read(model, device):
     return predict(Trial(case=make.case(model=model, batch_size=None, device=device)))
 
 
-def test_the_tensors_of_a_dataclass_batch_are_counted():
-    record = measured(choice("dataclass_batch"), "none", batch_size=4)
-
-    assert record.readings.static_bytes["inputs"] == (4 * 8 + 4 * 8 + 4) * 4
-
-
 def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_out_is_kept():
     """Three tensors, of which `doubled` is no argument and `halved` no field."""
     nested = choice("dataclass_batch").replace(":make", ":nested")
@@ -201,13 +171,6 @@ def test_all_tensors_of_a_batch_of_dataclasses_are_counted_and_what_they_worked_
 
     assert none.readings.static_bytes["inputs"] == every.readings.static_bytes["inputs"] == 3 * 4 * 8 * 4
     assert (none.outcome, every.outcome, every.equality.loss_equal) == ("ok", "ok", True)
-
-
-def test_a_module_on_the_path_is_found_by_its_name():
-    workload = user.build("tests.user_models.dropout:net", 4)
-
-    assert workload.batch[0].shape == (4, 64)
-    assert torch.isfinite(workload.loss(workload.module, workload.batch))
 
 
 @pytest.mark.parametrize(
@@ -226,20 +189,3 @@ def test_train_or_eval_is_as_the_factory_returned_it_and_is_said(factory, modes,
 
     assert [built.workload.module.layers[index].training for index in (1, 2)] == modes
     assert [words in note for note in notes] == [True] if words else notes == []
-
-
-def test_a_forward_that_calls_exit_fails_with_what_it_said():
-    class Leaves(nn.Module):
-        def forward(self, x):
-            sys.exit("no data")
-
-    workload = user.as_workload((Leaves(), torch.ones(2)))
-
-    record = attempt(Trial(case=make.case()), on_pass=lambda stage: None, by=lambda *of, **named: step(workload))
-
-    assert record.outcome == "failed"
-    assert record.detail.startswith("the model's code called sys.exit: no data (test_user_models.py:")
-
-
-def step(workload):
-    return workload.loss(workload.module, workload.batch)

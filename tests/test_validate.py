@@ -71,13 +71,6 @@ def test_a_newer_schema_is_damage_to_this_reader(run):
     assert "schema 99" in text
 
 
-def test_an_older_schema_is_worth_knowing(run):
-    path = run / "trials.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":0', 1))
-
-    assert found(run) == [("trials.jsonl:1", "schema 0, and 1 is the present one", False)]
-
-
 @pytest.mark.parametrize(
     ("readings", "text"),
     [
@@ -103,13 +96,6 @@ def test_a_record_of_no_ranks_contradicts_itself(tmp_path):
     assert damaged(tmp_path, ranks=()) == [("trials.jsonl:2", text, True) for text in texts]
 
 
-def test_a_rehearsed_record_has_no_times(tmp_path):
-    rehearsed = msgspec.structs.replace(GOOD[1], case=msgspec.structs.replace(GOOD[1].case, device="rehearse:h100"))
-    text = "a device that computes nothing gave times or gradients"
-
-    assert ("trials.jsonl:1", text, True) in found(examples.run(tmp_path / "run", [rehearsed]).folder)
-
-
 @pytest.mark.parametrize("command", ["show", "compare", "export", "plot", "report", "show --json"])
 def test_a_peak_that_cannot_be_is_warned_of_where_a_run_is_read(command, here, capsys):
     assert damaged(here, peak_bytes=1)
@@ -132,27 +118,6 @@ def test_a_torn_line_is_damage(run):
     assert found(run) == [("trials.jsonl:4", "the last line is torn", True)]
 
 
-def test_a_repeated_record_is_worth_knowing(run):
-    add(run, encode(GOOD[0]) + b"\n" + encode(make.record("none", peak=101 * make.MIB)) + b"\n")
-
-    assert found(run) == [
-        ("trials.jsonl:4", "the same record as line 1; the later one counts", False),
-        ("trials.jsonl:5", "another result of the trial of line 4; the later one counts", False),
-    ]
-
-
-def test_a_record_outside_the_plan_is_worth_knowing(run):
-    add(run, encode(make.record("sqrt", round=2)) + b"\n")
-
-    assert found(run) == [("trials.jsonl:4", "not in the plan: sqrt, round 2", False)]
-
-
-def test_a_file_that_does_not_belong_is_worth_knowing(run):
-    (run / "notes.txt").touch()
-
-    assert found(run) == [("notes.txt", "not a file of a run folder", False)]
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "trials.jsonl"])
 def test_a_damaged_file_is_named_and_the_other_is_still_looked_at(run, name):
     (run / name).write_text("{\n")
@@ -173,14 +138,3 @@ def test_what_is_run_only_where_a_model_has_checkpoints_of_its_own_is_not_missed
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
     assert found(folder) == []
-
-
-def test_one_damaged_run_of_several_is_enough(run, tmp_path, capsys):
-    other = examples.run(tmp_path / "other", GOOD).folder
-    add(other, b"{}\n")
-
-    assert answer(["validate", str(run), str(other), "--json"]) == 4
-
-    first, second = json.loads(capsys.readouterr().out)
-    assert (first["num_records"], first["findings"]) == (3, [])
-    assert [one["where"] for one in second["findings"]] == [f"{other}/trials.jsonl:4"]

@@ -107,21 +107,6 @@ def test_nothing_of_a_watch_stays_when_it_ends():
     assert watch.process.num_steps == 3
 
 
-def test_what_was_put_over_it_stays_and_is_not_disturbed(tmp_path):
-    plain, kept = torch.save, []
-
-    with profiler.watch():
-        under = torch.save
-        torch.save = lambda *words: [kept.append(words), under(*words)]
-    theirs = torch.save
-    torch.save(1, tmp_path / "one.pt")
-    torch.save = plain
-
-    assert theirs not in (plain, under)
-    assert len(kept) == 1
-    assert torch.load(tmp_path / "one.pt") == 1
-
-
 def test_what_other_threads_do_is_not_counted():
     with profiler.watch() as watch:
         other = threading.Thread(target=train, args=made())
@@ -131,21 +116,6 @@ def test_what_other_threads_do_is_not_counted():
 
     assert watch.process.num_steps == 2
     assert sum(num for (name, _), num in counted(watch.process).items() if name == "backward") == 2
-
-
-def test_updates_by_hand_are_counted_by_backward_passes():
-    model = nn.Linear(4, 4)
-
-    with profiler.watch() as watch:
-        for _ in range(3):
-            model(torch.ones(2, 4)).sum().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-                    parameter.grad = None
-
-    assert (watch.process.num_steps, watch.process.steps_are) == (3, "backward passes")
-    assert "3 backward passes" in watch.table
 
 
 def test_a_step_of_lbfgs_is_one_with_all_its_backward_passes():

@@ -105,12 +105,6 @@ def test_a_buffer_is_compared_whatever_its_name():
     assert (every.outcome, every.equality.buffers_equal, every.equality.buffers_difference) == ("ok", False, 1 / 2)
 
 
-def test_a_difference_in_the_imaginary_part_alone_is_one():
-    reference, other = torch.tensor([3 + 4j]), torch.tensor([3 - 4j])
-
-    assert tensor_values.difference(reference, other) == 8 / 5
-
-
 def test_a_tensor_that_holds_others_is_compared_by_what_they_hold():
     held = TwoTensor(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
 

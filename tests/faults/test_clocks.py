@@ -5,21 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from datetime import datetime
-from types import SimpleNamespace
 
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Conditions, Record
 from profiler.core.stats import MOST_STEPS, Sampling, interval
-from profiler.measuring import devices
 from profiler.measuring.meters import time as timing
-from tests import make
 from tests.conftest import measured
 from tests.gpu_records import notes, record
-from tests.program import PATIENCE_SECONDS
 from tests.scripted_steps import Scripted, step
 
 YEAR = 365 * 24 * 3600.0
@@ -44,16 +38,6 @@ def test_fault_50_no_duration_knows_of_the_wall_clock(monkeypatch):
     assert len(seconds) == 3 + 1 + 3
     assert all(0 <= one < YEAR for one in seconds)  # the least jump
     assert all(0 <= one.at_seconds < YEAR for one in found.readings.conditions)
-
-
-def test_fault_50_the_date_is_for_display_alone(monkeypatch):
-    long_ago = SimpleNamespace(now=lambda zone: datetime(1926, 11, 21, tzinfo=zone))
-    monkeypatch.setattr(devices, "datetime", long_ago)
-
-    found = measured("mlp", "none", passes=("time",))
-
-    assert found.environment.started == "1926-11-21T00:00:00+00:00"
-    assert 0 < found.readings.step_seconds[0] < YEAR
 
 
 # --- 51: a step too fast for the timer
@@ -175,17 +159,6 @@ def test_fault_52_it_is_said_which_rule_was_not_met():
     assert "GCP034" not in notes(record(seconds=(100.0,) * 5, stopped="samples"))
 
 
-def test_fault_52_a_trial_is_told_its_limit_by_the_engine(engine):
-    asked: list[str] = []
-    child = engine._child
-    engine._child = lambda entry, text, log, **how: (asked.append(text), child(entry, text, log, **how))[1]
-    (found,) = engine.run([Trial(case=make.case(model=Choice("mlp"), batch_size=4), passes=("time",))])
-    del engine._child
-
-    assert found.outcome == "ok"
-    assert decode(asked[0], list[Trial])[0].limit_seconds == PATIENCE_SECONDS
-
-
 # --- 53: samples of two modes, or of great noise
 
 
@@ -211,11 +184,3 @@ def test_fault_53_the_interval_is_wide_and_the_row_is_called_noisy_with_advice(s
     assert "the median is known to ±" in found["GCP012"]
     assert "its steps vary by ±" in found["GCP012"]
     assert row.readings.step_seconds == seconds  # none is dropped
-
-
-def test_fault_53_sampling_goes_on_to_its_limit():
-    device = Scripted([0.1, 0.1, *(bimodal() * 3)])
-
-    found = timing.read(device, step, warmup=1, samples=5, sampling=Sampling(max_seconds=99))
-
-    assert (len(found["step_seconds"]) + len(found["warmup_seconds"]) - 2, found["stopped"]) == (100, "samples")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import gzip
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from profiler.cli import answer
-from profiler.core import safe_files
 from profiler.core.case import Choice, encode
 from profiler.core.errors import UserError
-from profiler.runs import store
-from profiler.views.tables import listing
 from tests import examples, make
 
 LINE = encode(make.record("all"))
@@ -78,41 +73,6 @@ def test_fault_42_every_reader_names_the_line_and_ends_with_4(command, results, 
     code, said = told([command, "results/damaged", *(["results/sound"] if command == "compare" else [])], capsys)
 
     assert (code, "trials.jsonl:2: " in said) == (4, True)
-
-
-def test_fault_42_a_document_larger_than_any_is_not_read(results, monkeypatch):
-    monkeypatch.setattr(safe_files, "MOST_BYTES", 100)
-
-    with pytest.raises(UserError, match=r"it is larger than"):
-        store.load(results / "damaged")
-
-
-BAD_FOLDERS = {
-    "memory": MemoryError(),
-    "nesting": RecursionError(),
-    "a lost disk": OSError(5, "Input/output error"),
-    "damage": UserError("it is damaged"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_FOLDERS)
-def test_fault_42_one_bad_folder_costs_the_list_one_line(
-    kind: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    for name in ("bad", "good"):
-        examples.run(here / "results" / name, [make.record("none")])
-    monkeypatch.setattr(listing, "load", partial(_load, error=BAD_FOLDERS[kind]))
-
-    code = answer(["list"])
-
-    out = capsys.readouterr().out
-    assert (code, "unreadable" in out, "1/1" in out) == (0, True, True)
-
-
-def _load(folder: Path, *, error: Exception) -> store.Run:
-    if folder.name == "bad":
-        raise error
-    return store.load(folder)
 
 
 def test_fault_42_an_option_given_twice_is_named():

@@ -10,7 +10,6 @@ import pytest
 
 from profiler.core.case import encode
 from profiler.engines import child as children
-from profiler.engines import local
 from profiler.engines.child import Child
 from profiler.engines.local import RUN_TRIALS, Local
 from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
@@ -95,17 +94,6 @@ def escaped(engine: Local) -> int:
 @needs_linux
 def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
     assert gone({escaped(engine)})
-
-
-@pytest.mark.slow
-@needs_linux
-def test_fault_19_it_is_ended_with_the_program_too(monkeypatch):
-    monkeypatch.setattr(local, "PRELOAD", ())
-    with Local() as engine, engine._child("tests.faults.trials:escape_and_stay", "", "escape") as child:
-        while not child.lines:
-            child._read(60.0)
-
-    assert gone({json.loads(child.lines[0])["pid"], child._pid})
 
 
 @pytest.mark.slow

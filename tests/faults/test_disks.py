@@ -8,21 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from profiler.cli import answer
 from profiler.runs import store
-from profiler.views.export import files
-from tests import examples, make
 from tests.program import row_names
 
 WORDS = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
-GOOD = [make.record("none"), make.record("all")]
-
-
-def texts(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager
@@ -55,18 +47,3 @@ def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_sa
 
     assert answer(["run", "--resume", "run"]) == 0
     assert [record.case.strategy for record in store.load(here / "run").records] == ["none", "all"]
-
-
-def test_fault_36_a_disk_that_is_full_after_the_run_costs_the_pictures_alone(here: Path, capsys: Any):
-    folder = examples.run(here / "run", GOOD).folder
-    files.write_tables(store.load(folder))
-    before = texts(folder)
-
-    with no_file_beyond(100):
-        code = answer(["run", "--resume", "run", "--json"])
-
-    out, err = capsys.readouterr()
-    assert code == 74
-    assert (msgspec.json.decode(out)["exit_code"], len(msgspec.json.decode(out)["records"])) == (74, 2)
-    assert "cannot write 'run/derived/table.csv': File too large" in err
-    assert texts(folder) == before

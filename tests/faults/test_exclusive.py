@@ -57,11 +57,3 @@ def test_fault_48_where_the_device_must_be_exclusive_the_run_ends_with_3_and_kee
     assert "--exclusive error: the device is shared with 1 other process that holds 3.00 GiB" in err
     assert "--resume" in err
     assert len(store.load(here / "run").records) == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["--exclusive", "maybe"], ["--exclusive", "error", "--dry-run"], ["--exclusive", "error", "--device", "fake:cpu"]],
-)
-def test_fault_48_the_word_is_refused_where_it_means_nothing(here, words):
-    assert answer(["run", "--model", "mlp", *words]) == 2

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from profiler.cli import answer
-from profiler.core import plan_file
 from profiler.core.errors import UserError
 from profiler.runs import store
 from profiler.views.export import files
@@ -70,18 +69,3 @@ def test_fault_38_a_folder_that_is_not_there_is_told_before_any_work(
 
     assert code == 74
     assert "cannot write 'missing/file.json'" in capsys.readouterr().err
-
-
-def test_fault_38_a_plan_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "plan.json").write_text("mine")
-    (tmp_path / "link.json").symlink_to(tmp_path / "plan.json")
-    plan = plan_file.PlanFile(plan="1", segments=(), fingerprint={"0": ()})
-
-    plan_file.write(plan, tmp_path / "link.json")
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(UserError, match="No space left on device"):
-        plan_file.write(plan, tmp_path / "plan.json")
-
-    monkeypatch.undo()
-    assert plan_file.read(tmp_path / "link.json") == plan
-    assert (tmp_path / "plan.json").read_text() == "mine"

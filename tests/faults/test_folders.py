@@ -30,16 +30,6 @@ def complaint(err: str) -> str:
 # 37: an output folder that cannot be written
 
 
-@pytest.fixture
-def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To run a trial is a bug: exit code 70."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("a trial was run")
-
-    monkeypatch.setattr("profiler.workflows.owed_trials.run_owed", fail)
-
-
 @pytest.mark.parametrize(
     ("place", "code", "told"),
     [
@@ -63,25 +53,6 @@ def test_fault_37_a_bad_folder_is_refused_before_torch_is_imported(
     assert told in complaint(capsys.readouterr().err)
     assert sorted(path.name for path in here.rglob("*")) == ["file", "folder"]
     assert (here / "file").read_text() == "mine"
-
-
-def test_fault_37_a_folder_that_may_only_be_read_is_refused_before_torch_is_imported(
-    here: Path, no_server: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
-
-    assert answer(["run", "--model", "mlp", "-o", "new/run"]) == 74
-
-    assert f"'{here}' is not a folder that can be written to" in complaint(capsys.readouterr().err)
-    assert list(here.iterdir()) == []
-
-
-def test_fault_37_what_only_making_it_can_tell_is_told_before_the_first_trial(
-    shared: None, no_trials: None, capsys: Any
-):
-    assert answer([*RUN, "-o", "/proc/run"]) == 74
-
-    assert "cannot write to '/proc/run'" in complaint(capsys.readouterr().err)
 
 
 # 59: no git, no HOME, no temporary folder

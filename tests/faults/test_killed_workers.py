@@ -105,8 +105,3 @@ def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_
     assert again(planned, none="crashed") == [
         ("none", 1, False), ("all", 1, True), ("sqrt", 1, True), ("none", 2, True),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("outcome", ["failed", "invalid", "skipped", "out_of_memory"])
-def test_fault_34_what_the_trial_itself_ended_with_is_not_measured_again(planned: Path, outcome: str):
-    assert again(planned, all=outcome) == []

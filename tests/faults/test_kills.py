@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -14,11 +13,10 @@ from profiler.cli import answer
 from profiler.core import safe_files
 from profiler.runs import store
 from profiler.runs.store import Writer
-from tests import examples, kill, killed, make
-from tests.program import PATIENCE_SECONDS, Endless, Started
+from tests import examples, kill, make
+from tests.program import PATIENCE_SECONDS
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
-STUCK = ("--model", "mlp,tests.faulty:build:kind=hang", "--strategies", "none", "--device", "cpu", "--rounds", "1")
 WHOLE = Counter([*product(("none", "segments:k=1", "segments:k=2"), (1, 2, 3, 4)), ("segments:k=8", 1)])
 
 
@@ -48,41 +46,7 @@ def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_
     assert stored(folder) == WHOLE
 
 
-def killed_after_one(here: Path, tag: str, code: str | None = None) -> list[str]:
-    """What is wrong after a run whose second trial hangs was killed."""
-    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, code=code) as run:
-        run.wait_for("[1/2] mlp none round 1: ok")
-        run.send(signal.SIGKILL)
-        done = run.end()
-    told = killed.printed(done.stderr + "\n")
-    return killed.violations(told, before=[], found=killed.stored(here / "run"))
-
-
-@pytest.mark.slow
-def test_fault_34_what_was_printed_when_the_kill_came_is_stored(here: Path, tag: str):
-    assert killed_after_one(here, tag) == []
-
-
 # What lives on
-
-
-def killed_in_import(here: Path, folder: Path, tag: str, before: str = "pass") -> None:
-    """Kill a run whose server is importing torch."""
-    endless = Endless(folder, before=before)
-    with Started("run", *SWEEP, cwd=here, tag=tag, code=endless.code) as run:
-        endless.wait()
-        assert len(killed.tagged(tag)) == 2
-        run.send(signal.SIGKILL)
-        run.end()
-
-
-def test_fault_34_a_server_that_still_imports_torch_ends_too(
-    here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
-):
-    killed_in_import(here, tmp_path_factory.mktemp("endless"), tag)
-
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-    assert list(here.iterdir()) == []
 
 
 # Files in the making

@@ -8,7 +8,7 @@ import torch
 from profiler.cli import answer
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Shortage
-from profiler.core.units import GIB, MIB
+from profiler.core.units import GIB
 from profiler.engines import error_record
 from profiler.engines.replies import attempt
 from profiler.measuring.trial import measure
@@ -63,13 +63,6 @@ def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_tr
     assert answer(next_words(err)) == 0
 
 
-def test_fault_12_of_several_requests_the_smallest_counts():
-    few = Shortage(of="device", asked_bytes=2 * MIB)
-
-    assert "the smallest request that failed was 2.00 MiB; try" in smallest(FULL, None, few)
-    assert smallest(None, None).startswith("nothing fits into memory; try")
-
-
 def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_path):
     (tmp_path / "large.py").write_text(LARGE)
     model = Choice(f"{tmp_path}/large.py:make")
@@ -83,17 +76,6 @@ def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_
     advice = columns.reasons(examples.table(records))[-1]
     assert "the model with its batch does not fit even before a step" in advice
     assert not any(word in advice for word in ("--strategies", "--batch-size", "max-batch"))
-
-
-def test_fault_13_an_allocation_that_the_host_refuses_is_out_of_memory(here, shared, capsys):
-    code = run("host_oom,at=recompute", "all")
-
-    assert code == 0
-    assert outcomes(here / "run") == {"none": "ok", "all": "out_of_memory"}
-    (_, full) = store.load(here / "run").records
-    assert (full.shortage.of, full.shortage.asked_bytes) == ("host", 4 * 10**15)
-    assert 0 < full.shortage.free_bytes <= full.environment.device_bytes
-    assert "can't allocate memory" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,10 @@ import pytest
 
 from profiler.runs import store
 from profiler.views.export import csv as csv_view
-from profiler.views.export import markdown
 from profiler.views.sanitize import plain
 from profiler.views.tables import terminal
-from profiler.views.tables.columns import main
 from profiler.views.tables.terminal import Paper
-from tests import examples, make
+from tests import examples
 from tests.faults.names import NAMES, records
 from tests.make import MIB
 
@@ -62,26 +60,6 @@ def test_fault_56_no_csv_cell_is_a_formula_and_pandas_reads_them_back(text: str)
     assert [cell.removeprefix("'") for cell in found["strategy"]] == ["none", plain(text), "all"]
     assert found["model"][0] == found["detail"][2]
     assert found["peak_bytes"][0] == str(200 * MIB)
-
-
-def test_fault_56_markdown_of_hostile_text_is_still_one_table():
-    text = markdown.markdown(main(examples.table([make.record(NAMES["specials"])])))
-
-    body = next(line for line in text.splitlines() if line.startswith("| a"))
-    cells = body.replace("\\|", "").strip("| ").split(" | ")
-    head = next(line for line in text.splitlines() if line.startswith("| strategy"))
-    assert len(cells) == len(head.strip("| ").split(" | "))
-    assert "\\*c\\_d\\`e\\[f\\]\\<g" in body
-
-
-def test_fault_56_latex_of_hostile_text_is_escaped():
-    text = markdown.latex(main(examples.table([make.record(NAMES["specials"])])))
-
-    escaped = (
-        r"\_d`e[f]\textless{}g\textgreater{}\&h\%i\$j\#k\{l\}m\textasciitilde{}n\textasciicircum{}o\textbackslash{}p"
-    )
-    assert escaped in text
-    assert text.count(r"\begin{") == text.count(r"\end{")
 
 
 # --- in pictures

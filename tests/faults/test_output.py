@@ -47,10 +47,3 @@ def test_fault_20_what_looks_like_a_result_on_stdout_is_none(here, shared, capsy
     assert code == 0
     assert outcomes(here / "run") == {"none": "ok", "all": "ok"}
     assert "\x1b" not in out + err
-
-
-def test_fault_20_on_the_channel_of_results_it_is_refused(engine):
-    (record,) = engine.run([trial("bad_result")])
-
-    assert record.outcome == "failed"
-    assert record.detail.startswith("bad result: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.cli import answer, process
+from profiler.cli import answer
 from profiler.runs import store
-from tests import examples
-from tests.conftest import run_folder
 from tests.program import PATIENCE_SECONDS, environment
 
 QUICK = ("--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
@@ -36,19 +33,6 @@ def test_fault_8_a_cuda_device_that_is_not_there_is_exit_code_3(word: str, here:
     assert first == f"gcprof: --device: there is no '{word}': torch sees no CUDA device here"
     assert hint == "hint: --device cpu measures the CPU; `gcprof doctor` shows more"
     assert list(here.iterdir()) == []
-
-
-@no_gpu
-def test_fault_8_auto_measures_the_cpu_and_says_so_first(here: Path, shared: None, capsys: Any):
-    assert answer(["run", "--model", "mlp", "--strategies", "none", "--rounds", "1", "--samples", "1"]) == 0
-
-    out, err = capsys.readouterr()
-    assert err.startswith("no CUDA device here: measuring the CPU (")
-    assert " 0 B" not in out + err
-    (record,) = store.load(run_folder(here)).records
-    assert record.case.device == "cpu"
-    assert record.readings.peak_bytes
-    assert (record.readings.reserved_bytes, record.readings.device_bytes) == (None, None)  # not 0
 
 
 # 60: matplotlib or jinja missing or broken
@@ -121,23 +105,3 @@ def test_fault_63_trials_run_without_a_main_file_and_without_a_guard(how: str, h
 
 
 # 65: an error of gcprof's own
-
-
-def lost(*_: object, **__: object) -> None:
-    raise KeyError("lost")
-
-
-def test_fault_65_it_is_one_line_and_the_log_of_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    examples.run(here / "run", examples.sweep((2, 4)))
-    monkeypatch.setattr(process, "FOLDER", str(here))
-    monkeypatch.setattr(store, "load", lost)
-
-    assert answer(["show", "run"]) == 70
-
-    first, hint = capsys.readouterr().err.splitlines()
-    (log,) = here.glob("gcprof-error-*.log")
-    assert first == "gcprof: internal error: KeyError: 'lost'; every result that was printed is kept"
-    assert hint == f"hint: report it with {log}, where the traceback is"
-    assert "Traceback (most recent call last)" in log.read_text()
-    assert 'raise KeyError("lost")' in log.read_text()
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600

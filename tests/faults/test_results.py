@@ -48,13 +48,6 @@ def believed(sent: bytes, logs: Path | None = None, **ending: Any) -> Record:
     return record
 
 
-def test_fault_22_a_record_that_a_trial_can_have_given_is_believed():
-    record = believed(b'{"stage":"start"}\n' + line(GOOD))
-
-    assert record.outcome == "ok"
-    assert record.readings == GOOD.readings
-
-
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
@@ -119,12 +112,6 @@ def test_fault_22_a_lie_that_is_stored_already_is_read_as_it_is_and_validate_tel
     assert answer(["show", str(folder)]) == 0
     assert answer(["validate", str(folder)]) == 4
     assert "saved_bytes is -1" in capsys.readouterr().out
-
-
-def test_fault_22_a_crash_in_the_middle_of_a_result_is_a_crash():
-    record = believed(line(GOOD)[:100], status=-11)
-
-    assert (record.outcome, record.detail) == ("crashed", "killed in start by SIGSEGV")
 
 
 @given(some.binary(max_size=300))

@@ -36,11 +36,6 @@ def good(output, batch):
 def bad(output, batch):
     raise RuntimeError("refused " + " ".join(os.environ[name] for name in {list(SECRETS)!r}) + " {ADDRESS}")
 """
-HARMLESS_TEXTS = [
-    "transformer:token=5", "mine.py:f:tokens=many", "mlp:width=3", "hf:bert", "a@b/c", "mine.py:f:key=value",
-    "mine.py:f:monkey=yes,num_keys=4,sort_key=name", "https://host/path/user@host?n=5", "npm_config_registry_of_mine",
-    "file:///home/me@work/mine.py", "the bearer of news",
-]  # fmt: skip
 EXPORTS = ("csv", "json")
 
 
@@ -109,20 +104,12 @@ def test_fault_58_one_in_the_command_is_refused_without_repeating_it(
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", HARMLESS_TEXTS)
-def test_fault_58_what_is_no_secret_is_left_alone(text: str):
-    assert not secret_filter.is_in(text)
-    assert secret_filter.hide(text) == text
-
-
 NAMES = """KAGGLE_KEY AZURE_STORAGE_KEY ENCRYPTION_KEY SECRET_KEY_BASE PGPASSWORD MYSQL_PWD DB_PASS GITHUB_PAT
 npm_config__authToken SENTRY_DSN SLACK_WEBHOOK_URL
 SSHPASS JWT MY_JWT AUTH DOCKER_AUTH DBPASS PGPASS ROOTPASS SESSION_COOKIE COOKIES CLIENT_SECRET_ID ROLE_SECRETID SECRETS
 APP_SECRETS TOKENS HF_TOKENS"""
 KEY_OWNERS = ["api", "app", "auth", "service", "application", "account", "db", "database", "client", "private", "priv"]
 KEY_NAMES = [f"{owner}{joint}key" for owner in KEY_OWNERS for joint in ("", "_", "-")]  # as detect-secrets knows them
-HARMLESS_NAMES = """PWD OLDPWD INIT_CWD GIT_ASKPASS SSH_ASKPASS SSH_AUTH_SOCK MONKEY KEYBOARD KEY_FILE NUM_KEYS COMPASS
-HOME TOKENIZERS_PARALLELISM AUTHOR XAUTHORITY SECRETARY COOKIECUTTER_CONFIG HOCKEY BYPASS"""
 BODY = "\n".join("b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZWQy" for _ in range(6))
 KEY_KINDS = ("OPENSSH ", "RSA ", "", "PGP ")
 
@@ -148,13 +135,6 @@ def test_fault_58_a_variable_is_known_by_its_name(name: str, monkeypatch: pytest
     monkeypatch.setenv(name, "correct horse")
 
     assert secret_filter.hide("a correct horse") == "a [hidden]"
-
-
-@pytest.mark.parametrize("name", HARMLESS_NAMES.split())
-def test_fault_58_a_variable_that_sounds_like_it_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(name, "correct horse")
-
-    assert secret_filter.hide("a correct horse") == "a correct horse"
 
 
 @pytest.mark.parametrize(

@@ -104,18 +104,3 @@ def test_what_goes_wrong_after_others_is_made_again_alone(kind, outcome, tracer,
     assert [record.outcome for record in records["shared"]] == ["ok", "ok", outcome, "skipped", "ok"]
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
     assert logs(tmp_path / "shared") == logs(tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_nothing_is_run_after_a_baseline_that_fails(tracer, tmp_path, monkeypatch, num_children):
-    records = both_ways(tracer, "tests.faulty:build:kind=raise", tmp_path, monkeypatch)
-
-    assert [record.outcome for record in records["shared"]] == ["failed"]
-    assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
-
-
-@pytest.mark.slow
-def test_users_code_has_a_process_for_each_row(tracer, num_children):
-    list(tracer.run(plan("tests.faulty:build:kind=fine")))
-
-    assert num_children == [local.RUN_TRIALS] * len(STRATEGIES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from profiler.core.record import Record
 from profiler.runs import store
 from profiler.workflows import owed_trials
 from tests import killed, make
-from tests.program import PATIENCE_SECONDS, Endless, Started, next_words
+from tests.program import PATIENCE_SECONDS, Started, next_words
 
 SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
 STUCK = ("--model", "mlp,tests.faulty:build:kind=hang", "--strategies", "none", "--device", "cpu", "--rounds", "1")
@@ -78,58 +77,3 @@ def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: P
     assert done.returncode == 143
     assert (document["status"], document["exit_code"], len(document["records"])) == ("partial", 143, 1)
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-
-
-def full_pipe() -> tuple[int, int]:
-    """A pipe that takes no more: who writes to it waits until somebody reads."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    while True:
-        try:
-            os.write(writing, b" " * select.PIPE_BUF)
-        except BlockingIOError:
-            os.set_blocking(writing, True)
-            return reading, writing
-
-
-@pytest.mark.slow
-def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
-    reading, writing = full_pipe()
-
-    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing) as run:
-        run.wait_for("[1/2]")
-        run.send(signal.SIGINT)
-        run.wait_for("interrupted; what was printed is safe")  # now it wants to print its table, and cannot
-        alive = len(killed.tagged(tag))
-        run.send(signal.SIGINT)
-        done = run.end()
-
-    os.close(reading)
-    os.close(writing)
-    assert alive >= 1
-    assert done.returncode == -signal.SIGINT
-    assert "next: " not in done.stderr
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-    assert stored(here / "run") == {("none", 1): 1}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_fault_33_a_run_that_is_asked_to_end_while_torch_is_imported_takes_the_server_with_it(
-    number: int, code: int, here: Path, tmp_path_factory: pytest.TempPathFactory, tag: str
-):
-    endless = Endless(tmp_path_factory.mktemp("endless"))
-
-    with Started("run", *SWEEP, "--json", cwd=here, tag=tag, code=endless.code) as run:
-        endless.wait()
-        alive = len(killed.tagged(tag))
-        run.send(number)
-        done = run.end()
-
-    assert alive == 2
-    assert done.returncode == code
-    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
-    assert list(here.iterdir()) == []
-    assert json.loads(done.stdout) == {
-        "schema": 1, "run": None, "status": "failed", "exit_code": code, "records": [],
-    }  # fmt: skip

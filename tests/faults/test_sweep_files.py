@@ -69,10 +69,6 @@ def test_fault_7_file_line_and_key_are_named(text, told: str, hint: str, here: P
     assert list(here.iterdir()) == [path]
 
 
-def test_fault_7_a_byte_order_mark_is_no_harm(tmp_path: Path):
-    assert sweep.read(written(tmp_path, b"\xef\xbb\xbfrounds = 2\r\n")) == Request(rounds=2)
-
-
 @given(st.binary(max_size=60))
 def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes):
     path = written(tmp_path_factory.getbasetemp(), data)

@@ -12,7 +12,6 @@ import pytest
 from profiler.cli import answer
 from profiler.core.case import encode
 from profiler.core.record import SCHEMA
-from profiler.runs import merge as merging
 from profiler.runs import store
 from profiler.runs.validate import validate
 from tests import examples, make
@@ -86,12 +85,3 @@ def kept(folder: Path) -> list[bool]:
 
 def test_fault_43_unknown_fields_are_no_harm(later: list[Path]):
     assert store.load(later[0]).records == (RECORDS[0],)
-
-
-def test_fault_43_merging_keeps_unknown_fields_in_any_order(later: list[Path], tmp_path: Path):
-    for number, order in enumerate([later, later[::-1]]):
-        merging.write(merging.merge(order), tmp_path / f"whole-{number}")
-
-    first, second = [lines_of(tmp_path / f"whole-{number}") for number in range(2)]
-    assert kept(tmp_path / "whole-0") == [True] * 2
-    assert first == second

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from profiler import apply
 from profiler.cli import COMMANDS, answer
 from profiler.core.errors import UserError
 from profiler.request import checks, spec
@@ -72,41 +70,10 @@ def test_fault_2_more_segments_than_modules_are_skipped_and_the_others_run(here:
 # 3: segments twice or unsorted
 
 
-def test_fault_3_segments_keep_their_order_come_once_and_it_is_said():
-    found = planned(segments="8,2,8,2,1", rounds=1)
-
-    assert [str(trial.case.strategy) for trial in found.trials] == [
-        "none", "segments:k=8", "segments:k=2", "segments:k=1",
-    ]  # fmt: skip
-
-
 # 4: segments=1 beside the baseline
 
 
-def test_fault_4_one_segment_is_a_row_that_says_it_is_none(here: Path, shared: None, capsys: Any):
-    assert answer(["run", "--model", "mlp", "--segments", "1", *QUICK]) == 0
-
-    none, one = store.load(run_folder(here)).records
-    assert (none.notes, [note.code for note in one.notes]) == ((), ["GCP001"])
-    assert "identical to `none`" in one.notes[0].text
-    assert one.readings.peak_bytes == none.readings.peak_bytes
-    assert capsys.readouterr().out.count("note: GCP001 segments:k=1: checkpoints nothing") == 1
-
-
 # 5: segments of uneven sizes
-
-
-def chain(length: int) -> torch.nn.Sequential:
-    return torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(length)))
-
-
-def test_fault_5_an_uneven_split_is_told_as_it_is_with_what_evens_it():
-    applied = apply(chain(16), "segments:k=9")
-
-    assert applied.split == "8x1+8"  # 16 // 9 = 1 in each of 8, and the last takes the rest
-    (note,) = applied.notes
-    assert note.code == "GCP002"
-    assert note.text.endswith("the remainder (8x1+8); segments:k=9,split=balanced evens it")
 
 
 # 6: unknown options and commands
@@ -135,16 +102,3 @@ def test_fault_10_an_index_out_of_range_is_answered_with_the_devices(word: str):
         choose_device(word, ["cpu", "cuda:0", "cuda:1"])
 
     assert (caught.value.exit_code, caught.value.hint) == (2, "choose from auto, cpu, cuda:0, cuda:1")
-
-
-@pytest.mark.parametrize(
-    "word", ["cuda:-1", "cuda:", "cuda:x", "GPU-123", "MIG-8f1a/1/0", "8f1a6c2e-0000-1111-2222-333344445555", "٣", ""]
-)
-def test_fault_10_what_is_no_index_is_refused_before_torch_is_imported(word: str, here: Path, capsys: Any):
-    assert answer(["run", "--model", "mlp", f"--device={word}"]) == 2
-
-    first, hint = capsys.readouterr().err.splitlines()
-    assert first == f"gcprof: --device: '{word}' is not a device"
-    assert "cuda:N" in hint
-    assert "CUDA_VISIBLE_DEVICES takes the UUID of a GPU or of a MIG slice" in hint
-    assert list(here.iterdir()) == []
