@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from profiler.core import catalogue
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring.trial import measure
+from profiler.training import models
+from profiler.training.workload import Workload
 from tests import make
 from tests.catalogue_choices import EVERY
-from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by
+from tests.left_behind import bytes_left_by, bytes_left_on_cuda_by, num_alive, parameters
 from tests.plans import written
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device (gpu)")]
@@ -53,6 +57,25 @@ def test_every_pass_of_every_strategy_leaves_no_byte_on_cuda(model, strategy, tm
     }
 
     assert left == dict.fromkeys(left, 0)
+
+
+@pytest.mark.nightly
+def test_compiled_code_keeps_no_model():
+    """Where a dispatch mode cannot be entered, parameters are watched: every graph leads to them."""
+    build, options = catalogue.load(Choice("mlp"), models.TABLE)
+    watched = []
+
+    def watching() -> Workload:
+        workload = build(batch_size=4, **options)
+        watched.extend(parameters(workload.module))
+        return workload
+
+    case = make.case("compile-budget:budget=0.5", model=Choice("mlp"), batch_size=4, warmup=0, samples=1)
+    measure(Trial(case=case, passes=("memory", "time")), build=watching)
+    gc.collect()
+
+    assert watched
+    assert num_alive(watched) == 0
 
 
 def test_storages_that_live_are_counted_where_an_operator_made_them():
