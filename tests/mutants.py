@@ -86,9 +86,7 @@ ROOMS = {
             "tests/test_planning_plan.py",
             "tests/test_planning_rules.py",
             "tests/test_planning_solver.py",
-            "tests/test_budget.py",
             "tests/test_emit.py",
-            "tests/test_emit_kinds.py",
             "tests/test_plan_views.py",
         ),
         left_out="wider or picture or any_word or switch or fsdp_the"
@@ -108,7 +106,7 @@ ROOMS = {
             "tests/test_search.py",
             "tests/test_small_savings.py",
             "tests/test_timing_doubts.py",
-            "tests/test_validate.py",
+            "tests/test_run_folders.py",
             "tests/test_paired_time.py",
             "tests/test_time_ratio.py",
             "tests/test_views.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -91,3 +93,25 @@ def test_a_factory_that_computes_on_its_data_is_rehearsed_on_the_device(factory,
 def test_a_batch_that_the_module_does_not_take_is_told_by_the_factory(name, noun):
     with pytest.raises(TypeError, match=noun):
         predict(trial(name, "fake:cpu"))
+
+
+# --- steps whose sizes depend on where tokens are routed: predicted for a stated routing, measured with that routing
+
+
+FILE = Path(__file__).parent / "user_models" / "experts.py"
+
+
+@pytest.mark.parametrize("strategy", ["none", "all"])
+@pytest.mark.parametrize("sent", ["balanced", "worst"])
+@pytest.mark.parametrize("way", ["best", "masked", "two", "sorted"])
+def test_a_predicted_mixture_holds_what_a_measured_one_holds_whose_tokens_go_there(way, sent, strategy):
+    model = Choice(f"{FILE}:make:batch_size=96,width=64,way={way},sent={sent}")
+    stated = {} if sent == "balanced" else {"routing": sent}
+
+    predicted = predict(Trial(case=make.case(strategy, model=model, batch_size=None, device="fake:cpu", **stated)))
+    measured = measure(Trial(case=make.case(strategy, model=model, batch_size=None), passes=("memory",)))
+
+    positions = 8 * 96 if way == "masked" else 0  # of a mask that is an index, which an estimate leaves out
+    assert measured.readings.peak_bytes - positions <= predicted.readings.peak_bytes <= measured.readings.peak_bytes
+    assert predicted.readings.saved_bytes == measured.readings.saved_bytes
+    assert "GCP062" in {note.code for note in predicted.notes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from rich.text import Text
 from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
 from profiler.cli import answer
+from profiler.core.case import Choice, encode
+from profiler.core.record import Record
 from profiler.runs import store
 from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables import grid as grids
@@ -99,3 +102,44 @@ def test_a_run_of_many_rows_is_shown_alike_without_what_styles_need(tmp_path, mo
 @given(texts=FEW, encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]))
 def test_a_column_is_cleaned_as_each_of_its_cells(texts, encoding):
     assert plain_cells(texts, encoding=encoding) == tuple(plain(text, encoding=encoding) for text in texts)
+
+
+# --- what the records of a run share when they are read: the same objects, and not a byte less
+
+
+NAMES = ("none", "all", "segments:k=2")
+
+
+def records() -> list[Record]:
+    """With what is equal, what is not, and texts that are a Choice in one field and none in another."""
+    made = [make.record(name) for name in NAMES]
+    case = msgspec.structs.replace(made[0].case, optimizer=Choice("cpu"), data="files", verify="off")
+    digested = msgspec.structs.replace(made[1].equality, digests={"loss": "1"})
+    return [
+        *made,
+        msgspec.structs.replace(made[0], case=case),
+        msgspec.structs.replace(made[1], round=2, equality=digested),
+        make.record("sqrt", static=1),
+    ]
+
+
+@pytest.mark.slow
+def test_what_is_read_is_what_was_written(tmp_path: Path):
+    run = examples.run(tmp_path / "run", records())
+
+    assert run.records == tuple(records())
+    text = b"".join(encode(record) + b"\n" for record in run.records)
+    assert text == (tmp_path / "run" / "trials.jsonl").read_bytes()
+    assert all(isinstance(record.case.optimizer, Choice) for record in run.records)
+    assert not any(isinstance(record.case.device, Choice) for record in run.records)
+
+
+def test_equal_parts_of_records_are_one_object(tmp_path: Path):
+    first, second, third, *_ = examples.run(tmp_path / "run", records()).records
+
+    for one, other in ((first, second), (second, third)):
+        assert one.environment is other.environment
+        assert one.built is other.built
+        assert one.case.model is other.case.model
+        assert one.readings.static_bytes is other.readings.static_bytes
+    assert second.equality is third.equality

@@ -5,16 +5,20 @@ import pytest
 import torch
 from torch import nn
 
-from profiler.analysis.explanation import remedies
+from profiler.analysis.explanation import CHUNKS, remedies
 from profiler.analysis.live_bytes import peak, recomputes, stage_of
 from profiler.analysis.peak_floor import floor
 from profiler.core.case import Choice
-from profiler.core.trace_data import live
+from profiler.core.trace_data import Trace, live
 from profiler.predicting.traced_case import trace_case
+from profiler.request.spec import Request
 from profiler.training.workload import Workload
+from profiler.workflows.explain import explain
 from tests import make
+from tests.conftest import measured
+from tests.hollow import Hollow
 from tests.traced import BLOCKS, SMALL, by_hand, traced
-from tests.user_models import host_inputs
+from tests.user_models import host_inputs, large_vocabulary
 
 
 @pytest.mark.slow
@@ -215,3 +219,84 @@ def test_a_step_without_checkpoints_has_no_recompute():
     trace, _ = traced(SMALL)
 
     assert recomputes(trace) == ()
+
+
+# --- what half the batch would save is what the model with half its batch shows, where that is rehearsed
+
+
+def promised(trace: Trace, **known: object) -> int:
+    """The peak that half the batch is said to have. Bytes."""
+    gains = {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=0, **known)}
+    return max(live(trace)) - gains.get("batch", 0)
+
+
+def by_thousands() -> Trace:
+    """A temporary and a parameter of 1,000 bytes each, and an operator that works in 100 more, 30 of them a half's."""
+    trace = by_hand(
+        [("forward", "m")],
+        [(1000, 1, 1, "m", "forward", "temporaries"), (1000, 0, 1, "m", "before", "parameters")],
+    )
+    operator = msgspec.structs.replace(trace.operators[0], hidden_bytes=100, batch_bytes=30)
+    return msgspec.structs.replace(trace, operators=(operator,))
+
+
+def test_what_may_grow_is_halved_by_hand():
+    assert promised(by_thousands()) == 500 + 1000 + 70
+
+
+def test_what_was_rehearsed_of_half_the_batch_counts():
+    assert promised(by_thousands(), half_batch_bytes=1234) == 1234
+
+
+@pytest.mark.slow
+def test_half_the_batch_of_a_rehearsed_step_is_rehearsed(hollow: Hollow, here):
+    model = "transformer:layers=2,width=64,sequence=32,vocabulary=128"
+
+    def explained(batch_size: int):
+        words = Request(strategies="all", device="h100", batch_size=str(batch_size), precision="amp-bf16")
+        return explain(model, words)[1]
+
+    whole, half = explained(16), explained(8)
+
+    gains = {remedy.kind: remedy.nbytes for remedy in whole.remedies}
+    assert gains["batch"] == whole.peak.nbytes - half.peak.nbytes
+
+
+# --- the loss in chunks as a remedy, held to the same model with its loss in chunks by hand, in plain PyTorch
+
+
+MODEL = f"{large_vocabulary.__file__}:make"
+LOGITS = 2048 * 2048 * 4  # tokens, vocabulary, fp32
+
+
+def remedy_bytes(**fields):
+    """What each remedy takes off the traced peak, and that peak."""
+    options = fields.pop("options", {})
+    model = Choice.of(MODEL, options) if options else Choice(MODEL)
+    case = make.case("none", **{"model": model, "batch_size": None, "device": "fake:cpu", **fields})
+    _, trace, _ = trace_case(case)
+    return {remedy.kind: remedy.nbytes for remedy in remedies(trace, floor_bytes=0)}, max(live(trace))
+
+
+@pytest.mark.slow
+def test_the_loss_in_chunks_takes_what_a_loss_in_chunks_by_hand_takes():
+    gains, peak = remedy_bytes()
+    by_hand = measured(Choice.of(MODEL, {"chunks": CHUNKS}), "own", batch_size=None).readings.peak_bytes
+    whole = measured(MODEL, "none", batch_size=None).readings.peak_bytes
+
+    assert whole == peak
+    assert whole > 3 * LOGITS  # logits, log-probabilities and their gradient
+    assert by_hand < whole / 6
+    assert whole - gains["loss"] == pytest.approx(by_hand, rel=0.05)
+
+
+def test_where_the_logits_are_small_or_already_in_chunks_it_is_no_remedy():
+    assert "loss" not in remedy_bytes(options={"vocabulary": 2, "width": 64})[0]
+    assert "loss" not in remedy_bytes(options={"chunks": 8})[0]
+
+
+def test_no_optimizer_goes_into_the_backward_where_gradients_are_accumulated():
+    words = {"options": {"vocabulary": 64, "width": 256, "depth": 8}, "batch_size": 64}
+
+    assert "gradients" in remedy_bytes(**words)[0]
+    assert "gradients" not in remedy_bytes(**words, accumulate=2)[0]
