@@ -65,7 +65,10 @@ def plan(
         from profiler.planning.plan_code import emit as code
 
         say_bytes(code(found.plan, emit).encode())
-    _conclude(found, output=output, force=force, has_code=emit is not None)
+    given = {"--device": device, "--steps": steps, "--batches": batches}
+    again = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+    deep = ["--levels", str(levels)] if levels else []
+    _conclude(found, output=output, force=force, has_code=emit is not None, again=again, deep=deep)
     raise typer.Exit(found.exit_code)
 
 
@@ -82,7 +85,9 @@ def _refuse_output(output: Path | None, *, emit: str | None, is_json: bool, forc
             raise UserError(f"cannot write '{output.name}'", hint="a command has a plan alone: -o plan.json")
 
 
-def _conclude(found: CommandPlan, *, output: Path | None, force: bool, has_code: bool) -> None:
+def _conclude(
+    found: CommandPlan, *, output: Path | None, force: bool, has_code: bool, again: list[str], deep: list[str]
+) -> None:
     """Say what the plan is, or why there is none; write it, and print the next command."""
     from profiler.core import plan_file
     from profiler.core.case import encode_indented
@@ -112,11 +117,12 @@ def _conclude(found: CommandPlan, *, output: Path | None, force: bool, has_code:
         write_whole(output, encode_indented(found.plan), force=force)
         aside(f"wrote {output}")
         if any("#" in name for name in found.plan.fingerprint):  # calls, for which there is no code
-            next_command("gcprof", "rehearse", "--strategies", f"plan:file={output}", "--", *script)
+            next_command("gcprof", "rehearse", *again, "--strategies", f"plan:file={output}", "--", *script)
         else:
             next_command("gcprof", "plan", "--from", str(output), "--emit", "python")
     elif not has_code:
-        next_command("gcprof", "plan", "--budget", str(found.budget_bytes), "-o", "plan.json", "--", *script)
+        budget = str(found.budget_bytes)
+        next_command("gcprof", "plan", "--budget", budget, *again, *deep, "-o", "plan.json", "--", *script)
 
 
 def _document(found: CommandPlan) -> dict[str, object]:

@@ -93,6 +93,8 @@ def rm(
     from profiler.runs import store
     from profiler.runs.find import own_folder
 
+    if "last" in runs:
+        raise UserError("'last' is no name: what is removed is named", hint="gcprof runs list shows the names")
     folders = list(dict.fromkeys(map(own_folder, runs)))
     for folder in folders:
         store.refuse_removal(folder)

@@ -15,7 +15,7 @@ from profiler.views.plots import theme
 from profiler.views.plots.figure import GREY, INK, sized
 from profiler.views.plots.panels import Plot, alike
 from profiler.views.plots.theme import BLUE, COLOURS, GREEN, ORANGE, SKY, WORDS, has_peak, is_shown
-from profiler.views.tables.columns import change
+from profiler.views.tables.columns import change, ratio_text
 from profiler.views.tables.evidence import marked, outcome
 from profiler.views.tables.samples import samples_of
 
@@ -79,7 +79,9 @@ def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     )  # fmt: skip
     for at, row in drawn.items():
         ends[at] = max(ends[at], steps[at] + halves[at])
-        text = f"{scaled(row.step_seconds, size)}  {change(row, row.time_ratio)}".rstrip()
+        text = (
+            f"{scaled(row.step_seconds, size)}  {ratio_text(row) if row.time else change(row, row.time_ratio)}".rstrip()
+        )
         theme.note(axes, text, (ends[at], at), offset=(7, 0), va="center")
     axes.set_xlim(0, 1.2 * max(ends.values()))
     _named(axes, rows, drawn, f"time ({unit})")

@@ -105,6 +105,9 @@ def _fresh_workload(build: Callable[[], Any] | None) -> Build | None:
 def case_of(model: Model, words: Request, optimizer: str, choose_device: Callable[[str], str]) -> Case:
     """Return the one case asked for, checked as the command line does, without its strategy."""
     word = model if isinstance(model, str) else None
+    if not isinstance(optimizer, str):
+        kind = f"torch:{type(optimizer).__name__}"
+        raise UserError("optimizer takes a name, not an object", hint=f"for example optimizer='{kind}:lr=0.1'")
     request = msgspec.structs.replace(words, model=word or "mlp", strategies="none", optimizer=optimizer)
     for name in ("precision", "device", "optimizer", "model"):
         value = getattr(request, name)
