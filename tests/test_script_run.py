@@ -10,13 +10,14 @@ import sys
 import msgspec
 import pytest
 
+from profiler.core import rehearsed_gpu
 from profiler.core.script import Phase
 from profiler.scripts.launch import Asked
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Process, Variant
 from profiler.views.tables.measured_script import ratio_to, step_seconds
 from tests.scripts import by_hand
-from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment
+from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
 
 KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
 EIGHT = ("nanogpt_like", "vae", "gan", "resume", "unet_diffusion", "bucketed", "imagenet_like", "growing")
@@ -185,3 +186,33 @@ def test_a_rank_that_missed_another_is_not_the_first_that_died():
 
     assert msgspec.structs.replace(plain, processes=(missed, killed)).first_dead is killed
     assert msgspec.structs.replace(plain, processes=(missed,)).first_dead is missed
+
+
+@pytest.mark.nightly
+def test_a_scaled_gradient_is_named_with_its_size(folder):
+    asked = ("--rounds", "0", "--steps", "2", "--strategies", "every")
+
+    done = on_cpu(("python", "planted.py", "growing.py"), *asked, cwd=folder)
+
+    equality = done.document["variants"][1]["equality"]
+    assert done.exit_code == 1
+    assert (equality["parameter"], equality["num_differing"], equality["num_gradients"]) == ("0.weight", 2, 4)
+    assert equality["largest_difference"] == pytest.approx(0.01 / 1.01, rel=1e-3)
+
+
+@pytest.mark.nightly
+def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
+    """By the hollow device, whose values and times mean nothing."""
+    gpu = rehearsed_gpu.of_device("rehearse:t4")
+    request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
+
+    session = run_here(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request, folder)
+    done = rehearsed(("python", "vae.py"), "--steps", "4", cwd=folder)
+
+    (variant,) = session.variants
+    (process,) = done.document["variants"][0]["processes"]
+    assert variant.words["device"] == "Hollow Tesla T4"
+    assert [phase.peak_bytes for phase in variant.processes[0].phases] == [
+        phase["peak_bytes"] for phase in process["phases"]
+    ]
+    assert len(variant.seconds[0]) == 3

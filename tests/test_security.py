@@ -195,3 +195,12 @@ def test_neither_records_nor_logs_follow_a_link(tmp_path):
     written.close()
 
     assert (mine.read_text(), log.read_text()) == ("mine", "new")
+
+
+@pytest.mark.slow
+def test_processes_are_ended_in_few_places_only():
+    enders = ("os.kill", "os.killpg", "self.process.kill", "self.process.terminate", "signal.pidfd_send_signal")
+    ending = {name for name, source in SOURCES.items() if named(source, *enders)}
+
+    assert ending == set(ENDS_PROCESSES)
+    assert named("os.killpg(1, 9)", *enders) == ["os.killpg"]

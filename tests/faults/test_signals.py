@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -77,3 +78,36 @@ def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: P
     assert done.returncode == 143
     assert (document["status"], document["exit_code"], len(document["records"])) == ("partial", 143, 1)
     assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that takes no more: who writes to it waits until somebody reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    while True:
+        try:
+            os.write(writing, b" " * select.PIPE_BUF)
+        except BlockingIOError:
+            os.set_blocking(writing, True)
+            return reading, writing
+
+
+@pytest.mark.slow
+def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
+    reading, writing = full_pipe()
+
+    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing) as run:
+        run.wait_for("[1/2]")
+        run.send(signal.SIGINT)
+        run.wait_for("interrupted; what was printed is safe")  # now it wants to print its table, and cannot
+        alive = len(killed.tagged(tag))
+        run.send(signal.SIGINT)
+        done = run.end()
+
+    os.close(reading)
+    os.close(writing)
+    assert alive >= 1
+    assert done.returncode == -signal.SIGINT
+    assert "next: " not in done.stderr
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert stored(here / "run") == {("none", 1): 1}
