@@ -10,7 +10,7 @@ import sys
 import msgspec
 import pytest
 
-from profiler.core import rehearsed_gpu
+from profiler.core import devices
 from profiler.core.script import Phase
 from profiler.scripts.launch import Asked
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
@@ -203,7 +203,7 @@ def test_a_scaled_gradient_is_named_with_its_size(folder):
 @pytest.mark.nightly
 def test_on_a_gpu_the_peaks_are_those_of_a_rehearsal(hollow, folder):
     """By the hollow device, whose values and times mean nothing."""
-    gpu = rehearsed_gpu.of_device("rehearse:t4")
+    gpu = devices.rehearsed("t4")
     request = Request(strategies=("none",), rounds=1, values={}, say=lambda text: None, on_line=lambda line: None)
 
     session = run_here(Asked(words=("python", "vae.py"), gpus=gpu, steps=4), request, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +32,7 @@ class BlockLives:
     """
 
     def __init__(self, tracer: DeviceTracer) -> None:
-        self._ran, self._label = tracer.ran, tracer.label
+        self._ran, self._bounds = tracer.ran, deque(tracer.bounds)
         self.lives = [
             BlockLife(block.address, asked, 0, block.line, block.nbytes - asked)
             for block in tracer.before
@@ -49,10 +49,9 @@ class BlockLives:
         self._number, self._is_ended = 0, True  # of the operator that runs, or ran last
         self._given: list[BlockLife] = []  # since the allocator's count was last compared
         self._taken: list[BlockLife] = []
-        for event in tracer.events:
-            if event["action"] in (GIVEN, TAKEN_BACK):
-                self._go_to(event)
-                self._give(event) if event["action"] == GIVEN else self._take(event)
+        for number, event in enumerate(event for event in tracer.events if event["action"] in (GIVEN, TAKEN_BACK)):
+            self._go_to(number, event)
+            self._give(event) if event["action"] == GIVEN else self._take(event)
         self._pass(len(self._ran), is_ended=True)
 
     def at(self, address: int, number: int) -> BlockLife | None:
@@ -60,12 +59,13 @@ class BlockLives:
         lives = (life for life in reversed(self._at.get(address, ())) if life.born <= number)
         return next((life for life in lives if life.died is None or life.died >= number), None)
 
-    def _go_to(self, event: dict[str, Any]) -> None:
-        """Go on to the operator that the event's label names; a thread that only frees may have an old label."""
-        label = event["user_metadata"]
-        if label.startswith(self._label):
-            number, _, _ = label.removeprefix(self._label).partition(".")
-            self._pass(int(number), is_ended=label[-1] == ".")
+    def _go_to(self, number: int, event: dict[str, Any]) -> None:
+        """Go on to the operator that ran, or had run last, when this many events had been recorded."""
+        bound = None
+        while self._bounds and self._bounds[0][0] <= number:
+            bound = self._bounds.popleft()
+        if bound:
+            self._pass(bound[1], is_ended=bound[2])
         is_next_unseen = self._number < len(self._ran) and self._ran[self._number].start_bytes is None
         if self._is_ended and is_next_unseen and event["action"] == GIVEN:
             self._pass(self._number + 1, is_ended=False)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiler.core.allocator_history import GIVEN, TAKEN_BACK, Block, blocks_in_use
+from profiler.core.allocator_history import Block, blocks_in_use
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Operator
@@ -35,8 +33,6 @@ OWN_HOOKS = (
     "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), so that the bytes of other "
     "strategies cannot be derived; `gcprof rehearse` runs them for each strategy"
 )
-HAS_LABELS = hasattr(torch._C, "_cuda_setMemoryMetadata")  # torch 2.10 and newer
-_SERIAL = itertools.count(1)  # of tracers: labels of an earlier one are told apart
 
 
 class Ran(NamedTuple):
@@ -72,7 +68,7 @@ class Saved:
 
 
 class DeviceTracer(TorchDispatchMode):
-    """Dispatch mode that numbers the operators, and labels with these numbers what the allocator records.
+    """Dispatch mode that numbers the operators, and counts what the allocator had recorded as each began and ended.
 
     The allocator's history says which block each operator was given and gave back; its statistics say how many bytes
     that were. `with_saves` also notes what autograd saves; with `drops`, autograd is given nothing to keep, as in a
@@ -99,7 +95,7 @@ class DeviceTracer(TorchDispatchMode):
         self.events: list[dict[str, Any]] = []  # the allocator's history of the step
         self.reserved_bytes = 0
         self.num_to_host = 0  # bytes that were copied to the host
-        self.label = f"{next(_SERIAL)}."
+        self.bounds: list[tuple[int, int, bool]] = []  # events of the history before, operator, whether it ended
         self._phase = "before"
         self._with_saves, self._drops = with_saves or drops, drops
         self._with_modules, self._with_lines = with_modules, with_lines
@@ -112,7 +108,6 @@ class DeviceTracer(TorchDispatchMode):
         self._task: int | None = None  # of the backward that the step itself runs
         self._num_given = self._num_events = 0  # blocks given, and given or taken back, as of the last count
         self._num_first = 0  # of these events, as the history begins
-        self._labels: list[tuple[int, str]] = []  # where torch cannot label: from which of these events on
         self._device = torch.cuda.current_device()
 
     @classmethod
@@ -129,13 +124,13 @@ class DeviceTracer(TorchDispatchMode):
             return func(*args, **kwargs)
         start = self._note_unseen()
         number = len(self.ran) + 1
-        self._say(f"{number}")
+        self.bounds.append((self._num_events - self._num_first, number, False))
         torch._C._cuda_resetPeakMemoryStats(self._device)
         is_written = is_in_place(func, args) or is_sum_in_place(func, args)
         out = _written(func, args, kwargs) if is_written else func(*args, **kwargs)
         self.num_to_host += bytes_to_host(args, out)
         current, peak = self._count()
-        self._say(f"{number}.")
+        self.bounds.append((self._num_events - self._num_first, number, True))
         torch._C._cuda_resetPeakMemoryStats(self._device)
         phase, module, made_by = self._place(number)
         operator = Operator(kind.name, module, phase, *kind.work(args, kwargs, out))
@@ -166,30 +161,10 @@ class DeviceTracer(TorchDispatchMode):
                 stack.enter_context(self)
                 yield
             self.events = snapshot(self._device)["device_traces"][self._device]
-            if not HAS_LABELS:
-                self._label_events()
         finally:
-            if HAS_LABELS:
-                torch._C._cuda_setMemoryMetadata("")
             torch.cuda.memory._record_memory_history(enabled=None)
             for handle in handles:
                 handle.remove()
-
-    def _say(self, text: str) -> None:
-        """Label what the allocator records from now on."""
-        if HAS_LABELS:
-            torch._C._cuda_setMemoryMetadata(f"{self.label}{text}")
-        else:
-            self._labels.append((self._num_events, f"{self.label}{text}"))
-
-    def _label_events(self) -> None:
-        """Label the history afterwards, by how many blocks had been given and taken back as each label began."""
-        labels, label, number = deque(self._labels), "", self._num_first
-        for event in self.events:
-            while labels and labels[0][0] <= number:
-                _, label = labels.popleft()
-            event["user_metadata"] = label
-            number += event["action"] in (GIVEN, TAKEN_BACK)
 
     def mark(self, phase: str) -> None:
         """Begin a phase."""
