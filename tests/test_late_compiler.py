@@ -39,11 +39,11 @@ def test_a_prediction_is_the_same_without_the_compiler():
 
 TRITON = """
 import sys
-from profiler.predicting.trace import tracer
+from profiler.measuring.meters import flops
 from torch.utils import flop_counter
 
 assert "triton" not in sys.modules
-assert tracer.FLOP_FORMULAS is flop_counter.flop_registry
+assert flops._FORMULAS is flop_counter.flop_registry
 from triton.runtime.jit import JITFunction
 
 assert isinstance(JITFunction.__new__(JITFunction), flop_counter._JITFunction)

@@ -113,8 +113,8 @@ def test_an_explanation_shows_itself_as_tables():
     assert "saved activations" in page.words
     assert "predicted" in page.words[0]
     assert "| saved activations |" in text
-    assert text.startswith("### Sequential, all, sgd")
-    assert repr(found).startswith("Sequential, all, sgd")
+    assert text.startswith("### Sequential, all, a batch of its own, sgd")
+    assert repr(found).startswith("Sequential, all, a batch of its own, sgd")
 
 
 @pytest.mark.slow

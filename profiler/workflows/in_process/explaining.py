@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from profiler.core.case import Case, split_choices
-from profiler.core.devices import parse
 from profiler.core.plan_file import PlanFile
 from profiler.core.trace_data import Followed
 from profiler.workflows.explain import explanation_of, heading
@@ -54,7 +51,7 @@ def explain(
     (_, baseline), (step, chosen) = steps[0], steps[-1]
     explained = explanation_of(step, chosen, baseline)
     return StepExplanation(
-        title=heading(_shown(step), chosen, with_strategy=True),
+        title=heading(step, chosen, with_strategy=True),
         explanation=explained,
         notes=(*chosen.remarks, *([why] if why else [])),
     )
@@ -89,7 +86,7 @@ def timeline(
         list(chosen), model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
     )
     traces = {str(case.strategy): step.trace for case, step in steps}
-    return Timeline(title=heading(_shown(steps[0][0]), steps[0][1]), traces=traces)
+    return Timeline(title=heading(*steps[0]), traces=traces)
 
 
 def _steps(
@@ -109,7 +106,3 @@ def _steps(
         return steps
 
     return answer(ask, *model, **words)
-
-
-def _shown(case: Case) -> Case:
-    return msgspec.structs.replace(case, device=parse(case.device).name)
