@@ -261,7 +261,6 @@ def compiled(hollow, tmp_path_factory):
 
 @pytest.mark.nightly
 @pytest.mark.gpu
-@pytest.mark.xfail(reason="the peak of the compiled row is 4 MiB above `none` since rows share a process: cause open")
 def test_compiled_budgets_are_rehearsed_with_the_bytes_of_real_compiled_kernels(compiled):
     none, half = compiled[0].values()
 

@@ -50,6 +50,7 @@ class Bench:
         self.leftovers = Leftovers(self.device)
         self.misread_bytes = 0  # left by earlier passes and included in the measured peak
         self.num_steps = 0
+        self.is_compiled = False  # whether the model or the strategy compiles; known once it was built
         self.unused: tuple[Assembled, list[int]] | None = None  # a model that was only built, and its counts of calls
         self.value_reads = ""  # which values a rehearsed step reads that it does not have, in words
         self.step_digests: StepDigests | None = None  # of the memory pass's steps; None if not watched

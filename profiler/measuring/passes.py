@@ -50,8 +50,11 @@ def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
 
 
 def _counts_after_memory(bench: Bench) -> bool:
-    """Whether operators are counted in one more step of the memory pass's model, as on a hollow device."""
-    return bench.device.is_hollow and {"flops", "memory"} <= set(bench.trial.passes)
+    """Whether operators are counted in one more step of the memory pass's model, as on a hollow device.
+
+    Not of compiled code: counts of calls are guards, by which the step that is watched would be compiled again.
+    """
+    return bench.device.is_hollow and {"flops", "memory"} <= set(bench.trial.passes) and not bench.is_compiled
 
 
 def _flops(bench: Bench) -> dict[str, Any]:
@@ -79,21 +82,20 @@ def _of_step(
     reads: AbstractContextManager[Any],
 ) -> dict[str, Any]:
     counted = flops.of_step(step, look, reads)
-    return counted.readings() | _estimated(bench, built, counted)
+    return counted.readings() | _estimated(bench, counted)
 
 
-def _estimated(bench: Bench, built: Assembled, counted: flops.Counted) -> dict[str, Any]:
+def _estimated(bench: Bench, counted: flops.Counted) -> dict[str, Any]:
     """Return the seconds that the GPU of a hollow device would take for a step, as its rates say.
 
-    None where a rate is missing: of several ranks, of compiled code, of what goes to the host and back.
+    None where a rate is missing: of several ranks, of what goes to the host and back.
     """
     case = bench.trial.case
     if case.ranks:
         text = f"the first of {case.num_ranks} ranks, which holds the most, without what NCCL takes of the device"
         bench.note("GCP037", f"{text} itself; no time, as the network's rates are unknown")
         return {}
-    is_compiled = built.applied.changes_kernels or compiled_modules(built.workload.module)
-    if not case.is_rehearsed or is_compiled or counted.num_to_host > LOGGED:
+    if not case.is_rehearsed or counted.num_to_host > LOGGED:
         return {}
     rates = gpu_specs.find(parse(case.device).name)
     bench.note("GCP016", roofline.stated_error(rates, case.precision))
@@ -224,7 +226,7 @@ def _tell_edge(bench: Bench, taken_bytes: int) -> None:
 
 def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     """Return this rank's readings and its peak bytes of gathered parameters; the model is freed on return."""
-    built, calls = _unused(bench)
+    built, calls = _unused(bench) if _counts_after_memory(bench) else (bench.build(), [])
     optimizer, step = built.trainer()
     numbers = count(1)
 

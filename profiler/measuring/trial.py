@@ -15,6 +15,7 @@ from profiler.measuring.meters import time as timing
 from profiler.measuring.passes import read
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.assemble import Build, assemble_beside
+from profiler.training.compiled_code import compiled_modules
 
 
 def measure(
@@ -43,6 +44,7 @@ def _measured(trial: Trial, bench: Bench) -> Record:
     calls: list[int] = []
     assembled = bench.build(calls=calls)
     built, notes = assembled.describe(), assembled.applied.notes
+    bench.is_compiled = assembled.applied.changes_kernels or bool(compiled_modules(assembled.workload.module))
     if passes[:1] == ("flops",) and not bench.device.is_hollow:  # there, bytes are read of a model that ran nothing yet
         bench.unused = assembled, calls
     del assembled
