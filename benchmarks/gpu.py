@@ -87,7 +87,7 @@ def steps(work: Path, device: str, *, patience: float = 1.0, small: bool = False
     bytes_tests = f"-n 0 {BYTES[0]} -k static_bytes" if small else f"-n 5 --dist worksteal {' '.join(BYTES)}"
     published = "--predict" if small else there
     plan = "transformer:layers=4,width=256 --batch-size 16" if small else BERT
-    tests = f"{OTHERS[0]} -k survey" if small else " ".join(OTHERS)
+    tests = f"{OTHERS[0]} -k bare_loop" if small else " ".join(OTHERS)
 
     def gcprof(name: str, words: str) -> dict[str, tuple[str, ...]]:
         return {name: (*PYTHON, "-m", "profiler", *words.split())}

@@ -174,6 +174,12 @@ def test_a_prediction_says_which_gpus_hold_it():
     room = gpu_specs.find("t4").memory_bytes - 600 * 2**20
     reserved = [msgspec.structs.replace(record.readings, reserved_bytes=room + more) for more in (0, 1)]
     assert [msgspec.structs.replace(record, readings=readings).fits("t4") for readings in reserved] == [True, False]
+    none = type(record.readings)()
+    environment = msgspec.structs.replace(record.environment, device_bytes=80 * 2**30)
+    lost = msgspec.structs.replace(record, outcome="out_of_memory", readings=none, environment=environment)
+    assert not lost.fits("t4")  # smaller than the device that it did not fit
+    with pytest.raises(UserError, match="has no bytes"):
+        lost.fits("b200")
 
 
 @pytest.mark.slow

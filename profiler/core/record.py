@@ -254,6 +254,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         memory_bytes = gpu_specs.find(device).memory_bytes
         if self.case.twin.device == "cpu":
             raise UserError("bytes of a CPU do not say what a GPU holds", hint="predict for a GPU: device='h100'")
+        total = self.environment.device_bytes if self.environment else None
+        if self.outcome == "out_of_memory" and total is not None and memory_bytes <= total:
+            return False
         if self.readings.peak_bytes is None:
             raise UserError(f"the record has no bytes: {self.outcome}", hint="its `detail` says why")
         return needed_bytes(self.readings) <= memory_bytes
