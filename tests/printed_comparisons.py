@@ -29,5 +29,5 @@ def before_and_after() -> Comparison:
 
 def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    terminal.write(comparison.table(found, paper=Paper(width, encoding)), file=file)
+    print(terminal.text(comparison.tables(found), Paper(width, encoding)).plain, file=file)
     return file.getvalue()

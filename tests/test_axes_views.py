@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from itertools import combinations
@@ -36,9 +35,7 @@ CASES = {
 
 def printed(name: str, **how) -> str:
     records, over = CASES[name]
-    file = io.StringIO()
-    terminal.write(pivot.table(examples.table(records), over=over, paper=Paper(**how)), file=file)
-    return file.getvalue()
+    return f"{terminal.text(pivot.tables(examples.table(records), over=over), Paper(**how)).plain}\n"
 
 
 def legend(figure):
@@ -260,7 +257,8 @@ def test_a_hundred_columns_are_strips_with_the_names_before_each():
         for name in ("none", "all")
     ]
 
-    lines = pivot.table(examples.table(records), over=("batch_size", "strategy"), paper=Paper(80)).plain.splitlines()
+    tables = pivot.tables(examples.table(records), over=("batch_size", "strategy"))
+    lines = terminal.text(tables, Paper(80)).plain.splitlines()
 
     peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]
     assert max(map(len, lines)) <= 80

@@ -9,6 +9,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core.record import BlockSummary, ModelSummary
 from profiler.views.tables.listing import blocks as table
+from profiler.views.tables.terminal import text
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -25,7 +26,7 @@ def outline() -> ModelSummary:
 
 @pytest.mark.slow
 def test_the_table_says_which_blocks_feed_the_next_alone():
-    lines = table(outline()).plain.splitlines()
+    lines = text([table(outline())]).plain.splitlines()
 
     assert lines[0] == "mine.py:make, 3,600 parameters, 3 blocks, batch 2"
     assert [line.split()[-1] for line in lines[4:7]] == ["yes", "no", "-"]

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from profiler.views.tables import terminal
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables.columns import main
+from profiler.views.tables.terminal import show
 from tests import examples, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
@@ -25,7 +25,7 @@ def printed(color: str, *, width: int | None = None) -> str:
         ]
     )
     file = io.StringIO()
-    terminal.write(terminal.table(rows, paper=Paper(width)), file=file, color=color)
+    show(main(rows), file=file, width=width, color=color)
     return file.getvalue()
 
 

@@ -11,6 +11,7 @@ import pytest
 from profiler.analysis.comparison import Comparison, compare_runs
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
+from profiler.views.export.markdown import markdown
 from profiler.views.tables import comparison
 from tests import examples, golden_files, make
 from tests.make import MIB
@@ -77,7 +78,7 @@ def test_the_comparison_looks_as_it_did(name: str):
 
 @pytest.mark.parametrize("name", ["pair", "devices"])
 def test_the_files_look_as_they_did(name: str):
-    golden_files.compare(f"compare-{name}.md", comparison.markdown(CASES[name]()))
+    golden_files.compare(f"compare-{name}.md", markdown(comparison.tables(CASES[name]())))
     golden_files.compare(f"compare-{name}.csv", comparison.csv(CASES[name]()))
 
 
@@ -129,16 +130,16 @@ def test_it_can_be_printed_in_ascii():
 def test_text_of_others_does_nothing():
     found = hostile()
 
-    text, markdown = printed(found, width=80), comparison.markdown(found)
+    text, page = printed(found, width=80), markdown(comparison.tables(found))
 
-    assert "\x1b" not in text + markdown
-    assert "\x07" not in text + markdown
-    assert "\\[red\\]\\*GPU\\*\\|" in markdown
+    assert "\x1b" not in text + page
+    assert "\x07" not in text + page
+    assert "\\[red\\]\\*GPU\\*\\|" in page
 
 
 def test_every_line_of_a_markdown_table_has_as_many_cells():
     for name in CASES:
-        blocks = re.findall(r"(?:^\|.*\n)+", comparison.markdown(CASES[name]()), re.MULTILINE)
+        blocks = re.findall(r"(?:^\|.*\n)+", markdown(comparison.tables(CASES[name]())), re.MULTILINE)
         assert blocks
         for block in blocks:
             assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1

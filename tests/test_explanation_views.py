@@ -9,18 +9,18 @@ import pytest
 import profiler
 from profiler.analysis.explanation import explain
 from profiler.cli import answer
-from profiler.views.tables.explanation import document, explanation
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables.explanation import document, tables
+from profiler.views.tables.terminal import Paper, text
 from tests.long_explanation import longest
 from tests.traced import SMALL, by_hand, traced
 from tests.user_models.wrapped_optimizers import make
 
 
 def test_the_longest_explanation_fits_where_only_ascii_can_be_printed():
-    text = explanation(longest(), title="t" * 200, paper=Paper(80, "ascii")).plain
+    shown = text(tables(longest(), title="t" * 200, width=80), Paper(80, "ascii")).plain
 
-    assert text.isascii()
-    assert len(text.splitlines()) <= 25
+    assert shown.isascii()
+    assert len(shown.splitlines()) <= 25
 
 
 @pytest.mark.slow
@@ -28,16 +28,16 @@ def test_the_text_names_peak_floor_reason_and_what_is_live():
     baseline, blocks = traced(SMALL)
     found = explain(traced(SMALL, change=lambda workload: None)[0], blocks=blocks, baseline=baseline, split="16")
 
-    text = explanation(found, title="mine").plain
+    shown = text(tables(found, title="mine")).plain
 
-    assert text.startswith("mine\npeak ")
-    assert " of none, split 16)" in text
-    assert "\nfloor " in text
-    assert "\nreason: nothing is recomputed" in text
-    assert "saved activations" in text
-    assert "blocks.15" in text
-    assert "could lower it by: " in text
-    assert "on the host" not in text  # where the step runs
+    assert shown.startswith("mine\npeak ")
+    assert " of none, split 16)" in shown
+    assert "\nfloor " in shown
+    assert "\nreason: nothing is recomputed" in shown
+    assert "saved activations" in shown
+    assert "blocks.15" in shown
+    assert "could lower it by: " in shown
+    assert "on the host" not in shown  # where the step runs
 
 
 def test_what_the_operator_at_the_peak_takes_for_itself_is_said():
@@ -45,14 +45,14 @@ def test_what_the_operator_at_the_peak_takes_for_itself_is_said():
     (product,) = trace.operators
     own = msgspec.structs.replace(trace, operators=(msgspec.structs.replace(product, hidden_bytes=32 * 2**20),))
 
-    assert "\ntemporaries (32.0 MiB workspace)  32.0  head" in explanation(explain(own, blocks=()), title="").plain
-    assert "workspace" not in explanation(explain(trace, blocks=()), title="").plain
+    assert "\ntemporaries (32.0 MiB workspace)  32.0  head" in text(tables(explain(own, blocks=()), title="")).plain
+    assert "workspace" not in text(tables(explain(trace, blocks=()), title="")).plain
 
 
 def test_numbers_stand_below_their_unit():
     found = explain(traced(SMALL, batch_size=64)[0], blocks=())
 
-    lines = explanation(found, title="mine", paper=Paper(80)).plain.splitlines()
+    lines = text(tables(found, title="mine"), Paper(80)).plain.splitlines()
     head = next(line for line in lines if line.startswith("live at the peak"))
     first = lines[lines.index(head) + 2]
 
@@ -63,7 +63,7 @@ def test_numbers_stand_below_their_unit():
 def test_what_is_outside_of_all_modules_has_a_name():
     trace = by_hand([("optimizer", "")], [(100, 1, 1, "", "optimizer", "temporaries")])
 
-    assert "(outside of all modules)" in explanation(explain(trace, blocks=()), title="mine").plain
+    assert "(outside of all modules)" in text(tables(explain(trace, blocks=()), title="mine")).plain
 
 
 def test_the_document_is_json_in_bytes():

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from rich.text import Text
 
 from profiler.analysis import timing_doubts
 from profiler.analysis.rows import rows
@@ -20,7 +19,7 @@ from profiler.runs import store
 from profiler.views.sanitize import plain, plain_cells
 from profiler.views.tables import grid as grids
 from profiler.views.tables import samples, terminal
-from profiler.views.tables.columns import UNSHOWN
+from profiler.views.tables.columns import UNSHOWN, main
 from profiler.views.tables.terminal import Paper
 from tests import examples, make
 
@@ -52,8 +51,7 @@ def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
 
 def tables(run: store.Run) -> list[str]:
     table = rows(run.records)
-    shown = [terminal.table(table, paper=Paper(width)) for width in (None, 80)]
-    return [text.plain for text in (*shown, samples.ranks(table) or Text())]
+    return [terminal.text([*main(table), *samples.ranks(table)], Paper(width)).plain for width in (None, 80)]
 
 
 @pytest.mark.parametrize("name", RUNS)

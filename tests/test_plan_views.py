@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from math import ceil
 
@@ -73,17 +72,15 @@ BELOW = [
     "times are against the step without checkpointing",
 ]
 TABLES = {
-    "plan": lambda **how: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW, **how),
-    "frontier": lambda **how: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans", **how),
-    "stages": lambda **how: plans.stages(CHAIN, title="mine, batch 8", **how),
-    "max-batch": lambda **how: max_batch.table(LINES, title="mine: the largest batch", limit=20 * MIB, **how),
+    "plan": lambda: plans.table(shown(), title="mine, batch 8: at most 848 MiB", none=NONE, below=BELOW),
+    "frontier": lambda: plans.frontier(list(FRONTIER), NONE, title="mine: 30 plans"),
+    "stages": lambda: plans.stages(CHAIN, title="mine, batch 8"),
+    "max-batch": lambda: max_batch.table(LINES, title="mine: the largest batch", limit=20 * MIB),
 }
 
 
 def printed(name: str, **how) -> str:
-    file = io.StringIO()
-    terminal.write(TABLES[name](paper=Paper(**how)), file=file)
-    return file.getvalue()
+    return f"{terminal.text([TABLES[name]()], Paper(**how)).plain}\n"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +107,8 @@ def test_the_tables_look_as_they_did(name: str):
 def test_what_was_not_measured_has_no_columns():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    bare = plans.table([Shown(way=way) for way in found], title="t", none=NONE).plain
-    whole = plans.table(shown(), title="t", none=NONE).plain
+    bare = terminal.text([plans.table([Shown(way=way) for way in found], title="t", none=NONE)]).plain
+    whole = terminal.text([plans.table(shown(), title="t", none=NONE)]).plain
 
     assert "measured" not in bare
     assert "gradients" not in bare
@@ -130,7 +127,7 @@ def test_the_table_says_how_far_the_prediction_is_off_and_what_found_no_room():
 
 
 def test_the_chosen_way_is_marked_and_its_range_and_the_error_of_its_costs_stand_beside_it():
-    lines = TABLES["plan"](paper=Paper(200)).plain.splitlines()
+    lines = printed("plan", width=200).splitlines()
 
     chosen = next(line for line in lines if "uniform(7)" in line)
     reference, way = NONE.cost.step_seconds, shown()[1].way
@@ -162,7 +159,7 @@ def test_one_document_holds_plan_rivals_and_frontier():
 
 def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
     def last(lines: list[LargestBatch]) -> str:
-        return max_batch.table(lines, title="t", limit=20 * MIB).plain.splitlines()[-1]
+        return terminal.text([max_batch.table(lines, title="t", limit=20 * MIB)]).plain.splitlines()[-1]
 
     assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5
     assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2")

@@ -17,7 +17,9 @@ from profiler.core.record import Built, Equality, Note
 from profiler.request import spec
 from profiler.runs import store
 from profiler.runs.store import Writer
+from profiler.views.export.markdown import markdown
 from profiler.views.tables import reproduction
+from profiler.views.tables.terminal import text as laid_out
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System
 from tests import make
@@ -284,7 +286,8 @@ def test_the_table_says_what_is_unclear_unsaid_and_reduced():
                              one("all", "peak_change", unit="%", published=-60)),
     )  # fmt: skip
 
-    text, page = reproduction.table(found).plain, reproduction.markdown(found)
+    tables = [reproduction.table(found)]
+    text, page = laid_out(tables).plain, markdown(tables)
 
     for shown in (
         "1,139 M", "30.00 MiB", "M: the source does not say which unit", "source: a blog",

@@ -16,7 +16,7 @@ from profiler.core.trace_data import BUCKETS
 from profiler.engines.local import Local
 from profiler.training.models import built_in, hugging_face
 from profiler.views.tables import max_batch
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables.terminal import text
 from tests import examples, make
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to
@@ -89,7 +89,7 @@ def test_which_devices_hold_it_is_told_for_each_number_of_ranks():
     found = fits(rows(records), [gpu_specs.find("t4")])
 
     assert [(one.case.ranks, one.strategy) for one in found] == [(2, None), (8, "none")]
-    assert "one of 8 ranks, fsdp2" in max_batch.fit_table(found, paper=Paper(120)).plain
+    assert "one of 8 ranks, fsdp2" in text(max_batch.fit_tables(found)).plain
 
 
 @pytest.mark.slow

@@ -30,10 +30,12 @@ from profiler.planning.simulator import Cost
 from profiler.runs import store
 from profiler.runs.merge import merge
 from profiler.views import redaction
+from profiler.views.export.markdown import markdown
 from profiler.views.plots.plot import draw
 from profiler.views.tables import comparison, evidence, max_batch, plans
 from profiler.views.tables.progress import trial_line
 from profiler.views.tables.terminal import Paper
+from profiler.views.tables.terminal import text as text_of
 from profiler.workflows.max_batch import Largest
 from tests import examples, three_kinds
 from tests.make import MIB
@@ -174,7 +176,7 @@ def labels(found: list[Row] | tuple[Row, ...]) -> str:
 def test_a_comparison_of_two_kinds_names_both_and_calls_no_peak_better(first: str, second: str, device: str):
     sides = [(kind, [record for record in of_every_kind(device) if kind_of(record) == kind]) for kind in KINDS]
     found = compare_runs([next(side for side in sides if side[0] == kind) for kind in (first, second)])
-    text = comparison.table(found, paper=Paper(200)).plain
+    text = text_of(comparison.tables(found), Paper(200)).plain
     peaks = text[text.index("\npeak") : text.index("order of the strategies")].partition("\nstep")[0]
 
     is_mixed = first != second
@@ -186,7 +188,7 @@ def test_a_comparison_of_two_kinds_names_both_and_calls_no_peak_better(first: st
     assert ("rehearsed ms" in text) is False
     lines = csv.DictReader(io.StringIO(comparison.csv(found)))
     assert {(line["evidence"], line["baseline_evidence"]) for line in lines} == {(first, first), (second, first)}
-    assert f"{second} MiB" in comparison.markdown(found) or not is_mixed
+    assert f"{second} MiB" in markdown(comparison.tables(found)) or not is_mixed
 
 
 def texts(figure: Figure) -> list[str]:
@@ -265,8 +267,8 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     found = Largest(strategy=Choice("none"), batch_size=8, predicted_bytes=96 * MIB, measured=(record,), beyond=record)
     line = shown_batch(found, "cpu", 0)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
-    largest = max_batch.table([line], title="mine", limit=100 * MIB).plain
-    planned = plans.table([plans.Shown(way=way, measured=row)], title="mine", none=way).plain
+    largest = text_of([max_batch.table([line], title="mine", limit=100 * MIB)]).plain
+    planned = text_of([plans.table([plans.Shown(way=way, measured=row)], title="mine", none=way)]).plain
 
     assert "rehearsed" in largest
     assert "rehearsed" in planned

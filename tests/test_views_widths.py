@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from rich.text import Text
 
 from profiler.analysis.explanation import explain
 from profiler.analysis.memory_fit import Fit
@@ -18,8 +17,10 @@ from profiler.core.case import Choice
 from profiler.core.record import BlockSummary, ModelSummary
 from profiler.core.stats import Sampling
 from profiler.training import models, strategies
-from profiler.views.tables import explanation, listing, max_batch, reproduction, samples, terminal
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables import explanation, listing, max_batch, reproduction, samples
+from profiler.views.tables.columns import main
+from profiler.views.tables.grid import Table
+from profiler.views.tables.terminal import Paper, text
 from tests import examples, golden_files, make
 from tests.long_explanation import longest
 from tests.make import MIB
@@ -28,25 +29,25 @@ from tests.traced import SMALL, traced
 GIB = 1024 * MIB
 
 
-def _explanation(**how: object) -> Text:
-    return explanation.explanation(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda", **how)
+def _explanation() -> list[Table]:
+    return explanation.tables(longest(), title="transformer:layers=12, segments:k=2 on fake:cuda")
 
 
-def _samples(**how: object) -> Text:
+def _samples() -> list[Table]:
     case = make.case("segments:k=2", sampling=Sampling(precision_target=0.02))
     noisy = make.record(case=case, seconds=tuple(0.1 + 0.013 * (step % 7) for step in range(23)))
-    return samples.samples(examples.table([*examples.troubled(), noisy]), **how)
+    return samples.samples(examples.table([*examples.troubled(), noisy]))
 
 
-def _beside(**how: object) -> Text:
+def _beside() -> list[Table]:
     """Predicted beside measured, with how far off the prediction is."""
     foreseen = [make.record(name, case=make.case(name, device="fake:cpu"), peak=peak * MIB)
                 for name, peak in (("none", 103), ("segments:k=2", 61))]  # fmt: skip
     seen = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "out_of_memory", "tried 1 GiB")]
-    return terminal.table(examples.table([*seen, *foreseen]), **how)
+    return main(examples.table([*seen, *foreseen]))
 
 
-def _blocks(**how: object) -> Text:
+def _blocks() -> list[Table]:
     layer = BlockSummary(
         name="model.layers.0", kind="DecoderLayer", num_parameters=12_345_678, output="64 x 512 x 1024"
     )
@@ -55,21 +56,19 @@ def _blocks(**how: object) -> Text:
         replace(layer, name="model.layers.1", feeds_next=False),
         BlockSummary(name="head", kind="Linear", num_parameters=1, output=None),
     )
-    return listing.blocks(
-        ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found), **how
-    )
+    return [listing.blocks(ModelSummary(model="mine.py:make", num_parameters=24_691_357, batch_size=64, blocks=found))]
 
 
-def _fits(**how: object) -> Text:
+def _fits() -> list[Table]:
     case = make.case(device="fake:cuda")
     held = Fit(case=case, device="h100", memory_bytes=80 * GIB, strategy="none", needed_bytes=79 * GIB, extra_flops=0.0)
     tight = Fit(case=case, device="rtx-4090", memory_bytes=24 * GIB, strategy="segments:k=8,split=balanced",
                 needed_bytes=23 * GIB, extra_flops=0.3219)  # fmt: skip
     never = Fit(case=case, device="t4", memory_bytes=16 * GIB, strategy=None, needed_bytes=17 * GIB, extra_flops=None)
-    return max_batch.fit_table([held, tight, never], **how)
+    return max_batch.fit_tables([held, tight, never])
 
 
-def _reproduction(**how: object) -> Text:
+def _reproduction() -> list[Table]:
     wanted = (
         PublishedFigure(
             label="", quantity="saved_bytes", strategy=Choice("segments:k=2"), unit="MiB", published=1139.25
@@ -78,15 +77,15 @@ def _reproduction(**how: object) -> Text:
         PublishedFigure(label="", quantity="peak_change", strategy=Choice("segments:k=3"), unit="%", published=-50),
     )
     found = [*examples.sweep((2, 4)), *examples.troubled()]
-    return reproduction.table(
-        Reproduction(name="bert", title="a published system of some length", source="a blog of 2019",
-                     unsaid=("the batch",), reduced="width 64 of 768", environment=examples.ENVIRONMENT,
-                     device="cuda:0", evidence="measured", lines=lines(wanted, found, reduced=True)),
-        **how,
+    compared = Reproduction(
+        name="bert", title="a published system of some length", source="a blog of 2019", unsaid=("the batch",),
+        reduced="width 64 of 768", environment=examples.ENVIRONMENT, device="cuda:0", evidence="measured",
+        lines=lines(wanted, found, reduced=True),
     )  # fmt: skip
+    return [reproduction.table(compared)]
 
 
-def _list(**how: object) -> Text:
+def _list() -> list[Table]:
     whole = listing.RunOverview(name="20261120T174900Z-mnist-cnn-3fa9c1", status="complete", num_ok=7, num_rows=7,
                                created="2026-11-20T17:49:00Z", models=("mnist-cnn:channels=32", "mlp"),
                                devices=("cpu",), evidence=("measured",))  # fmt: skip
@@ -94,20 +93,19 @@ def _list(**how: object) -> Text:
         whole, status="partial", num_ok=12, num_rows=34, devices=("rehearse:h100:memory=8589934592", "fake:h100"),
         evidence=("rehearsed", "predicted"),
     )  # fmt: skip
-    return listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")], **how)
+    return [listing.run_list([whole, part, listing.RunOverview(name="torn", status="unreadable")])]
 
 
-def _names(**how: object) -> Text:
-    return listing.listings(
-        {"models": catalogue.entries(models.TABLE), "strategies": catalogue.entries(strategies.TABLE)}, **how
-    )
+def _names() -> list[Table]:
+    tables = {"models": models.TABLE, "strategies": strategies.TABLE}
+    return [listing.listing(catalogue.entries(table), title=title) for title, table in tables.items()]
 
 
-def _details(**how: object) -> Text:
-    return listing.details(catalogue.read("transformer", models.TABLE), **how)
+def _details() -> list[Table]:
+    return [listing.details(catalogue.read("transformer", models.TABLE))]
 
 
-VIEWS: dict[str, Callable[..., Text]] = {
+VIEWS: dict[str, Callable[[], list[Table]]] = {
     "explanation": _explanation,
     "samples": _samples,
     "beside": _beside,
@@ -122,17 +120,17 @@ VIEWS: dict[str, Callable[..., Text]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_view_looks_as_it_did(name: str):
-    golden_files.compare(f"{name}-80.txt", VIEWS[name](paper=Paper(80)).plain)
+    golden_files.compare(f"{name}-80.txt", text(VIEWS[name](), Paper(80)).plain)
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
-    whole = numbers(VIEWS[name]().plain)
+    whole = numbers(text(VIEWS[name]()).plain)
 
     for width in range(40, 201, 5):
-        text = VIEWS[name](paper=Paper(width)).plain
-        assert not whole - numbers(text), f"at width {width}"
-        assert not [line for line in text.splitlines() if len(line) > width and len(line.split()) > 2], (
+        printed = text(VIEWS[name](), Paper(width)).plain
+        assert not whole - numbers(printed), f"at width {width}"
+        assert not [line for line in printed.splitlines() if len(line) > width and len(line.split()) > 2], (
             f"at width {width}"
         )
 
@@ -142,8 +140,8 @@ def test_no_number_is_cut_and_no_line_too_wide_at_any_width(name: str):
 def test_what_is_live_adds_up_to_the_peak_as_it_is_printed(width: int):
     found = explain(traced(SMALL, batch_size=64)[0], blocks=())
 
-    text = explanation.explanation(found, title="mine", paper=Paper(width)).plain
-    shown = [float(size) for size in re.findall(r" {2,}<?(\d+\.\d)(?=$| {2})", text, re.MULTILINE)]
+    printed = text(explanation.tables(found, title="mine"), Paper(width)).plain
+    shown = [float(size) for size in re.findall(r" {2,}<?(\d+\.\d)(?=$| {2})", printed, re.MULTILINE)]
 
     assert len(shown) > 10
     assert sum(shown) == pytest.approx(

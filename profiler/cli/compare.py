@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, next_command, one_of, paper, read_run, say, say_bytes, say_json
+from profiler.cli.output import aside, next_command, one_of, read_run, say, say_bytes, say_json
 from profiler.cli.script_folder import compared_scripts
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import change_range_text, change_text
@@ -48,6 +48,7 @@ def compare(
     from profiler.analysis import gates
     from profiler.analysis.comparison import compare_sides
     from profiler.analysis.pairing import ALLOWED, MEANING, read_sides
+    from profiler.views.export.markdown import markdown
     from profiler.views.tables import comparison as view
 
     if one_of(format, FORMATS, flag="--format") != "table":
@@ -66,11 +67,11 @@ def compare(
     judgement = gates.judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
     if format == "table":
-        say(view.table(compared, paper=paper(columns)))
+        say(*view.tables(compared), columns=columns)
     elif format == "json":
         say_bytes(view.document(compared, judgement=judgement, exit_code=code))
     else:
-        say_bytes((view.markdown if format == "md" else view.csv)(compared).encode())
+        say_bytes((markdown(view.tables(compared)) if format == "md" else view.csv(compared)).encode())
     if judgement:
         _tell(judgement)
     elif format == "table":
@@ -83,7 +84,6 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     from profiler.scripts import comparison, gates
     from profiler.views.export.markdown import markdown
     from profiler.views.tables import script_comparison as view
-    from profiler.views.tables.terminal import text
 
     limits = gates.parse_changes(fail_on) if fail_on is not None else ()
     if len(sides) < 2:
@@ -92,7 +92,7 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     texts = comparison.tripped(compared, limits)
     code = TRIPPED if texts else 0
     if format == "table":
-        say(text(view.tables(compared), paper(columns)))
+        say(*view.tables(compared), columns=columns)
     elif format == "json":
         say_json(view.document(compared, gate=texts if limits else None, exit_code=code))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +11,15 @@ import typer
 from profiler.cli import options
 from profiler.cli.options import Words
 from profiler.cli.output import (
-    COLOR,
     COMMAND,
     Terminal,
     aside,
     next_command,
-    paper,
     refuse_flags,
     say,
     say_bytes,
     say_json,
+    screen_width,
 )
 from profiler.cli.script_folder import ON_SCRIPT, named_script, under
 from profiler.core.errors import UserError
@@ -62,7 +60,7 @@ def explain(
     Example: gcprof explain transformer --strategies all --optimizer adamw
     """
     from profiler.core.record import evidence
-    from profiler.views.tables.explanation import document, explanation
+    from profiler.views.tables.explanation import document, tables
     from profiler.workflows.explain import explain as work
     from profiler.workflows.explain import heading
 
@@ -84,7 +82,7 @@ def explain(
         say_bytes(document(why, strategy=str(step.case.strategy), evidence=evidence(step.case, None)))
         return
     title = heading(step.case, step.followed, with_strategy=True)
-    say(explanation(why, title=title, paper=paper()))
+    say(*tables(why, title=title, width=screen_width()))
     for remark in (*_on_record(step, why.peak.nbytes), *step.followed.remarks):
         aside(f"note: {remark}")
     next_command("gcprof", "timeline", target, "--strategies", chosen, *typed, "-o", "timeline.png")
@@ -100,7 +98,7 @@ def _explain_script(target: str, variants: Sequence[Variant], *, strategies: str
     if json:
         say_json(view.explanation_document(chosen))
         return
-    view.explain(chosen, file=sys.stdout, width=paper().width, color=COLOR.get())
+    say(*view.explanation(chosen))
     next_command("gcprof", "timeline", target, "-o", "timeline.png")
 
 
@@ -117,7 +115,7 @@ def _explain_snapshot(path: Path, target: str | None, *, json: bool) -> None:
     if json:
         say_bytes(views.snapshot_document(recording))
         return
-    say(views.snapshot(recording, title=f"{path.name}, cuda:{recording.device}: recorded", paper=paper()))
+    say(*views.snapshot(recording, title=f"{path.name}, cuda:{recording.device}: recorded"))
 
 
 def timeline(

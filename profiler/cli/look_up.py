@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import Terminal, next_command, paper, say, say_json
+from profiler.cli.output import Terminal, next_command, say, say_json
 from profiler.core.errors import UserError
 from profiler.core.units import batch_text
 
@@ -31,18 +31,18 @@ def models(
     from profiler.core import catalogue
     from profiler.training.models import TABLE
     from profiler.training.optimizers import TABLE as OPTIMIZERS
-    from profiler.views.tables.listing import details, listings
+    from profiler.views.tables.listing import details, listing
 
     if name is not None:
         table, kind = (OPTIMIZERS, "optimizer") if name in OPTIMIZERS else (TABLE, "model")
-        say(details(catalogue.read(name, table, what=kind), paper=paper()))
+        say(details(catalogue.read(name, table, what=kind)))
         next_command("gcprof", "run", *([name] if kind == "model" else ["--optimizer", name]))
         return
     shown = {
         kind: catalogue.entries(table, hidden=everything)
         for kind, table in (("models", TABLE), ("optimizers", OPTIMIZERS))
     }
-    say(listings(shown, paper=paper()))
+    say(*(listing(entries, title=title) for title, entries in shown.items()))
     next_command("gcprof", "models", next(iter(TABLE)))
 
 
@@ -63,13 +63,13 @@ def strategies(
 
     if name is not None:
         entry = catalogue.read(name, TABLE, what="strategy")
-        say(details(entry, paper=paper()))
+        say(details(entry))
         needed = {
             option.name: option.words[0] if option.words else "4" for option in entry.options if option.default is None
         }
         next_command("gcprof", "run", "--strategies", Choice.of(name, needed))
         return
-    say(listing(catalogue.entries(TABLE, hidden=everything), paper=paper()))
+    say(listing(catalogue.entries(TABLE, hidden=everything)))
     next_command("gcprof", "strategies", "segments")
 
 
@@ -109,7 +109,7 @@ def blocks(
         say_json(summary)
         return
     note = f"predicted for CUDA, {batch_text(step.batch_size)}: {better}" if better else None
-    say(table(summary, better=note, paper=paper()))
+    say(table(summary, better=note))
     chosen = ["--blocks", pattern] if pattern else []
     next_command("gcprof", "run", str(case.model), *chosen, "--strategies", "all")
 

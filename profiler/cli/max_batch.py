@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.options import Words
-from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, say, say_bytes
 from profiler.core.errors import refuse_idle
 from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
 from profiler.request.spec import Request
@@ -92,7 +92,7 @@ def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, js
         title = f"{setting}: the largest batch that fits {bytes_text(limit)}"
         if largest.context_source:
             title += f"; {view.context_text(context_bytes, largest.context_source)}"
-        say(view.table(lines, title=title, limit=limit, context_bytes=context_bytes, paper=paper()))
+        say(view.table(lines, title=title, limit=limit, context_bytes=context_bytes))
     last = largest.batches[-1]
     if last.batch_size and last.strategy.name == "plan":
         is_as_typed = isinstance(request.limit, int) and not context_bytes

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from profiler.core.case import Case
     from profiler.core.record import Record
     from profiler.runs.store import Run
-    from profiler.views.tables.terminal import Paper, Printed
+    from profiler.views.tables.grid import Table
     from profiler.workflows import Show
 
 COLOR: ContextVar[str] = ContextVar("COLOR", default="auto")  # what --color asks for
@@ -117,21 +117,19 @@ def usage(error: Any) -> tuple[str, str | None]:
     return message[:1].lower() + message[1:], f"{error.ctx.command_path} --help" if error.ctx else None
 
 
-def paper(asked: int | None = None) -> Paper:
-    """Return what results are laid out for: the width that was asked for, the terminal's, or any (a pipe, a file)."""
+def screen_width() -> int | None:
+    """Return the columns of the terminal; None for a pipe or a file, which take any width."""
     import shutil
 
-    from profiler.views.tables.terminal import Paper
-
-    width = asked or (shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
-    return Paper(width=width, encoding=sys.stdout.encoding or "utf-8")
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def say(text: Printed) -> None:
-    """Print a result."""
-    from profiler.views.tables.terminal import write
+def say(*tables: Table, columns: int | None = None) -> None:
+    """Print a result, as wide as was asked for, or as the terminal is."""
+    from profiler.views.tables.terminal import show
 
-    write(text, file=sys.stdout, color=COLOR.get())
+    if tables:
+        show(tables, file=sys.stdout, width=columns or screen_width(), color=COLOR.get())
 
 
 def say_bytes(text: bytes) -> None:

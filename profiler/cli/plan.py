@@ -17,7 +17,6 @@ from profiler.cli.output import (
     end_with,
     next_command,
     one_of,
-    paper,
     refuse_flags,
     say,
     say_bytes,
@@ -143,7 +142,7 @@ def _print_frontier(planned: Planned, asked: PlanRequest) -> None:
     else:
         count = f"{len(points)} plans, none of which another beats"
         title = f"{plan_text.title(planned, costs=True)}: {count}; by the costs of the stages"
-        say(plans.frontier(points, planned.none, title=title, paper=paper()))
+        say(plans.frontier(points, planned.none, title=title))
         for line in (*plans.reading(point.plan for point in points), plans.legend(planned.chain)):
             aside(line)
         for line in plan_text.unused_options(planned):
@@ -161,7 +160,7 @@ def _print_plan(planned: Planned, fitted: TriedPlan, budget: int, asked: PlanReq
     else:
         if asked.frontier:
             title = plan_text.title(planned, costs=True)
-            say(plans.frontier(points, planned.none, title=title, paper=paper()))
+            say(plans.frontier(points, planned.none, title=title))
             print()
         title = f"{plan_text.title(planned)}: at most {plan_text.budget_text(planned, budget)}"
         lines = plan_text.shown(planned)
@@ -169,7 +168,7 @@ def _print_plan(planned: Planned, fitted: TriedPlan, budget: int, asked: PlanReq
         below += [plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)
         below += [f"{plans.MARK} is chosen"] if any(line.is_chosen for line in lines) else []
-        say(plans.table(lines, title=title, none=planned.none, below=below, paper=paper()))
+        say(plans.table(lines, title=title, none=planned.none, below=below))
     for line in (*plan_text.facts(planned, fitted), *plan_text.remarks(planned)):
         aside(line)
     _write(planned, points, asked)
@@ -254,7 +253,7 @@ def stages(
         say_bytes(encode_indented(chain))
     else:
         foreseen = f": {SAID[asked.evidence]}" if asked.evidence != "measured" else ""
-        say(plans.stages(chain, title=f"{asked.heading}{foreseen}", paper=paper()))
+        say(plans.stages(chain, title=f"{asked.heading}{foreseen}"))
     if output is not None:
         next_command("gcprof", "plan", "--stages", str(output), "--frontier")
     else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COLOR, SCRIPT, aside, next_command, one_of, paper, say_bytes, say_json
+from profiler.cli.output import SCRIPT, aside, next_command, one_of, say, say_bytes, say_json
 from profiler.cli.plan import CODE, DEEPEST
 from profiler.cli.script import Batches, gpus_of
 from profiler.core.errors import UserError
@@ -60,7 +59,7 @@ def plan(
         say_json(_document(found))
     elif emit is None:
         variants = [found.whole, *([found.planned] if found.planned else [])]
-        view.write_summary(variants, file=sys.stdout, width=paper().width, color=COLOR.get())
+        say(view.summary(variants))
     elif found.plan is not None:
         from profiler.planning.plan_code import emit as code
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, paper, say, say_bytes
+from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, say, say_bytes
 from profiler.core.errors import UserError, refuse_idle
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def reproduce(
 
 def _list() -> None:
     from profiler.views.tables.grid import Table, words
-    from profiler.views.tables.terminal import text
     from profiler.workflows.reproduce import find, names
 
     systems = [find(name) for name in names()]
@@ -71,19 +70,20 @@ def _list() -> None:
         words("name", "", [system.name for system in systems]),
         words("what is published", "", [system.title for system in systems]),
     )
-    say(text([Table(columns=columns)], paper()))
+    say(Table(columns=columns))
     next_command("gcprof", "reproduce", systems[0].name)
 
 
 def _run(system: System, *, full: bool, device: str | None, output: Path | None, json: bool) -> int:
     from profiler.views.export.files import write_whole
+    from profiler.views.export.markdown import markdown
     from profiler.views.tables import reproduction
     from profiler.workflows.reproduce import reproduce
 
     reproduced = reproduce(system, Terminal(), full=full, device=device, output=output, typed=COMMAND.get())
     folder = reproduced.run.folder
     _print(reproduced, json=json)
-    text = reproduction.markdown(reproduced.reproduction).encode()
+    text = markdown([reproduction.table(reproduced.reproduction)]).encode()
     aside(f"wrote {write_whole(folder / 'derived' / 'reproduction.md', text, force=True)}")
     if system.engine == "local" and reproduced.run.status == "partial":
         next_command("gcprof", "run", "--resume", str(folder))
@@ -99,4 +99,4 @@ def _print(reproduced: Reproduced, *, json: bool) -> None:
     if json:
         say_bytes(reproduction.document(figures, run=reproduced.run.folder.name, exit_code=reproduced.exit_code))
     else:
-        say(reproduction.table(figures, paper=paper()))
+        say(reproduction.table(figures))

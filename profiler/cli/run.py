@@ -19,7 +19,6 @@ from profiler.cli.output import (
     folded,
     next_command,
     one_of,
-    paper,
     say,
     say_bytes,
     shard_text,
@@ -116,7 +115,7 @@ def _print_trials(checked: CheckedRequest) -> None:
     from profiler.views.tables.progress import settings, varying
 
     more = [field for field in varying([trial.case for trial in checked.trials]) if field not in TOLD]
-    encoding = paper().encoding
+    encoding = sys.stdout.encoding or "utf-8"
     for trial in checked.trials:
         case = trial.case
         device = f"{'rehearsed on ' if case.is_rehearsed else ''}{device_word(case.device)}"
@@ -135,7 +134,7 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     """
     from profiler.analysis import progress, rows
     from profiler.views.export.json import document
-    from profiler.views.tables import terminal
+    from profiler.views.tables.columns import main
     from profiler.workflows.run import derive
 
     if ran.run is None:
@@ -147,7 +146,7 @@ def print_run(ran: Ran, *, json: bool, holders: Sequence[Holder] = ()) -> int:
     if is_over and all(progress.is_refusal(record) for record in run.records):
         return _print_refused(run, ran.exit_code, json=json)
     if not json:
-        say(terminal.table(rows.rows(run.records), paper=paper()))
+        say(*main(rows.rows(run.records)))
     failed, lines = derive(run)
     code = failed or ran.exit_code
     if json:
@@ -190,7 +189,8 @@ def _show_fit(run: Run, holders: Sequence[Holder]) -> int:
 
     table = rows.rows(run.records)
     fits = memory_fit.fits(table, holders)
-    say(max_batch.fit_table(fits, paper=paper()))
+    print()
+    say(*max_batch.fit_tables(fits))
     asked = {holder.name for holder in holders if isinstance(holder, memory_fit.Memory)}
     unknown = {row.case.baseline for row in table if row.case.is_predicted} - {held.case for held in fits}
     for case in unknown if asked else ():

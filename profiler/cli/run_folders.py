@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import aside, next_command, paper, say, say_json
+from profiler.cli.output import aside, next_command, say, say_json
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import bytes_text, count_text
 from profiler.runs import RESULTS
@@ -40,7 +40,7 @@ def list_runs(
     if json:
         say_json(listed)
     elif listed:
-        say(run_list(listed, paper=paper()))
+        say(run_list(listed))
         next_command("gcprof", "show", listed[-1].name if ref else str(folder / listed[-1].name))
     else:
         aside(f"no runs in {folder}/ yet")
@@ -168,14 +168,14 @@ def validate(
     """
     from profiler.runs.find import run_folder
     from profiler.runs.validate import validate as look
-    from profiler.views.tables.terminal import paragraph
+    from profiler.views.tables.grid import Table
 
     reports = [look(run_folder(word)) for word in runs or ["last"]]
     if json:
         say_json(reports)
     else:
         for text in _finding_lines(reports):
-            say(paragraph(text, paper=paper()))
+            say(Table(above=(text,)))
     if any(report.is_damaged for report in reports):
         raise typer.Exit(4)
     next_command("gcprof", "show", reports[-1].run)

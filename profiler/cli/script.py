@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import product
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from profiler.cli import options, script_folder
-from profiler.cli.output import COLOR, SCRIPT, aside, one_of, paper
+from profiler.cli.output import SCRIPT, aside, one_of, say
 from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,11 +102,11 @@ def rehearse(
         variants.append(variant)
         ends.append(end)
         if not json:
-            view.write(variant, file=sys.stdout, width=paper().width, color=COLOR.get())
+            say(*view.tables(variant))
         if end.interrupted or end.timed_out:
             break
     if len(variants) > 1 and not json:
-        view.write_summary(variants, file=sys.stdout, width=paper().width, color=COLOR.get())
+        say(view.summary(variants))
     code = _exit_code(ends, variants)
     is_ended = bool(ends[-1].interrupted or ends[-1].timed_out)
     code = script_folder.conclude(
@@ -304,7 +303,7 @@ def run(
     names = tuple(dict.fromkeys(("none", *(name for name in strategies_of(strategies) if name))))
     if module is not None and names == ("none",):
         raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
-    say = aside if not quiet else lambda text: None
+    tell = aside if not quiet else lambda text: None
     sessions: list[Session] = []
     for values in values_of(axes or [], words):
         asked = Asked(
@@ -312,12 +311,12 @@ def run(
             module=module, allow_writes=allow_writes, variables=hidden,
         )  # fmt: skip
         request = Request(
-            strategies=names, rounds=rounds, values=values, say=say, on_line=Live(say), stdout=2 if json else None
+            strategies=names, rounds=rounds, values=values, say=tell, on_line=Live(tell), stdout=2 if json else None
         )
         session = measure(asked, request)
         sessions.append(session)
         if not json:
-            view.write(session.variants, file=sys.stdout, width=paper().width, color=COLOR.get())
+            say(*view.tables(session.variants))
         if not session.is_whole:
             break
     variants = [variant for session in sessions for variant in session.variants]

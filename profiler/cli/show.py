@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profiler.cli import options, script_folder
 from profiler.cli.output import (
-    COLOR,
     aside,
     next_command,
     one_of,
-    paper,
     read_run,
     say,
     say_bytes,
@@ -73,20 +70,17 @@ def show(
 def _show_rows(loaded: Run, word: str, *, samples: bool, over: str | None, columns: int | None) -> None:
     from profiler.analysis import progress
     from profiler.analysis.rows import rows
-    from profiler.views.tables import columns as cells
-    from profiler.views.tables import pivot, terminal
+    from profiler.views.tables import pivot
     from profiler.views.tables import samples as sampled
+    from profiler.views.tables.columns import groups, main
     from profiler.views.tables.grid import MOST_STYLED
 
-    table, sheet = rows(loaded.records, largest=None if samples or over else MOST_STYLED), paper(columns)
+    table = rows(loaded.records, largest=None if samples or over else MOST_STYLED)
     if over and table:
-        say(pivot.table(table, paper=sheet, over=over.split(",")))
-    elif table:
-        say((sampled.samples if samples else terminal.table)(table, paper=sheet))
-    for group in cells.groups(table):
-        if of_ranks := sampled.ranks(group, paper=sheet):
-            print()
-            say(of_ranks)
+        shown = pivot.tables(table, over=over.split(","))
+    else:
+        shown = (sampled.samples if samples else main)(table)
+    say(*shown, *(found for group in groups(table) for found in sampled.ranks(group)), columns=columns)
     plan = loaded.manifest.plan
     if owed := len(progress.owed(plan, loaded.records)):
         aside(f"partial: {owed} of {len(plan)} trials are not there yet")
@@ -104,7 +98,7 @@ def _show_script(
     """Print the phases of a script's run."""
     from profiler.views.export.markdown import render
     from profiler.views.redaction import redacted
-    from profiler.views.tables.script import sentence, write
+    from profiler.views.tables.script import sentence, tables
 
     if is_markdown:
         say_bytes(render(redacted([loaded], level="default")[0]))
@@ -112,7 +106,7 @@ def _show_script(
     for variant in variants:
         if not variant.processes:
             aside(sentence(variant))
-        write(variant, file=sys.stdout, width=paper(columns).width, color=COLOR.get())
+        say(*tables(variant), columns=columns)
     if loaded.status == "partial":
         aside("partial: the command was ended from outside")
     next_command("gcprof", "explain", word)

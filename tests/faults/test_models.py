@@ -8,6 +8,7 @@ from profiler.analysis.rows import Row, rows
 from profiler.measuring.bench import switches
 from profiler.runs import store
 from profiler.views.tables import terminal
+from profiler.views.tables.columns import main
 from tests.conftest import measured
 from tests.faults.trials import outcomes, run, trial
 
@@ -23,7 +24,7 @@ def codes(record) -> list[str]:
 
 
 def is_dimmed(row: Row) -> bool:
-    return any(span.style == "dim" for span in terminal.table([row]).spans)
+    return any(span.style == "dim" for span in terminal.text(main([row])).spans)
 
 
 def check_invalid(folder, strategy: str) -> None:

@@ -5,32 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rich.text import Text
-
 from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order, SideSummary
 from profiler.analysis.gates import Judgement
 from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast
 from profiler.core.case import encode
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
-from profiler.views.export import markdown as language
 from profiler.views.export.csv import csv_text, safe
 from profiler.views.tables.evidence import device_word, difference_text
 from profiler.views.tables.grid import Column, Table, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 SCHEMA = 1
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
-
-
-def table(comparison: Comparison, *, paper: Paper = WIDE) -> Text:
-    """Return what differs, then the peak and time of every row, then orders, advice and remarks."""
-    return text(tables(comparison), paper)
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return the same as Markdown."""
-    return language.markdown(tables(comparison))
 
 
 def csv(comparison: Comparison) -> str:
@@ -75,7 +61,7 @@ def _against(quantity: str, contrast: Contrast | None) -> dict[str, Any]:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """Return all tables; the differences between the sides come first, since they explain the numbers."""
+    """Return what differs, which explains the numbers, then the peak and time of every row, orders, advice, remarks."""
     groups: dict[str, list[Match]] = {}
     for match in comparison.matches:
         shared = [_worded(name, text) for name, text in match.key.items() if name != "strategy"]

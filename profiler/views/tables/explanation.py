@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
-from rich.text import Text
 
 from profiler.analysis.explanation import CHUNKS, Explanation
 from profiler.analysis.live_bytes import HIDDEN as TEMPORARIES
@@ -19,7 +18,6 @@ from profiler.core.trace_data import BlockChoice, BlockChoices, Trace
 from profiler.core.units import byte_unit, bytes_text, change_text, count_text, scaled
 from profiler.views.sanitize import shortened
 from profiler.views.tables.grid import Column, Table, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 OUTSIDE = "(outside of all modules)"
 BEFORE_STEP = "(before the step)"
@@ -44,17 +42,12 @@ REMEDIES = {  # each with its cost, or with what it changes
 }
 
 
-def explanation(explained: Explanation, *, title: str, paper: Paper = WIDE) -> Text:
+def tables(explained: Explanation, *, title: str, notes: Sequence[str] = (), width: int | None = None) -> list[Table]:
     """Return the peak, its floor, the reason, what would lower it, and what is live: at most 25 lines of 80 columns.
 
     If the lines of code are known, a table of the largest allocations by line adds to these 25.
     """
-    room = len(title) if paper.width is None else max(LONGEST_TITLE, paper.width - MARGIN)
-    return text(tables(explained, title=shortened(title, room)), paper)
-
-
-def tables(explained: Explanation, *, title: str, notes: Sequence[str] = ()) -> list[Table]:
-    """Return the sentences above what is live, by category beside by module, and the largest allocations by line."""
+    title = shortened(title, len(title) if width is None else max(LONGEST_TITLE, width - MARGIN))
     above = [*sentences(explained), *([remedies_text(explained)] if explained.remedies else [])]
     tables = [Table(title=title, above=tuple(above), columns=_live(explained), cuts=(0, 2))]
     tables += [Table(columns=_holders(explained))] if explained.holders else []
@@ -180,7 +173,7 @@ def timelines(traces: Mapping[str, Trace], *, title: str) -> Table:
     return Table(title=title, columns=columns)
 
 
-def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE) -> Text:
+def snapshot(explained: SnapshotExplanation, *, title: str) -> list[Table]:
     """Return the peak of a snapshot, what held it, what stayed, and what was reserved."""
     lines = [_recorded_peak(explained), _end(explained)]
     if explained.failed_bytes is not None:
@@ -190,7 +183,7 @@ def snapshot(explained: SnapshotExplanation, *, title: str, paper: Paper = WIDE)
         for head, holders in (("live at the peak", explained.holders), ("stayed, from time to time", explained.grown))
         if holders
     ]
-    return text([Table(title=title, above=tuple(lines)), *parts], paper)
+    return [Table(title=title, above=tuple(lines)), *parts]
 
 
 def snapshot_document(explained: SnapshotExplanation) -> bytes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.text import Text
 
 from profiler.analysis import progress
 from profiler.analysis.rows import Row, rows
@@ -17,33 +16,24 @@ from profiler.core.units import MISSING, count_text, few
 from profiler.runs.find import REFERENCE, read_tags, reference, reference_names, runs
 from profiler.runs.store import Run, load
 from profiler.views.tables.evidence import device_word, in_order, kinds_text
-from profiler.views.tables.grid import Column, Table, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, text
+from profiler.views.tables.grid import Table, numbers, words
 
 LISTED_BYTES = 512 << 20  # the largest trials.jsonl that a list reads; 100,000 trials take half of it
 MOST_NAMED = 3  # blocks
 FEEDS = {True: "yes", False: "no", None: MISSING}
 
 
-def listing(entries: Sequence[Entry], *, paper: Paper = WIDE) -> Text:
+def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
     """Return a line per name: its options with their defaults, and what it is about."""
-    return listings({"": entries}, paper=paper)
-
-
-def listings(tables: Mapping[str, Sequence[Entry]], *, paper: Paper = WIDE) -> Text:
-    """Return several listings, each below its heading."""
-    return text([Table(title=head, columns=_listed(entries)) for head, entries in tables.items()], paper)
-
-
-def _listed(entries: Sequence[Entry]) -> tuple[Column, ...]:
-    return (
+    columns = (
         words("name", "", [entry.name for entry in entries]),
         words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
         words("about", "", [entry.about for entry in entries]),
     )
+    return Table(title=title, columns=columns)
 
 
-def details(entry: Entry, *, paper: Paper = WIDE) -> Text:
+def details(entry: Entry) -> Table:
     """Return one entry in full, each option with its kind and default."""
     options = entry.options
     columns = (
@@ -52,14 +42,14 @@ def details(entry: Entry, *, paper: Paper = WIDE) -> Text:
         words("what it takes", "", [KINDS.get(option.kind, option.kind) for option in options]),
     )
     below = () if options else ("no options",)
-    return text([Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)], paper)
+    return Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)
 
 
 def _short(option: Option) -> str:
     return f"{option.name}={option.default if option.default is not None else f'<{option.kind}>'}"
 
 
-def blocks(outline: ModelSummary, *, better: str | None = None, paper: Paper = WIDE) -> Text:
+def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
     """Return a line per block in order, under the name of the model; `better`, a note on other blocks, goes below."""
     listed = outline.blocks
     head = [outline.model, count_text(outline.num_parameters, "parameter"), count_text(len(listed), "block")]
@@ -73,7 +63,7 @@ def blocks(outline: ModelSummary, *, better: str | None = None, paper: Paper = W
     )
     remark = _remark(outline)
     below = [f"note: {line}" for line in (remark, better) if line]
-    return text([Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))], paper)
+    return Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))
 
 
 def _remark(outline: ModelSummary) -> str | None:
@@ -133,7 +123,7 @@ def _evidence(run: Run, table: Sequence[Row]) -> tuple[Evidence, ...]:
     return in_order(owed | {row.evidence for row in table})
 
 
-def run_list(listed: Sequence[RunOverview], *, paper: Paper = WIDE) -> Text:
+def run_list(listed: Sequence[RunOverview]) -> Table:
     """Return one line per run."""
     columns = (
         words("run", "", [run.name for run in listed]),
@@ -143,7 +133,7 @@ def run_list(listed: Sequence[RunOverview], *, paper: Paper = WIDE) -> Text:
         words("rows ok", "", [_rows_ok(run) for run in listed]),
         *([words("tags", "", [", ".join(run.tags) for run in listed])] if any(run.tags for run in listed) else []),
     )
-    return text([Table(columns=columns)], paper)
+    return Table(columns=columns)
 
 
 def _read(path: Path, name: str) -> RunOverview:

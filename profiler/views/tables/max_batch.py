@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from rich.text import Text
 
 from profiler.analysis.memory_fit import Fit
 from profiler.core.case import encode_indented
@@ -13,7 +12,6 @@ from profiler.core.record import Evidence, evidence
 from profiler.core.units import MISSING, bytes_text, change_text
 from profiler.views.tables.columns import batch
 from profiler.views.tables.grid import Column, Table, numbers, telling, words
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 NOTE = (
     "needed: what the allocator reserves, and 600 MiB for CUDA itself; "
@@ -52,9 +50,7 @@ def why_none(strategy: str, sample_bytes: int, static_bytes: int, context_bytes:
     return f"{strategy}: not even one sample fits; it needs {bytes_text(sample_bytes)}: {', '.join(parts)}"
 
 
-def table(
-    lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0, paper: Paper = WIDE,
-) -> Text:  # fmt: skip
+def table(lines: Sequence[LargestBatch], *, title: str, limit: int, context_bytes: int = 0) -> Table:
     """Return a line for each strategy, and why none fits; samples a second are compared with those of `none`."""
     columns = [
         words("strategy", "", [largest.strategy for largest in lines]),
@@ -73,7 +69,7 @@ def table(
         for largest in lines
         if largest.sample_bytes is not None
     )
-    return text([Table(title=title, columns=telling(columns), below=reasons)], paper)
+    return Table(title=title, columns=telling(columns), below=reasons)
 
 
 def _rates(lines: Sequence[LargestBatch]) -> list[Column]:
@@ -108,7 +104,7 @@ def _beyond(largest: LargestBatch, limit: int) -> str:
     return f"{bytes_text(largest.beyond_bytes)}: {'fits too' if largest.beyond_bytes <= limit else 'does not fit'}"
 
 
-def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
+def fit_tables(all_fits: Sequence[Fit]) -> list[Table]:
     """Return a table per case: one line per device, with the strategy that recomputes least of those that fit."""
     tables = []
     for case in dict.fromkeys(fit.case for fit in all_fits):
@@ -116,7 +112,7 @@ def fit_table(all_fits: Sequence[Fit], *, paper: Paper = WIDE) -> Text:
         head = f"{case.model}, {batch(case)}, {case.optimizer}, {case.precision}{ranks}"
         columns = _fit_columns([fit for fit in all_fits if fit.case == case])
         tables.append(Table(title=f"{head}: {evidence(case, None)}, not measured", columns=columns))
-    return Text("\n") + text([*tables, Table(above=(NOTE,))], paper)
+    return [*tables, Table(above=(NOTE,))]
 
 
 def _fit_columns(case_fits: Sequence[Fit]) -> tuple[Column, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import TextIO
 
 from profiler.analysis import time_ratio
 from profiler.analysis.time_ratio import TimeRatio
@@ -19,8 +18,8 @@ from profiler.views.tables.script import peak_text
 Rounds = Sequence[Sequence[float]]
 
 
-def write(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
-    """Print of each strategy its sentence and its phases, then one row for each."""
+def tables(variants: Sequence[Variant]) -> list[Table]:
+    """Return of each strategy its sentence and its phases, then one row for each."""
     tables = []
     for variant in variants:
         if variant.processes or variant.outcome != "ok":
@@ -28,7 +27,7 @@ def write(variants: Sequence[Variant], *, file: TextIO, width: int | None, color
         tables += script.phases(variant)
     if any(variant.processes for variant in variants):
         tables.append(_summary(variants))
-    script.show(tables, file=file, width=width, color=color)
+    return tables
 
 
 def sentence(variant: Variant, plain: Variant) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rich.text import Text
-
 from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.growth_fit import nearest_growth
 from profiler.analysis.memory_fit import device_memory, holds, samples_per_second, throughput_frontier
@@ -17,7 +15,6 @@ from profiler.views.plots.panels import planes, space_of
 from profiler.views.tables.columns import COUNTED, heading
 from profiler.views.tables.evidence import marked, value_words
 from profiler.views.tables.grid import Column, Table, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 OUT, BEYOND = "OOM", "*"
 BATCHES = {"batch_size", "strategy"}  # the axes over which the throughput frontier is shown too
@@ -34,12 +31,12 @@ class ShownQuantity(NamedTuple):
     grows: bool = True  # whether its growth along the axis is shown
 
 
-def table(rows: Sequence[Row], *, over: Sequence[str] = (), paper: Paper = WIDE) -> Text:
+def tables(rows: Sequence[Row], *, over: Sequence[str] = ()) -> list[Table]:
     """Return tables of peak, step time and samples a second over two axes, for each value of the other axes.
 
     Raises UserError if no two settings vary, or if a named one does not.
     """
-    return text([table for plane in planes(rows, over) for table in _plane(plane)], paper)
+    return [table for plane in planes(rows, over) for table in _plane(plane)]
 
 
 def _plane(rows: Sequence[Row]) -> list[Table]:

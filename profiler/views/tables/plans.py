@@ -9,7 +9,6 @@ from math import ceil
 from typing import Any
 
 import msgspec
-from rich.text import Text
 
 from profiler.analysis.rows import Row
 from profiler.core.case import encode_indented
@@ -27,7 +26,6 @@ from profiler.planning.plan import Plan, render
 from profiler.planning.solver import Point
 from profiler.views.export.csv import csv_text
 from profiler.views.tables.grid import Column, Table, numbers, words
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 COSTS_OFF = ("costs", "off by")
 MARK = "*"  # of the plan that is chosen
@@ -57,19 +55,12 @@ def workspace_text(chain: Chain, needed_bytes: int) -> str | None:
     return f"{taken}, which neither a smaller batch nor 16 bits lowers; CUBLAS_WORKSPACE_CONFIG sets its size"
 
 
-def table(
-    lines: Sequence[Shown],
-    *,
-    title: str,
-    none: Way,
-    below: Sequence[str] = (),
-    paper: Paper = WIDE,
-) -> Text:
+def table(lines: Sequence[Shown], *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
     """Return a line per plan; overheads are relative to the step without checkpointing, `none`."""
-    return text([_cut(Table(title=title, columns=way_columns(lines, none), below=tuple(below)))], paper)
+    return _cut(Table(title=title, columns=way_columns(lines, none), below=tuple(below)))
 
 
-def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = WIDE) -> Text:
+def frontier(points: Sequence[Point], none: Way, *, title: str) -> Table:
     """Return a line for each plan of the frontier, the smallest peak first."""
     columns = (
         numbers("peak", "by costs", [bytes_text(point.peak_bytes) for point in points]),
@@ -77,7 +68,7 @@ def frontier(points: Sequence[Point], none: Way, *, title: str, paper: Paper = W
         numbers("time", "against none", [_change(point.step_seconds, none.cost.step_seconds) for point in points]),
         words("plan", "", [plan_text(point.plan) for point in points]),
     )
-    return text([_cut(Table(title=title, columns=columns))], paper)
+    return _cut(Table(title=title, columns=columns))
 
 
 def csv(points: Sequence[Point]) -> bytes:
@@ -254,7 +245,7 @@ def _line(line: Shown) -> dict[str, Any]:
     }
 
 
-def stages(chain: Chain, *, title: str, paper: Paper = WIDE) -> Text:
+def stages(chain: Chain, *, title: str) -> Table:
     """Return one line per stage: its memory and its times."""
     listed = chain.stages
     columns = (
@@ -267,7 +258,7 @@ def stages(chain: Chain, *, title: str, paper: Paper = WIDE) -> Text:
         numbers("backward", "", [seconds_text(stage.backward_seconds) for stage in listed]),
         words("can also be", "", [_options(stage) for stage in listed]),
     )
-    return text([_cut(Table(title=title, columns=columns))], paper)
+    return _cut(Table(title=title, columns=columns))
 
 
 def _options(stage: Any) -> str:

@@ -26,10 +26,9 @@ from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
-from profiler.views.tables import terminal
 from profiler.views.tables.columns import group_table, groups
 from profiler.views.tables.evidence import device_word
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables.terminal import Paper, text
 
 NUM_LINES = 20
 NUM_BYTES = 64 << 10  # read from the end of a log; a longer line loses its beginning
@@ -125,7 +124,7 @@ class Follow:
         if self._records and self._num_ended <= MOST_ROWS:
             if self._drawn is None or self._drawn[:2] != (len(self._records), width):
                 bare = [group_table(group, is_bare=True) for group in groups(rows(tuple(self._records)))]
-                self._drawn = len(self._records), width, terminal.text(bare, Paper(width, self._console.encoding))
+                self._drawn = len(self._records), width, text(bare, Paper(width, self._console.encoding))
             table = self._drawn[2]
         is_whole = len(table.plain.splitlines()) < self._console.height - 2
         return Group(table, Text(), self._spinner) if table and is_whole else Group(self._spinner)

@@ -1,35 +1,22 @@
-"""Published figures beside ours as text for a terminal, Markdown or JSON."""
+"""Published figures beside ours, as a table or as JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich.text import Text
-
 from profiler.analysis.reproduction import ComparedFigure, Reproduction
 from profiler.core.case import encode
 from profiler.core.units import MISSING, in_unit_text, spread_text
-from profiler.views.export import markdown as language
 from profiler.views.tables.evidence import SAID, device_word
 from profiler.views.tables.grid import Table, of_lines
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 OTHER_SIZE = "other size"
 SAME = "none"
 HEADS = ("what", "published", "ours", "difference")
 
 
-def table(reproduction: Reproduction, *, paper: Paper = WIDE) -> Text:
+def table(reproduction: Reproduction) -> Table:
     """Return every published figure beside ours, then what the source does not say and what was reduced."""
-    return text([_table(reproduction)], paper)
-
-
-def markdown(reproduction: Reproduction) -> str:
-    """Return the same as Markdown."""
-    return language.markdown([_table(reproduction)])
-
-
-def _table(reproduction: Reproduction) -> Table:
     columns = of_lines(HEADS, [_cells(line) for line in reproduction.lines], numbers=HEADS[2:])
     return Table(title=_heading(reproduction), columns=columns, below=tuple(_below(reproduction)))
 

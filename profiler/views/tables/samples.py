@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rich.text import Text
-
 from profiler.analysis.rows import Row
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import RankBytes, Record
@@ -15,7 +13,6 @@ from profiler.core.stats import spread, uncertainty
 from profiler.core.units import byte_unit, count_text, scaled, second_unit, spread_text
 from profiler.views.tables.columns import groups, heading, reasons
 from profiler.views.tables.grid import Column, Table, numbers, telling, words
-from profiler.views.tables.terminal import WIDE, Paper, text
 
 TIMES = ("forward", "backward", "optimizer", "step")
 STOPPED = {
@@ -27,9 +24,9 @@ STOPPED = {
 }
 
 
-def samples(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
+def samples(rows: Sequence[Row]) -> list[Table]:
     """Return the samples of each row in the order of the rounds, with their spread and why sampling ended."""
-    return text([table for group in groups(rows) for table in _group(group)], paper)
+    return [table for group in groups(rows) for table in _group(group)]
 
 
 def samples_of(row: Row, name: str) -> tuple[float, ...]:
@@ -101,11 +98,11 @@ class _EqualRanks(NamedTuple):
     held: RankBytes
 
 
-def ranks(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text | None:
-    """Return a line per rank, or per range of ranks with equal memory; None if every row is of one process."""
+def ranks(rows: Sequence[Row]) -> list[Table]:
+    """Return a line per rank, or per range of ranks with equal memory; nothing if every row is of one process."""
     lines = [line for row in rows for line in _equal_ranks(row)]
     if not lines:
-        return None
+        return []
     categories = list(dict.fromkeys(name for line in lines for name in line.held.static_bytes))
     size, unit = byte_unit(line.held.peak_bytes for line in lines)
 
@@ -121,7 +118,7 @@ def ranks(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text | None:
         *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
         in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
     ]
-    return text([Table(title="each rank, and what is static of it:", columns=telling(columns))], paper)
+    return [Table(title="each rank, and what is static of it:", columns=telling(columns))]
 
 
 def _equal_ranks(row: Row) -> list[_EqualRanks]:

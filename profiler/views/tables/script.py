@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
@@ -15,8 +15,6 @@ from profiler.scripts import estimate
 from profiler.scripts.records import variants
 from profiler.scripts.report import IN_STEPS, Process, Variant, name_of, phase_name, phase_text
 from profiler.views.tables.grid import Table, of_lines
-from profiler.views.tables.terminal import Paper, text
-from profiler.views.tables.terminal import write as write_text
 
 SCHEMA = 1
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
@@ -54,16 +52,9 @@ class Live:
             self._say(f"{who}{line['phase']}{step}: peak {bytes_text(peak)}{where}")
 
 
-def show(tables: Sequence[Table], *, file: TextIO, width: int | None, color: str) -> None:
-    """Print tables."""
-    paper = Paper(width=width, encoding=getattr(file, "encoding", None) or "utf-8")
-    write_text(text(tables, paper), file=file, color=color)
-
-
-def write(variant: Variant, *, file: TextIO, width: int | None, color: str) -> None:
-    """Print the sentence, then a table for each group of processes; nothing where no process used a GPU."""
-    if variant.processes:
-        show([Table(above=(sentence(variant),)), *phases(variant)], file=file, width=width, color=color)
+def tables(variant: Variant) -> list[Table]:
+    """Return the sentence, then a table for each group of processes; nothing where no process used a GPU."""
+    return [Table(above=(sentence(variant),)), *phases(variant)] if variant.processes else []
 
 
 def phases(variant: Variant) -> list[Table]:
@@ -102,8 +93,8 @@ def _remarks(variant: Variant) -> Iterator[str]:
         yield f"values of the GPU, which are not computed, were read at {', '.join(reads)}"
 
 
-def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
-    """Print one row for each variant: words, largest peak, reserved, a step's estimated time, and whether it fits."""
+def summary(variants: Sequence[Variant]) -> Table:
+    """Return one row for each variant: words, largest peak, reserved, a step's estimated time, and whether it fits."""
     size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
     names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
     is_estimated = any(process.estimated_seconds for variant in variants for process in variant.processes)
@@ -119,7 +110,7 @@ def write_summary(variants: Sequence[Variant], *, file: TextIO, width: int | Non
     numbers = (f"peak {unit}", f"reserved {unit}", *(["step, estimated"] if is_estimated else []))
     notes = tuple(f"note: {line}" for line in _estimate_notes(variants, is_estimated=is_estimated))
     columns = of_lines([*names, *numbers, "fits?"], lines, numbers=numbers)
-    show([Table(title="all variants", columns=columns, below=notes)], file=file, width=width, color=color)
+    return Table(title="all variants", columns=columns, below=notes)
 
 
 def _estimate_text(variant: Variant, variants: Sequence[Variant]) -> str:
@@ -340,8 +331,8 @@ def _notes(process: Process) -> list[str]:
     return [*grows, *([f"what held the peaks: {process.holders_why}"] if process.holders_why else [])]
 
 
-def explain(variants: Sequence[Variant], *, file: TextIO, width: int | None, color: str) -> None:
-    """Print the sentence of each variant, and for each process what its peak is made of."""
+def explanation(variants: Sequence[Variant]) -> list[Table]:
+    """Return the sentence of each variant, and for each process what its peak is made of."""
     tables = []
     for variant in variants:
         tables.append(Table(title=sentence(variant)))
@@ -351,7 +342,7 @@ def explain(variants: Sequence[Variant], *, file: TextIO, width: int | None, col
                 for growth in process.growth
             ]
             tables += [Table(above=tuple(explained(process, variant.processes)), below=tuple(grows)), *_held(process)]
-    show(tables, file=file, width=width, color=color)
+    return tables
 
 
 def explained(process: Process, among: Sequence[Process]) -> Iterator[str]:

@@ -1,20 +1,17 @@
-"""Tables and paragraphs for a screen of any width, and the main table of a run."""
+"""Tables as text for a screen of any width."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from profiler.analysis.rows import Row
 from profiler.views.sanitize import plain
-from profiler.views.tables.columns import main
 from profiler.views.tables.grid import Table, body, broken
 
 INDENT = "  "
-Printed = Text  # what views for the terminal return, and `write` prints
 
 
 class Paper(NamedTuple):
@@ -27,11 +24,6 @@ class Paper(NamedTuple):
 WIDE = Paper()
 
 
-def table(rows: Sequence[Row], *, paper: Paper = WIDE) -> Text:
-    """Return one table for each group of rows that may be compared, with reasons and notes below it."""
-    return text(main(rows), paper)
-
-
 def text(tables: Iterable[Table], paper: Paper = WIDE) -> Text:
     """Return tables below each other.
 
@@ -42,22 +34,23 @@ def text(tables: Iterable[Table], paper: Paper = WIDE) -> Text:
 
 
 def _titled(table: Table, paper: Paper) -> Text:
-    parts = [paragraph(table.title, paper, style="bold")] if table.title else []
-    parts += [paragraph(line, paper) for line in table.above]
+    parts = [_paragraph(table.title, paper, style="bold")] if table.title else []
+    parts += [_paragraph(line, paper) for line in table.above]
     if table.columns:
         parts += [*([Text()] if parts else []), body(table, width=paper.width, encoding=paper.encoding)]
     parts += [Text()] if table.below and parts else []
-    return Text("\n").join([*parts, *(paragraph(line, paper) for line in table.below)])
+    return Text("\n").join([*parts, *(_paragraph(line, paper) for line in table.below)])
 
 
-def paragraph(text: str, paper: Paper, *, style: str = "", indent: str = INDENT) -> Text:
+def _paragraph(text: str, paper: Paper, *, style: str = "") -> Text:
     """Breaks prose from any source to the width, with a hanging indent."""
-    lines = broken(plain(text, encoding=paper.encoding), max(20, (paper.width or 10**9) - len(indent)))
-    return Text(("\n" + indent).join(lines), style=style)
+    lines = broken(plain(text, encoding=paper.encoding), max(20, (paper.width or 10**9) - len(INDENT)))
+    return Text(("\n" + INDENT).join(lines), style=style)
 
 
-def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
-    """Print the text; `color` is auto (colors only on a terminal and without NO_COLOR), always or never."""
+def show(tables: Iterable[Table], *, file: TextIO, width: int | None = None, color: str = "auto") -> None:
+    """Print tables; `color` is auto (colors only on a terminal and without NO_COLOR), always or never."""
+    laid_out = text(tables, Paper(width, getattr(file, "encoding", None) or "utf-8"))
     asked: dict[str, Any] = {}
     if color == "always":
         asked = {"force_terminal": True, "no_color": False}
@@ -65,8 +58,8 @@ def write(text: Text, *, file: TextIO, color: str = "auto") -> None:
         asked = {"color_system": None}
     console = Console(file=file, markup=False, highlight=False, emoji=False, legacy_windows=False, **asked)
     if console.color_system is None or (console.no_color and color == "auto"):
-        file.write(f"{text.plain}\n")
+        file.write(f"{laid_out.plain}\n")
         return
     with console.capture() as captured:  # rich itself would end the process on a broken pipe
-        console.print(text, soft_wrap=True)
+        console.print(laid_out, soft_wrap=True)
     file.write(captured.get())
