@@ -10,7 +10,7 @@ from profiler.analysis.explanation import better_blocks, explain
 from profiler.analysis.rows import verdict
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
-from profiler.engines.replies import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case, predict
 from profiler.views.tables.explanation import REMEDIES

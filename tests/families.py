@@ -103,7 +103,7 @@ def measure(model: str, engine: Local) -> tuple[Record, Record]:
 
 def classes(record: Record, engine: Local) -> str:
     """The classes of a model's blocks, each once."""
-    told = engine.ask("profiler.engines.tracing:outline", encode(record.case).decode(), failing=record.case.model)
+    told = engine.ask("profiler.engines.worker:outline", encode(record.case).decode(), failing=record.case.model)
     return ", ".join(dict.fromkeys(block["kind"] for block in told["outline"]["blocks"]))
 
 

@@ -26,8 +26,7 @@ import psutil
 from profiler.cli.output import Terminal
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Environment, Record
-from profiler.engines.local import Local
-from profiler.engines.order import in_waves
+from profiler.engines.local import Local, in_waves
 from profiler.rehearsal import cache
 from profiler.runs import store
 from profiler.runs.validate import KNOWN

@@ -10,7 +10,7 @@ import msgspec
 from profiler.core import devices
 from profiler.core.case import Trial
 from profiler.core.record import Environment, Record
-from profiler.engines import replies
+from profiler.engines import worker
 from profiler.measuring.devices import environment
 from profiler.measuring.devices.cpu import Cpu
 from profiler.measuring.trial import measure
@@ -21,12 +21,12 @@ def survey(request: str, channel: int) -> None:
     found = {"cpu": environment(Cpu("cpu"))}
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         found["cuda:0"] = msgspec.structs.replace(found["cpu"], device_name="NVIDIA H100 80GB or Tesla T4")
-    replies.tell(channel, {"devices": found, "free": {}})
+    worker.tell(channel, {"devices": found, "free": {}})
 
 
 def run_trials(request: str, channel: int) -> None:
     """Measure on the CPU what is to be measured on a kind of GPU, and tell which node that was."""
-    replies.run_each(request, channel, by=_by)
+    worker.run_each(request, channel, by=_by)
 
 
 def _by(trial: Trial, **keywords: Any) -> Record:

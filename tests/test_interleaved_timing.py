@@ -15,7 +15,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
-from profiler.engines.order import MOST_TIMED, grouped
+from profiler.engines.local import MOST_TIMED, grouped
 from profiler.measuring.meters import time as timing
 from profiler.measuring.trial import measure, measure_together
 from profiler.training.assemble import assemble_beside

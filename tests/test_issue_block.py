@@ -99,7 +99,7 @@ def answering(ask):
     """As an engine whose device leaves every result as it was."""
 
     def told(self, entry, text, *, failing):
-        if entry != "profiler.engines.tracing:compute":
+        if entry != "profiler.engines.worker:compute":
             return ask(self, entry, text, failing=failing)
         with NoProducts():
             return {"wrong": devices.wrong_arithmetic(text)}

@@ -12,7 +12,7 @@ import profiler
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Record
-from profiler.engines.replies import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.training.models.user import as_workload
 from tests import make

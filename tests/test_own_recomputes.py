@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from profiler.core.case import Choice, Trial
-from profiler.engines.replies import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.meters.own_recomputes import remark
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict

@@ -10,7 +10,7 @@ from profiler.cli import answer
 from profiler.core import schedule
 from profiler.core.case import Choice
 from profiler.core.record import Note
-from profiler.engines.order import in_waves
+from profiler.engines.local import in_waves
 from profiler.runs import merge, store
 from tests import make
 from tests.program import row_names

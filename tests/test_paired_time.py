@@ -11,7 +11,7 @@ import torch
 from profiler.analysis.time_ratio import of_pairs
 from profiler.core.case import Choice, Trial
 from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
-from profiler.engines.order import informed
+from profiler.engines.local import informed
 from profiler.measuring.meters import time as timing
 from profiler.measuring.passes import NO_ROOM
 from profiler.measuring.trial import measure

@@ -118,7 +118,7 @@ CASES = [
 def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
     (record,) = rehearsing.run([Trial(case=of)])
 
-    trace = followed(rehearsing, "worker:follow_rehearsed", of).trace
+    trace = followed(rehearsing, "rehearsed:follow", of).trace
 
     held = live(trace)
     assert max(held) == record.readings.peak_bytes
@@ -145,7 +145,7 @@ def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehea
 
 
 def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it(rehearsing):
-    found = followed(rehearsing, "worker:follow_rehearsed", case(f"{USER_MODELS / 'causes.py'}:squaring"))
+    found = followed(rehearsing, "rehearsed:follow", case(f"{USER_MODELS / 'causes.py'}:squaring"))
 
     products = [
         one.module for one in found.trace.operators if one.phase == "backward" and one.name == "aten.mul.Tensor"
@@ -154,7 +154,7 @@ def test_the_backward_of_a_function_of_the_users_is_of_the_module_that_called_it
 
 
 def test_each_checkpointed_block_is_recomputed_once(rehearsing):
-    found = followed(rehearsing, "worker:follow_rehearsed", CASES[1])
+    found = followed(rehearsing, "rehearsed:follow", CASES[1])
 
     spans = live_bytes.recomputes(found.trace)
     stage = live_bytes.stage_of(found.blocks)
@@ -165,9 +165,7 @@ def test_each_checkpointed_block_is_recomputed_once(rehearsing):
 def test_what_ranks_hold_is_not_followed_and_says_so(rehearsing):
     of = msgspec.structs.replace(CASES[0], ranks=2, parallel=Choice("ddp"))
 
-    answer = rehearsing.ask(
-        "profiler.engines.worker:follow_rehearsed", encode(Trial(case=of)).decode(), failing="no answer"
-    )
+    answer = rehearsing.ask("profiler.engines.rehearsed:follow", encode(Trial(case=of)).decode(), failing="no answer")
 
     assert "leave the ranks out" in answer["refused"]
 

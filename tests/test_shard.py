@@ -21,7 +21,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
-from profiler.engines.order import in_waves
+from profiler.engines.local import in_waves
 from profiler.runs import store
 from profiler.runs.merge import merge, write
 from profiler.runs.store import Run

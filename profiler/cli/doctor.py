@@ -65,10 +65,10 @@ def doctor(
 
 def _wrong(engine: Engine, device: str) -> str | None:
     """Return what the device computes wrongly, or why it cannot compute; None if its arithmetic is right."""
-    from profiler.engines import TRACING
+    from profiler.engines import WORKER
 
     try:
-        wrong: str | None = engine.ask(f"{TRACING}:compute", device, failing="it does not compute")["wrong"]
+        wrong: str | None = engine.ask(f"{WORKER}:compute", device, failing="it does not compute")["wrong"]
     except UserError as error:
         return error.message
     return wrong

@@ -99,7 +99,7 @@ def blocks(
     case = _case(model, pattern, batch_size)
     with Terminal(is_quiet=quiet).doing("looking at the model"), engines.connect(measures=False) as engine:
         answer = engine.ask(
-            f"{engines.TRACING}:outline", encode(case).decode(), failing=f"'{case.model}' ended without a result"
+            f"{engines.WORKER}:outline", encode(case).decode(), failing=f"'{case.model}' ended without a result"
         )
         hint = "`gcprof blocks MODEL --pattern 'layers.*'` chooses blocks by name"
         summary = engines.read_answer(answer, "outline", ModelSummary, hint=hint)

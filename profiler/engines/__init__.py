@@ -2,7 +2,7 @@
 
 An engine is a context manager with `survey()`, which returns the devices, `ask(entry, text)`, which calls a function
 in another process, and `run(plan, done)`, which yields one record for each trial that is owed, in any order, however
-the trial ends; `order.in_waves` runs first what other trials depend on. Options follow its name: `ray:address=auto`.
+the trial ends; `local.in_waves` runs first what other trials depend on. Options follow its name: `ray:address=auto`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TABLE = {
     "slurm": "profiler.engines.slurm:connect",
     "ray": "profiler.engines.ray_cluster:connect",
 }
-WORKER = "profiler.engines.worker"  # the modules of the functions that run in a child: those that measure,
-TRACING = "profiler.engines.tracing"  # and those that only trace, or report devices
-REHEARSED = "_rehearsed"  # is in the names of those that run on a hollow device
+WORKER = "profiler.engines.worker"  # the modules of the functions that run in a child,
+MEASURED = "profiler.engines.measured"  # of those that only a child has which measures,
+REHEARSED = "profiler.engines.rehearsed"  # and of those on a hollow device
 HERE = ("local", "trainer")  # their devices are those of this machine
 STAGE_SECONDS: ContextVar[float] = ContextVar("STAGE_SECONDS", default=600.0)  # `--stage-limit` of this command
 FAR = ("ray",)  # they run trials on other machines: they get the plan in advance, and have kinds of GPU

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,12 +17,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from profiler import __version__
-from profiler.analysis.sanity import impossible
 from profiler.core import safe_files, server_process
-from profiler.core.case import Trial, decode
 from profiler.core.errors import UserError
-from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.core.secret_filter import hide_bytes
 from profiler.core.units import count_text
 from profiler.rehearsal.device import prepare_if_asked
@@ -33,7 +28,6 @@ STAGE = b'{"stage":'  # begins the message of a stage; any other line is a resul
 LOG_BYTES = 1 << 20  # of each child's output; of the rest, its size and the last TAIL_BYTES are kept
 TAIL_BYTES = 4096
 LINE_BYTES = 1 << 16  # that are held back until a line ends
-SHOWN_BYTES = 1024  # of a rejected result, in the log
 NUMBERS = count(1)  # of the requests of this process
 GRACE_SECONDS = 2.0  # between asking a child to end and killing it
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -141,7 +135,7 @@ class Child:
         self._number = next(NUMBERS)
         request = {"number": self._number, "entry": entry, "needs": needs, "text": text, "folder": _folder()}
         self._request = json.dumps(request).encode() + b"\n"
-        self._log = Log(log)
+        self.log = Log(log)
         self._pid: int | None = None
         self._stage = "start"
         self._status: int | None = None
@@ -163,7 +157,7 @@ class Child:
             channel.close()
             raise not_started(error) from error
         self._open: dict[int, Callable[[bytes], None]] = {self._channel: self._take_lines}
-        self._open[self._output] = lambda data: self._log.write(data)  # `go_on` replaces the log
+        self._open[self._output] = lambda data: self.log.write(data)  # `go_on` replaces the log
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
         self._ask()
@@ -182,7 +176,7 @@ class Child:
             self._kill(signal.SIGKILL)
         os.close(self._channel)
         os.close(self._output)
-        self._log.close()
+        self.log.close()
 
     def wait(self, limit: float, *, until_result: bool = False) -> Ended:
         """Follow the child until it ends or has sent a result; end it if a stage takes longer than `limit` seconds."""
@@ -208,24 +202,9 @@ class Child:
         """Ask for the next result, after one has come; the child's output goes to another log from now on."""
         while self._output in self._open and self._read_pipe(self._output):
             continue
-        self._log.close()
-        self._log, self.lines, self._stage = Log(log), [], "start"
+        self.log.close()
+        self.log, self.lines, self._stage = Log(log), [], "start"
         self._ask()
-
-    def last_words(self) -> str:
-        """The last line that the child printed."""
-        return self._log.last_line()
-
-    def record(self, trial: Trial, ended: Ended) -> Record:
-        """Return the record that it sent, if that can be one of this trial; else one of how it ended."""
-        if not self.lines and (ended.timed_out or ended.status is None or ended.status < 0 or not self.torn):
-            return lost(trial, *_outcome(ended))
-        try:
-            return _believed(trial, [*self.lines, *([self.torn] if self.torn else ())])
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            shown = hide_bytes(b"".join([*self.lines, self.torn])[:LOG_BYTES])[:SHOWN_BYTES]  # hidden before `!r`
-            self._log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
-            return lost(trial, "failed", f"bad result: {error}")
 
     def _ask(self) -> None:
         with suppress(ConnectionError):  # it has ended, which the next read finds
@@ -352,34 +331,6 @@ class Log:
             self._file.write(data)
         except OSError:  # such as a full disk: a lost log must not lose a result
             self._path = None
-
-
-def _believed(trial: Trial, sent: Sequence[bytes]) -> Record:
-    """Return the one record that was sent. Raises ValueError if the trial cannot have produced it."""
-    if len(sent) != 1:
-        raise ValueError(f"it sent {len(sent)} lines")
-    record: Record = decode(sent[0], Record)
-    if (record.schema, record.case, record.round) != (SCHEMA, trial.case, trial.round):
-        raise ValueError("it is of another trial")
-    for wrong in impossible(record, trial.passes):
-        raise ValueError(wrong)
-    record.keep_line(sent[0])
-    return record
-
-
-def _outcome(ended: Ended) -> tuple[Outcome, str]:
-    if ended.timed_out:
-        return "timed_out", ended.describe()
-    if ended.status is None or ended.status < 0:
-        return "crashed", ended.describe()
-    return "failed", f"ended in {ended.stage} without a result (exit code {ended.status})"
-
-
-def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
-    """Return a record without readings."""
-    system = f"{os.uname().sysname} {os.uname().machine}"
-    environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
-    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)
 
 
 def not_started(error: OSError) -> UserError:

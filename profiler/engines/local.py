@@ -1,29 +1,39 @@
-"""Runs trials on this machine, in fresh processes forked from a server that imports torch; this process never does."""
+"""Runs trials on this machine, in processes forked from a server that imports torch; and the order of any engine.
+
+This process never imports torch. Dependencies of trials come first, and some trials share a process.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from profiler import __version__
 from profiler.analysis import progress
-from profiler.core.case import Trial, decode, encode
+from profiler.analysis.sanity import impossible
+from profiler.core import catalogue, schedule
+from profiler.core.case import Case, Trial, decode, encode
 from profiler.core.devices import MOST_BYTES, absent, parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
-from profiler.core.record import Environment, Record
+from profiler.core.record import SCHEMA, Environment, Outcome, Record
 from profiler.core.schedule import Pairing, pairing
+from profiler.core.secret_filter import hide_bytes
 from profiler.core.server_process import PRELOAD, PRELOAD_TO_REHEARSE, PRELOAD_TO_TRACE
 from profiler.core.units import bytes_text
-from profiler.engines import REHEARSED, TRACING, WORKER
-from profiler.engines.child import Child, Ended, Server
-from profiler.engines.order import grouped, in_waves
+from profiler.engines import MEASURED, REHEARSED, WORKER
+from profiler.engines.child import LOG_BYTES, Child, Ended, Server
 from profiler.rehearsal import device as rehearsed_device
 from profiler.rehearsal.smoke import proven_libraries, readiness
 from profiler.request.device_choice import SEVERAL, visible
@@ -32,18 +42,18 @@ from profiler.training import models
 
 DeviceRun = Callable[[Iterable[Trial]], Iterator[Record]]  # runs trials on its own device, in order
 RUN_TRIALS = f"{WORKER}:run_trials"
-PREDICT_TRIALS = f"{TRACING}:run_trials"
-RUN_TOGETHER = f"{WORKER}:run_together"
-RUN_REHEARSED = f"{WORKER}:run_rehearsed"
-SHARED = {
-    "predicted": PREDICT_TRIALS,
-    "rehearsed": RUN_REHEARSED,
+RUN_TOGETHER = f"{MEASURED}:run_together"
+SHARED = {  # by how a group of trials shares a child
+    "predicted": RUN_TRIALS,
+    "rehearsed": f"{REHEARSED}:run_rows",
     "timed": RUN_TOGETHER,
-}  # by how a group of trials shares a child
+}
 TRAIN = "profiler.workflows.published.trainer_trial:run_trials"
-
+MOST_TIMED = 8  # strategies in a process: with more, steps are too far from the plain step to share its disturbances
+Records = dict[tuple[Case, int], Record]
 WAIT_SECONDS = 30.0  # a driver takes a second or two to free what a killed process held
 POLL_SECONDS = 0.5
+SHOWN_BYTES = 1024  # of a rejected result, in the log
 SLACK_BYTES = 64 << 20  # free memory varies by this much on its own
 
 
@@ -137,7 +147,7 @@ class Local:
 
     def survey(self) -> dict[str, Environment]:
         """Return every device that torch can use here. Raises UserError (exit code 3) if torch does not work."""
-        answer = self.ask(f"{TRACING}:survey", "", failing="torch does not work here")
+        answer = self.ask(f"{WORKER}:survey", "", failing="torch does not work here")
         devices: dict[str, Environment] = decode(json.dumps(answer["devices"]), dict[str, Environment])
         self._free = {name: free for name, free in answer["free"].items() if free is not None}
         uuids = {name: visible(device.device_uuid) for name, device in devices.items() if device.device_uuid}
@@ -149,14 +159,14 @@ class Local:
 
         Raises UserError (exit code 3), which begins with `failing`, if the process ends without an answer.
         """
-        rehearses = self._rehearses or REHEARSED in entry
+        rehearses = self._rehearses or entry.startswith(REHEARSED)
         with self._child(entry, text, entry.rpartition(":")[2], rehearses=rehearses) as child:
             child.on_stage = self.at_work
             ended = child.wait(self._stage_seconds)
         self._drop_dead_server(ended, rehearses=rehearses)
         if not child.lines:
             why = ended.describe().replace("start took", "it took")
-            hint = f"--stage-limit {2 * ended.limit:g} gives it more time" if ended.timed_out else child.last_words()
+            hint = f"--stage-limit {2 * ended.limit:g} gives it more time" if ended.timed_out else child.log.last_line()
             raise UserError(f"{failing}: {why}", hint=hint, exit_code=3)
         answer: dict[str, Any] = json.loads(child.lines[0])
         return answer
@@ -250,7 +260,7 @@ class Local:
                     child.go_on(self._log(_log_name(trial)))
                 child.on_stage = self._tells(trial)
                 ended = child.wait(self._stage_seconds, until_result=trial is not trials[-1])
-                record = child.record(trial, ended)
+                record = _record(child, trial, ended)
                 self._drop_dead_server(ended, rehearses=rehearses)
                 holds_memory = ended.status != 0 and not (rehearses or trial.case.is_predicted)
                 self._ended_on = trial.case.torch_device if holds_memory else None
@@ -280,7 +290,7 @@ class Local:
             time.sleep(POLL_SECONDS)
 
     def _free_now(self, device: str) -> int:
-        answer = self.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not report its free memory")
+        answer = self.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not report its free memory")
         return int(answer["free"])
 
     def _child(self, entry: str, text: str, log: str, *, needs: Sequence[str] = (), rehearses: bool = False) -> Child:
@@ -310,6 +320,38 @@ class Local:
 
 def _log_name(trial: Trial) -> str:
     return store.log_name(trial.case, trial.round)
+
+
+def _record(child: Child, trial: Trial, ended: Ended) -> Record:
+    """Return the record that a child sent, if that can be one of this trial; else one of how it ended."""
+    outcome: Outcome = "failed"
+    why = f"ended in {ended.stage} without a result (exit code {ended.status})"
+    if ended.timed_out or ended.status is None or ended.status < 0:
+        outcome, why = "timed_out" if ended.timed_out else "crashed", ended.describe()
+    if not child.lines and (outcome != "failed" or not child.torn):
+        return lost(trial, outcome, why)
+    sent = [*child.lines, *([child.torn] if child.torn else ())]
+    try:
+        if len(sent) != 1:
+            raise ValueError(f"it sent {len(sent)} lines")
+        record: Record = decode(sent[0], Record)
+        if (record.schema, record.case, record.round) != (SCHEMA, trial.case, trial.round):
+            raise ValueError("it is of another trial")
+        for wrong in impossible(record, trial.passes):
+            raise ValueError(wrong)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        shown = hide_bytes(b"".join(sent)[:LOG_BYTES])[:SHOWN_BYTES]  # hidden before `!r`
+        child.log.write(f"\n[gcprof: no result: {shown!r}]\n".encode())
+        return lost(trial, "failed", f"bad result: {error}")
+    record.keep_line(sent[0])
+    return record
+
+
+def lost(trial: Trial, outcome: Outcome, detail: str) -> Record:
+    """Return a record without readings."""
+    system = f"{os.uname().sysname} {os.uname().machine}"
+    environment = Environment(gcprof=__version__, python=sys.version.split()[0], system=system)
+    return Record(case=trial.case, round=trial.round, outcome=outcome, detail=detail, environment=environment)
 
 
 def run_on_devices(
@@ -354,3 +396,97 @@ def run_on_devices(
             stop()
         for thread in threads:
             thread.join()
+
+
+# the order in which any engine runs a plan
+
+
+def in_waves(
+    run: Callable[[list[Trial]], Iterator[Record]],
+    plan: Iterable[Trial],
+    done: Iterable[Record] = (),
+    *,
+    widely: bool = False,
+) -> Iterator[Record]:
+    """Run the trials that `done` does not hold yet, and yield each record as it comes.
+
+    `run` gets one wave at a time, whose trials do not depend on each other. A round's baselines come before the other
+    trials of the first round, which are verified against them or predicted with their readings, and before trials that
+    are run only if a baseline finds something. A case whose first round is not ok has no further rounds. The waves
+    follow the plan; `widely` makes as few as possible, for an engine that runs many trials at once.
+    """
+    records = {(record.case, record.round): record for record in done}
+    waves = groupby(sorted(plan, key=_wave), key=_wave) if widely else groupby(plan, key=_close_wave)
+    for _, wave in waves:
+        for record in run(informed(progress.owed(wave, records.values()), records)):
+            records[record.case, record.round] = record
+            yield record
+
+
+def grouped(trials: Iterable[Trial]) -> Iterator[tuple[str, list[Trial]]]:
+    """Yield groups of adjacent trials that may share a process, with how: "" for one alone, or else by one word.
+
+    Predictions ("predicted") and rehearsals ("rehearsed") of one baseline share a process, unless they run the user's
+    code or are of several ranks. So do measured strategies of one baseline and round ("timed") if only their time is
+    read: on one model, they share the steps without a strategy.
+    """
+    for (kind, _), several in groupby(trials, key=_sharing):
+        group = list(several)
+        most = MOST_TIMED if kind == "timed" else len(group)
+        for at in range(0, len(group), most):
+            yield kind, group[at : at + most]
+
+
+def _sharing(trial: Trial) -> tuple[str, object]:
+    """Return how a trial shares its process, and a key that all trials in that process have in common."""
+    case = trial.case
+    if (case.is_predicted or case.is_rehearsed) and not (
+        case.ranks or catalogue.is_code(case.model.name, models.TABLE)
+    ):
+        return "predicted" if case.is_predicted else "rehearsed", case.baseline
+    if schedule.is_time_alone(trial):
+        return "timed", (case.baseline, trial.round)
+    return "", trial
+
+
+def informed(trials: Iterable[Trial], records: Records) -> list[Trial]:
+    """Add to trials what is known of their baselines: digests to verify against, whether they ran, the calibration."""
+    trials = list(trials)
+    is_predicted = any(trial.case.is_predicted for trial in trials)
+    known_calibrations = progress.calibrations(records.values()) if is_predicted else {}
+    return [
+        replace(
+            trial,
+            digests=trial.digests or _digests(trial.case, records),
+            is_paired=trial.is_paired and _fits(trial.case.baseline, records),
+            calibration=trial.calibration
+            or (known_calibrations.get(trial.case.baseline.twin) if trial.case.is_predicted else None),
+        )
+        for trial in trials
+    ]
+
+
+def _wave(trial: Trial) -> tuple[bool, bool, bool]:
+    """Return the key of a trial's wave; waves sort so that what others need comes first."""
+    is_later = trial.round > 1  # and needs to know that the first round was ok
+    waits_for_baseline = (not is_later and trial.case != trial.case.baseline) or bool(trial.if_own)
+    return is_later, trial.case.is_predicted, waits_for_baseline
+
+
+def _close_wave(trial: Trial) -> tuple[object, ...]:
+    """Return the key of a wave that keeps predictions of one baseline together, so that they can share a process."""
+    is_later, is_predicted, waits = _wave(trial)
+    if is_predicted or trial.case.is_rehearsed:
+        return is_later, is_predicted, trial.case.baseline, bool(trial.if_own)
+    return is_later, False, waits
+
+
+def _digests(case: Case, records: Records) -> dict[str, str] | None:
+    baseline = records.get((case.baseline, 1))
+    return baseline.equality.digests if baseline and baseline.equality and baseline.outcome == "ok" else None
+
+
+def _fits(baseline: Case, records: Records) -> bool:
+    """Whether the step without checkpointing can be run; true if that is not known yet."""
+    record = records.get((baseline, 1))
+    return record is None or record.outcome == "ok"

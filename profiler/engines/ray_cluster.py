@@ -33,9 +33,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import WORKER
-from profiler.engines.child import lost
-from profiler.engines.local import Local
-from profiler.engines.order import in_waves
+from profiler.engines.local import Local, in_waves, lost
 from profiler.runs import run_diff, store
 
 PACKAGE = Path(__file__).parents[1]

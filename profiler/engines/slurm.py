@@ -32,9 +32,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
 from profiler.core.secret_filter import hide
-from profiler.engines.child import lost
-from profiler.engines.local import Local
-from profiler.engines.order import informed
+from profiler.engines.local import Local, informed, lost
 from profiler.runs import find, run_diff, store
 from profiler.runs.store import Manifest, Writer
 

@@ -1,175 +1,159 @@
-"""Functions that run in a child that measures: trials, also of several ranks, rehearsed steps, stages of a model."""
+"""Functions that run in a child and answer on its channel, each message a line of JSON: records, traces, devices.
+
+A trial is run by the function of its kind in HOW, which is imported when it is needed: a child that only predicts
+imports nothing that measures.
+"""
 
 from __future__ import annotations
 
-import signal
+import os
+import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
+import torch
 
 from profiler.core.case import Case, Trial, decode, encode
-from profiler.core.record import Note, Record
-from profiler.core.trace_data import Followed
-from profiler.engines import rehearsed_rows
-from profiler.engines.error_record import error_record, without_readings
-from profiler.engines.replies import answer, asked, run_each, send, started, tell
-from profiler.engines.tracing import survey as survey
-from profiler.measuring.ranks import ALONE, FirstRank, Lost, Ranks, launch
-from profiler.measuring.trial import measure, measure_together
-from profiler.predicting import device_trace, late_compiler
-from profiler.predicting.prediction import predict
-from profiler.predicting.staging.stages import stages
-from profiler.rehearsal import device as rehearsed_device
-from profiler.scripts.inject import gcprof_replaced
+from profiler.core.devices import parse
+from profiler.core.errors import Invalid, Unsupported, UserError
+from profiler.core.optional_deps import load_function
+from profiler.core.record import Environment, Record
+from profiler.core.secret_filter import hide
+from profiler.core.user_code import exited
+from profiler.engines.error_record import absent_library, error_detail, error_record, user_traceback
+from profiler.measuring import devices as measured_devices
+from profiler.measuring.devices import environment, open_device
+from profiler.predicting import prediction
+from profiler.training.inspect_blocks import describe
 
-LONGEST_DETAIL = 1000  # characters of a rank's last message
+HOW = {
+    "predicted": "profiler.predicting.prediction:predict",
+    "rehearsed": "profiler.engines.rehearsed:rehearse",
+    "of ranks": "profiler.engines.measured:measure_ranks",
+    "measured": "profiler.measuring.trial:measure",
+}
 
 
 def run_trials(request: str, channel: int) -> None:
     """Measure, rehearse or predict the trials in `request`, each when it is asked for."""
-
-    def by(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
-        if trial.case.is_predicted:
-            late_compiler.install()
-            return predict(trial, on_pass=on_pass)
-        if trial.case.is_rehearsed:
-            return _rehearse(trial, on_pass=on_pass)
-        return _by_ranks(trial, on_pass=on_pass) if trial.case.ranks else measure(trial, on_pass=on_pass)
-
-    run_each(request, channel, by=by)
+    run_each(request, channel, by=_run)
 
 
-def run_together(request: str, channel: int) -> None:
-    """Time several trials on one model, and send their records, each when it is asked for."""
+def _run(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
+    case = trial.case
+    kind = "predicted" if case.is_predicted else "rehearsed" if case.is_rehearsed else "measured"
+    run: Callable[..., Record] = load_function(HOW["of ranks" if kind == "measured" and case.ranks else kind])
+    return run(trial, on_pass=on_pass)
+
+
+def run_each(request: str, channel: int, *, by: Callable[..., Record]) -> None:
+    """Run the trials in `request` one after another, each when it is asked for; send every stage, then the record."""
     trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    start_seconds = time.monotonic() - (asked(channel) or 0.0)
-    try:
-        records = measure_together(trials, on_pass=lambda stage: tell(channel, {"stage": stage}))
-    except Exception as error:  # noqa: BLE001  the user's model may raise anything
-        records = [error_record(trial, error) for trial in trials]
-    send(channel, started(records[0], start_seconds))
-    for record in records[1:]:
-        if asked(channel) is None:
+    for trial in trials:
+        if (since := asked(channel)) is None:
             return
-        send(channel, started(record, 0.0))
+        start_seconds = time.monotonic() - since
+        record = attempt(trial, on_pass=lambda stage: tell(channel, {"stage": stage}), by=by)
+        send(channel, record, start_seconds)
 
 
-def run_rehearsed(request: str, channel: int) -> None:
-    """Rehearse trials of one baseline in forks of this process; send their records, each when it is asked for."""
-    trials: tuple[Trial, ...] = decode(request, tuple[Trial, ...])
-    since = asked(channel)
-    late_compiler.install()
-    told = _open(trials[0].case.device)
-    rehearsed_rows.run(trials, channel, since, by=partial(_rehearse, told=told))
+def asked(channel: int) -> float | None:
+    """Wait until a result is asked for; return when that was, by the monotonic clock, or None if nobody asks."""
+    word = os.read(channel, 64)
+    return float(word) if word else None
 
 
-def follow_rehearsed(request: str, channel: int) -> None:
-    """Send a rehearsed step of the trial in `request`, as its GPU's allocator recorded it, or why there is none."""
-    _follow(request, channel, with_choices=False)
-
-
-def follow_rehearsed_with_choices(request: str, channel: int) -> None:
-    """Do as `follow_rehearsed`, with the bytes that checkpointing other blocks of the model would take."""
-    _follow(request, channel, with_choices=True)
-
-
-def _follow(request: str, channel: int, *, with_choices: bool) -> None:
-    trial: Trial = decode(request, Trial)
-
-    def followed() -> Followed:
-        told = _open(trial.case.device)
-        step = device_trace.follow_case(trial, with_choices=with_choices)
-        return msgspec.structs.replace(step, remarks=(*step.remarks, *told))
-
-    late_compiler.install()
-    answer(channel, "followed", followed)
-
-
-def stage(request: str, channel: int) -> None:
-    """Send each step that is timed, with a limit of its own, then the trial's chain of stages, or why there is none."""
-    trial: Trial = decode(request, Trial)
-    late_compiler.install()
-
-    def on_step(step: str) -> None:
-        tell(channel, {"stage": f"timing {step.partition(',')[0]}", "step": step})
-
-    answer(channel, "chain", lambda: stages(trial, on_step=on_step))
-
-
-def stage_rehearsed(request: str, channel: int) -> None:
-    """Do as `stage` for a rehearsed case, on the hollow device of its GPU."""
-    _open(decode(request, Trial).case.device)
-    stage(request, channel)
-
-
-def choices_rehearsed(request: str, channel: int) -> None:
-    """Send the bytes with the blocks of the rehearsed case in `request`, and with other blocks."""
-    case: Case = decode(request, Case)
-    _open(case.device)
-    late_compiler.install()
-    answer(channel, "choices", lambda: device_trace.choices(case))
-
-
-def _open(device: str) -> list[str]:
-    """Make this process see the hollow GPU; return what is told as the step runs, each once."""
-    rehearsed_device.choose(device)
-    told: list[str] = []
-    gcprof_replaced.begin(lambda text: None if text in told else told.append(text))
-    return told
-
-
-def _rehearse(trial: Trial, *, on_pass: Callable[[str], None], told: list[str] | None = None) -> Record:
-    """Measure the trial on the hollow device of the GPU that it names; of several ranks, only the first.
-
-    `told` is what `_open` returned, where it has been called.
-    """
-    if told is None:
-        late_compiler.install()
-        told = _open(trial.case.device)
-    group = FirstRank(trial.case.num_ranks) if trial.case.ranks else ALONE
-    record = measure(trial, on_pass=on_pass, group=group)
-    if told:
-        record = msgspec.structs.replace(record, notes=(*record.notes, Note(code="GCP018", text="; ".join(told))))
-    said = rehearsed_device.convolutions()
-    if not said:
-        return record
-    notes = (
-        msgspec.structs.replace(note, text=f"{note.text}; {said}") if note.code == "GCP039" else note
-        for note in record.notes
-    )
-    return msgspec.structs.replace(record, notes=tuple(notes))
-
-
-def _by_ranks(trial: Trial, *, on_pass: Callable[[str], None]) -> Record:
-    """Run the trial in one process for each rank; the first that fails decides its outcome."""
-
-    def work(group: Ranks) -> bytes:
-        first = group.rank == 0
-        record = measure(trial, on_pass=on_pass if first else lambda stage: None, group=group)
-        return encode(record) if first else b""
-
-    def failed(error: Exception, rank: int) -> bytes:
-        record = error_record(trial, error)
-        named = record.detail if record.outcome == "skipped" else f"rank {rank}: {record.detail}"
-        return encode(msgspec.structs.replace(record, detail=str(named)[:LONGEST_DETAIL]))
-
+def attempt(trial: Trial, *, on_pass: Callable[[str], None], by: Callable[..., Record]) -> Record:
+    """Return the trial's record; an error that the model raises becomes the outcome of this trial."""
     try:
-        text = launch(trial.case.num_ranks, trial.case.device, work, failed=failed)
-    except Lost as lost:
-        if not lost.word or lost.status < 0:
-            return _died(trial, lost)
-        text = lost.word
-    record: Record = decode(text, Record)
-    return record
+        return by(trial, on_pass=on_pass)
+    except SystemExit as error:
+        return error_record(trial, exited(error))
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        return error_record(trial, error)
 
 
-def _died(trial: Trial, lost: Lost) -> Record:
-    """Return the record of a trial whose rank was killed, or ended without a result."""
-    if lost.status >= 0:
-        return without_readings(trial, "failed", f"rank {lost.rank} ended without a result (exit code {lost.status})")
-    signals = {known_signal.value: known_signal.name for known_signal in signal.Signals}
-    name = signals.get(-lost.status, f"signal {-lost.status}")
-    likely = ": possibly out of host memory" if name == "SIGKILL" else ""
-    return without_readings(trial, "crashed", f"rank {lost.rank} was killed by {name}{likely}")
+def send(channel: int, record: Record, start_seconds: float) -> None:
+    """Send a record as the line that is stored, after flushing all that its trial printed.
+
+    `start_seconds` are those from the request to the beginning of the trial.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    tell(channel, msgspec.structs.replace(record, stage_seconds={"start": start_seconds, **record.stage_seconds}))
+
+
+def tell(channel: int, message: object) -> None:
+    """Write one whole line of JSON to the channel."""
+    rest = memoryview(encode(message) + b"\n")
+    while rest:
+        rest = rest[os.write(channel, rest) :]
+
+
+def answer(channel: int, key: str, work: Callable[[], object]) -> None:
+    """Send the result of `work` under the key, or why it was refused or failed."""
+    try:
+        tell(channel, {key: work()})
+    except (Invalid, Unsupported, UserError) as error:
+        tell(channel, {"refused": hide(str(error))})
+    except SystemExit as error:
+        tell(channel, {"failed": error_detail(exited(error))})
+    except Exception as error:  # noqa: BLE001  the user's model may raise anything
+        if absent := absent_library(error):
+            tell(channel, {"refused": absent})
+            return
+        print(user_traceback(error), file=sys.stderr, end="")
+        tell(channel, {"failed": error_detail(error)})
+
+
+def outline(request: str, channel: int) -> None:
+    """Send a summary of the model of the case in `request`: its blocks, or why it has none."""
+    case: Case = decode(request, Case)
+    answer(channel, "outline", lambda: describe(case))
+
+
+def follow(request: str, channel: int) -> None:
+    """Send the traced step of the trial in `request`, or why it cannot be traced."""
+    trial: Trial = decode(request, Trial)
+    answer(channel, "followed", lambda: prediction.follow_case(trial))
+
+
+def follow_with_choices(request: str, channel: int) -> None:
+    """Do as `follow`, with the bytes that checkpointing other blocks of the model would take."""
+    trial: Trial = decode(request, Trial)
+    answer(channel, "followed", lambda: prediction.follow_case(trial, with_choices=True))
+
+
+def choices(request: str, channel: int) -> None:
+    """Send the bytes with the blocks of the case in `request`, and with other blocks, or why they are not known."""
+    case: Case = decode(request, Case)
+    answer(channel, "choices", lambda: prediction.choices(case))
+
+
+def survey(request: str, channel: int) -> None:
+    """Send the devices that torch can use here, the CPU first, and the free bytes of each."""
+    names = [
+        "cpu",
+        *(f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
+    ]
+    devices: dict[str, Environment] = {}
+    free: dict[str, int | None] = {}
+    for name in names:
+        try:
+            device = open_device(name)
+            devices[name], free[name] = environment(device), device.free_bytes()
+        except RuntimeError as error:  # a device that is broken or taken cannot be measured
+            print(f"{name}: {error}", file=sys.stderr)
+    tell(channel, {"devices": devices, "free": free})
+
+
+def free_bytes(request: str, channel: int) -> None:
+    """Send the free bytes of the device that `request` names."""
+    tell(channel, {"free": open_device(request).free_bytes()})
+
+
+def compute(request: str, channel: int) -> None:
+    """Send what the device that `request` names computes wrongly; None if its arithmetic is right."""
+    open_device(request)
+    tell(channel, {"wrong": measured_devices.wrong_arithmetic(parse(request).torch_device)})

@@ -19,7 +19,7 @@ from profiler.core.case import Case, Trial
 from profiler.core.devices import to_predict
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
-from profiler.engines import TRACING, Engine, EngineChoice
+from profiler.engines import WORKER, Engine, EngineChoice
 from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest
 from profiler.workflows import SILENT, Screen
@@ -89,7 +89,7 @@ def estimate(checked: CheckedRequest, devices: Mapping[str, Environment], engine
     seconds = START_SECONDS
     if is_here:  # a new process that opens the device, measured once
         began, device = time.monotonic(), on_gpu[0].case.device
-        engine.ask(f"{TRACING}:free_bytes", device, failing=f"{device} does not answer")
+        engine.ask(f"{WORKER}:free_bytes", device, failing=f"{device} does not answer")
         seconds = time.monotonic() - began
     total = cost.cost(trials, speeds, start_seconds=seconds)
     why = f"not predicted within {PATIENCE_SECONDS:g} s" if kind else "no GPU is named whose rates are known"

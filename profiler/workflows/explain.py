@@ -21,7 +21,7 @@ from profiler.core.errors import UserError
 from profiler.core.plan_file import strategy_label
 from profiler.core.record import Record, evidence
 from profiler.core.trace_data import Followed
-from profiler.engines import TRACING, WORKER, Engine, read_answer
+from profiler.engines import REHEARSED, WORKER, Engine, read_answer
 from profiler.request import device_choice, spec
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
@@ -165,8 +165,8 @@ def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fol
     `with_choices` adds what other blocks come to.
     """
     failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
-    entry = f"{WORKER}:follow_rehearsed" if trial.case.is_rehearsed else f"{TRACING}:follow"
-    entry = f"{entry}_with_choices" if with_choices else entry
+    module = REHEARSED if trial.case.is_rehearsed else WORKER
+    entry = f"{module}:follow_with_choices" if with_choices else f"{module}:follow"
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
     step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
     return step

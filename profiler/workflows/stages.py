@@ -19,7 +19,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
 from profiler.core.units import batch_text
-from profiler.engines import STAGE_SECONDS, TRACING, WORKER, Engine, read_answer
+from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
 from profiler.request.checks import optimizer_text
@@ -164,8 +164,8 @@ def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = 
 def block_choices(engine: Engine, case: Case) -> BlockChoices:
     """Return floors and peaks of a case's blocks and of the model's other choices. Raises UserError if unknown."""
     failing, case = f"the blocks of '{case.model}' ended without a result", case.baseline
-    entry, case = (f"{WORKER}:choices_rehearsed", case) if case.is_rehearsed else (f"{TRACING}:choices", case.foreseen)
-    answer = engine.ask(entry, encode(case).decode(), failing=failing)
+    module, case = (REHEARSED, case) if case.is_rehearsed else (WORKER, case.foreseen)
+    answer = engine.ask(f"{module}:choices", encode(case).decode(), failing=failing)
     choices: BlockChoices = read_answer(answer, "choices", BlockChoices, of=str(case.model))
     return choices
 
@@ -203,7 +203,7 @@ def stages(
         limit_seconds=STAGE_SECONDS.get(),
     )  # fmt: skip
     failing = f"the stages of '{case.model}' ended without a result"
-    entry = f"{WORKER}:stage_rehearsed" if case.is_rehearsed else f"{WORKER}:stage"
-    answer = engine.ask(entry, encode(trial).decode(), failing=failing)
+    module = REHEARSED if case.is_rehearsed else MEASURED
+    answer = engine.ask(f"{module}:stage", encode(trial).decode(), failing=failing)
     chain: Chain = read_answer(answer, "chain", Chain, of=str(case.model))
     return chain

@@ -12,7 +12,7 @@ from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.engines import local
-from profiler.engines.child import Ended, lost
+from profiler.engines.child import Ended
 from profiler.engines.local import SLACK_BYTES, Local
 from tests import make
 from tests.gpu_records import notes, on_a_gpu, record
@@ -46,7 +46,7 @@ def after_a_kill(
     engine = Local()
     monkeypatch.setattr(local, "time", fake)
     monkeypatch.setattr(Local, "ask", lambda self, *words, **more: fake.answer(self, *words, **more))
-    child = SimpleNamespace(record=lambda trial, ended: lost(trial, "crashed", ended.describe()))
+    child = SimpleNamespace(lines=[], torn=b"")
     child.wait = lambda limit, until_result=False: Ended(status=status, stage="memory")
     monkeypatch.setattr(Local, "_child", lambda self, entry, text, log, **how: nullcontext(child))
     engine.survey()
@@ -77,11 +77,11 @@ def test_fault_49_memory_is_waited_for_where_a_child_was_killed(monkeypatch, hel
 
 
 def test_fault_49_a_real_child_tells_what_is_free(engine):
-    told = engine.ask("profiler.engines.tracing:survey", "", failing="no survey")
+    told = engine.ask("profiler.engines.worker:survey", "", failing="no survey")
 
     assert told["free"].keys() == told["devices"].keys()
     assert told["free"]["cpu"] is None  # of the host's memory nobody waits for any
-    assert engine.ask("profiler.engines.tracing:free_bytes", "cpu", failing="no answer") == {"free": None}
+    assert engine.ask("profiler.engines.worker:free_bytes", "cpu", failing="no answer") == {"free": None}
 
 
 # --- 64: GPU memory spilled to the host

@@ -105,7 +105,7 @@ def test_fault_49_what_a_killed_child_held_is_back_before_the_next_trial():
 @pytest.mark.gpu_shared
 @needs_nvml
 def test_fault_49_a_child_tells_how_much_another_process_holds(engine, other):
-    held = engine.ask("profiler.engines.tracing:free_bytes", "cuda:0", failing="no answer")["free"]
+    held = engine.ask("profiler.engines.worker:free_bytes", "cuda:0", failing="no answer")["free"]
 
     assert held <= torch.cuda.get_device_properties(0).total_memory - HELD
 

@@ -15,8 +15,7 @@ from profiler.core.case import Trial
 from profiler.core.record import Equality, Record
 from profiler.engines import local
 from profiler.engines.child import Server
-from profiler.engines.local import Local
-from profiler.engines.order import in_waves
+from profiler.engines.local import Local, in_waves
 from profiler.runs import store
 from profiler.workflows import owed_trials
 from tests import examples, make

@@ -10,7 +10,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.record import Shortage
 from profiler.core.units import GIB
 from profiler.engines import error_record
-from profiler.engines.replies import attempt
+from profiler.engines.worker import attempt
 from profiler.measuring.trial import measure
 from profiler.runs import store
 from profiler.views.tables import columns

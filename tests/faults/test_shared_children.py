@@ -11,7 +11,7 @@ import pytest
 
 from profiler.core.case import Choice, Trial
 from profiler.core.record import Record
-from profiler.engines import local, order
+from profiler.engines import local
 from profiler.engines.child import Child
 from profiler.engines.local import Local
 from tests import make
@@ -56,7 +56,7 @@ def both_ways(tracer: Local, model: str, tmp_path: Path, monkeypatch: pytest.Mon
     """The records by whether children are shared; the logs are in folders of these names."""
     records = {}
     for way, key in {"shared": lambda trial: ("predicted", None), "alone": lambda trial: ("", trial)}.items():
-        monkeypatch.setattr(order, "_sharing", key)
+        monkeypatch.setattr(local, "_sharing", key)
         monkeypatch.setattr(tracer, "logs", tmp_path / way)
         records[way] = list(tracer.run(plan(model)))
     return records
@@ -76,7 +76,7 @@ class Overtaking(Child):
 
 
 def test_a_child_that_begins_before_its_parent_goes_on_has_begun_after_it_was_asked_for(tracer, monkeypatch):
-    monkeypatch.setattr(order, "_sharing", lambda trial: ("predicted", None))
+    monkeypatch.setattr(local, "_sharing", lambda trial: ("predicted", None))
     monkeypatch.setattr(local, "Child", Overtaking)
 
     records = list(tracer.run(plan("mlp")[:2]))
@@ -89,7 +89,7 @@ def test_a_child_that_begins_before_its_parent_goes_on_has_begun_after_it_was_as
 def test_rows_of_one_model_share_a_child_and_are_what_they_are_alone(tracer, tmp_path, monkeypatch, num_children):
     records = both_ways(tracer, "mlp", tmp_path, monkeypatch)
 
-    assert num_children == [local.PREDICT_TRIALS, *[local.RUN_TRIALS] * len(STRATEGIES)]
+    assert num_children == [local.RUN_TRIALS, *[local.RUN_TRIALS] * len(STRATEGIES)]
     assert [record.outcome for record in records["shared"]] == ["ok", "ok", "ok", "skipped", "ok"]
     assert list(map(bare, records["shared"])) == list(map(bare, records["alone"]))
 

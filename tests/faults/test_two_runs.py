@@ -15,7 +15,7 @@ import pytest
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Record
-from profiler.engines.order import in_waves
+from profiler.engines.local import in_waves
 from profiler.runs import store
 from profiler.runs.store import Writer
 from profiler.workflows import owed_trials

@@ -16,7 +16,7 @@ from profiler.core.case import Choice, Trial, decode, encode
 from profiler.core.record import Record
 from profiler.engines.child import Ended
 from profiler.engines.local import Local
-from profiler.engines.replies import attempt, tell
+from profiler.engines.worker import attempt, tell
 from profiler.measuring.trial import measure
 from profiler.runs import store
 from tests import make

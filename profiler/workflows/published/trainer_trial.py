@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from profiler.core.case import Case, Trial
 from profiler.core.errors import Unsupported
 from profiler.core.record import Built, Note, Readings, Record
-from profiler.engines.replies import run_each
+from profiler.engines.worker import run_each
 from profiler.measuring.devices import environment, open_device
 from profiler.measuring.meters.memory import largest_known
 from profiler.scripts.report import IN_STEPS
