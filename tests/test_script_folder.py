@@ -201,7 +201,7 @@ def test_explain_says_what_held_the_peak_and_what_grows(run, capfd):
 
     said = " ".join(capfd.readouterr().out.split())
     assert "saved train.py:7 Net.layers 3 8,192.0" in said
-    assert "grows: train.py:12, 1.00 MiB in 2 steps" in said
+    assert "grows: train.py:12 (1.00 MiB in 2 steps)" in said
 
 
 def test_merged_runs_of_a_script_are_one_with_all_variants(run, capfd):

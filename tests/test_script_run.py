@@ -15,7 +15,7 @@ from profiler.core.script import Phase
 from profiler.scripts.launch import Asked
 from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Process, Variant
-from profiler.views.tables.measured_script import ratio_to, step_seconds
+from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
 from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
 

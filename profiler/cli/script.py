@@ -102,7 +102,7 @@ def rehearse(
         variants.append(variant)
         ends.append(end)
         if not json:
-            say(*view.tables(variant))
+            say(*view.tables([variant]))
         if end.interrupted or end.timed_out:
             break
     if len(variants) > 1 and not json:
@@ -293,8 +293,7 @@ def run(
     from profiler.scripts import gates
     from profiler.scripts.launch import Asked
     from profiler.scripts.measured import Request, measure
-    from profiler.views.tables import measured_script as view
-    from profiler.views.tables.script import Live
+    from profiler.views.tables.script import Live, tables
 
     words, started = [*SCRIPT.get()], datetime.now(UTC)
     limits = gates.parse(fail_on) if fail_on is not None else ()
@@ -316,7 +315,7 @@ def run(
         session = measure(asked, request)
         sessions.append(session)
         if not json:
-            say(*view.tables(session.variants))
+            say(*tables(session.variants))
         if not session.is_whole:
             break
     variants = [variant for session in sessions for variant in session.variants]

@@ -98,15 +98,12 @@ def _show_script(
     """Print the phases of a script's run."""
     from profiler.views.export.markdown import render
     from profiler.views.redaction import redacted
-    from profiler.views.tables.script import sentence, tables
+    from profiler.views.tables.script import tables
 
     if is_markdown:
         say_bytes(render(redacted([loaded], level="default")[0]))
         return
-    for variant in variants:
-        if not variant.processes:
-            aside(sentence(variant))
-        say(*tables(variant), columns=columns)
+    say(*tables(variants), columns=columns)
     if loaded.status == "partial":
         aside("partial: the command was ended from outside")
     next_command("gcprof", "explain", word)

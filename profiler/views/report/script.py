@@ -12,7 +12,7 @@ from profiler.scripts.report import Process, Variant, name_of
 from profiler.views.redaction import redacted
 from profiler.views.report import LONGEST_COMMAND, LONGEST_NAME, filled
 from profiler.views.sanitize import plain, short
-from profiler.views.tables.script import explained, exported_process, sentence
+from profiler.views.tables.script import explained, process_table, sentence
 
 MOST_PROCESSES = 200  # of a run, on a page
 
@@ -39,7 +39,7 @@ def _part(run: Run) -> dict[str, Any]:
         "variants": [
             {
                 "name": plain(name_of(variant)),
-                "sentence": plain(sentence(variant)),
+                "sentence": plain(sentence(variant, found)),
                 "evidence": "rehearsed, not measured" if variant.gpu else "measured",
                 "processes": [_process(variant, process) for process in variant.processes[:MOST_PROCESSES]],
             }
@@ -50,7 +50,7 @@ def _part(run: Run) -> dict[str, Any]:
 
 def _process(variant: Variant, process: Process) -> dict[str, Any]:
     return {
-        "table": exported_process(variant, process),
+        "table": process_table([process], variant.processes),
         "lines": [*map(plain, explained(process, variant.processes))],
         "peaks": [phase.peak_bytes or 0 for phase in process.phases],
         "most": process.reserved_bytes or process.peak_bytes or 0,

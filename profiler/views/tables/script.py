@@ -1,20 +1,33 @@
-"""What a watched command took: sentences, tables of phases and of variants, explanations and comparisons of peaks."""
+"""What a watched command took: sentences, tables of phases and of variants, and what its peaks are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
+from profiler.analysis import time_ratio
+from profiler.analysis.time_ratio import TimeRatio
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
-from profiler.core.script import Holder, Phase
-from profiler.core.units import byte_unit, bytes_text, change_text, count_text, few, scaled, seconds_text
+from profiler.core.script import Gradients
+from profiler.core.stats import num_warmup, num_warmup_pairs, pair_ratios, ratio_of_pairs
+from profiler.core.units import (
+    MISSING,
+    byte_unit,
+    bytes_text,
+    change_range_text,
+    change_text,
+    count_text,
+    few,
+    scaled,
+    seconds_text,
+)
 from profiler.runs.store import Run
 from profiler.scripts import estimate
-from profiler.scripts.records import variants
+from profiler.scripts.records import variants as stored_variants
 from profiler.scripts.report import IN_STEPS, Process, Variant, name_of, phase_name, phase_text
-from profiler.views.tables.grid import Table, of_lines
+from profiler.views.tables.grid import Table, numbers, of_lines, telling, words
 
 SCHEMA = 1
 KEEP_OWN = ("none", "hf")  # strategies under which a script's own checkpoints stay
@@ -25,7 +38,9 @@ UNGUARDED = (
     "other writes are not guarded"
 )
 ONE = {"steps": "step", "backward passes": "backward pass"}
+NOTHING = "no process of the command used a GPU"
 SIZES = ("peak", "live", "reserved")
+Rounds = Sequence[Sequence[float]]
 
 
 class Live:
@@ -46,31 +61,242 @@ class Live:
             peak = max(device[0] for device in line["devices"].values())
             rank = line["process"].partition(".")[0]
             who = "" if rank == "-" else f"rank {rank}: "
-            at = line.get("peak_line", line["line"])
-            where = f", {at}" if at else ""
             step = f", step {line['step'] + 1}" if line["phase"] in IN_STEPS[:4] else ""
-            self._say(f"{who}{line['phase']}{step}: peak {bytes_text(peak)}{where}")
+            self._say(f"{who}{line['phase']}{step}: peak {bytes_text(peak)}{_at(line.get('peak_line', line['line']))}")
 
 
-def tables(variant: Variant) -> list[Table]:
-    """Return the sentence, then a table for each group of processes; nothing where no process used a GPU."""
-    return [Table(above=(sentence(variant),)), *phases(variant)] if variant.processes else []
+def tables(variants: Sequence[Variant]) -> list[Table]:
+    """Return of each variant its sentence, and a table for processes that agree; then, of several, a row for each."""
+    found = []
+    for variant in variants:
+        found += [Table(above=(sentence(variant, variants),)), *_phases(variant)]
+    return [*found, *([summary(variants)] if len(variants) > 1 else [])]
 
 
-def phases(variant: Variant) -> list[Table]:
+def exported(run: Run) -> list[Table]:
+    """Return a table for each process of a run, with what its variant comes to."""
+    variants = stored_variants(run.records)
+    found = []
+    for variant in variants:
+        found.append(Table(title=name_of(variant), above=(sentence(variant, variants),)))
+        found += [process_table([process], variant.processes) for process in variant.processes]
+    return found
+
+
+def sentence(variant: Variant, among: Sequence[Variant] = ()) -> str:
+    """Return whether a rehearsed variant fits, or what a measured one takes against `none`; and where its peak is."""
+    outcome = variant.outcome.replace("_", " ")
+    detail = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
+    if not variant.gpu:
+        said = (
+            "; ".join(_measured(variant, among)) or NOTHING if variant.outcome == "ok" else f"{outcome}{_why(detail)}"
+        )
+        return f"{_measured_name(variant)}{', in what ran' if variant.is_cut else ''}: {said}"
+    strategy = variant.words.get("strategy")
+    values = [f"{name}={value}" for name, value in variant.words.items() if name not in ("device", "strategy")]
+    called = " ".join([_device_name(variant), *values, *([f"under {strategy}"] if strategy else [])])
+    if variant.outcome == "skipped":
+        return f"skipped on {called}: {variant.detail}; below is the script as it is"
+    called = f"{called} ({bytes_text(variant.gpu_bytes or 0)})"
+    if not variant.processes:
+        return f"on {called} {NOTHING}"
+    if variant.outcome == "out_of_memory":
+        ran_out = [process for process in variant.processes if process.outcome == "out_of_memory"]
+        short = min(ran_out, key=lambda process: process.died or 0, default=variant.largest)
+        known = f"{bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
+        need = known or "without a limit of memory it did not end well, so what would do is not known"
+        return f"runs out of memory on {called}: {short.detail}; {need}"
+    if variant.outcome == "timed_out":
+        return f"was ended early on {called}{_why(variant.detail)}; below is what ran"
+    if variant.outcome != "ok":
+        if dead := variant.first_dead:
+            named = f"process {dead.number}" if dead.rank is None else f"rank {dead.rank}"
+            detail = f"{named} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
+        return f"{outcome} on {called}{_why(detail)}"
+    what = "fits, in what ran, on" if variant.is_cut else "fits"
+    return f"{what} {called} with {_spare(variant)} to spare; {_peak(variant)}{''.join(_assumed(variant))}"
+
+
+def _why(detail: str | None) -> str:
+    return f": {detail}" if detail else ""
+
+
+def _at(line: str) -> str:
+    return f", {line}" if line else ""
+
+
+def _peak(variant: Variant) -> str:
+    peak = variant.largest.peak
+    return f"the peak, {bytes_text(peak.peak_bytes or 0)}, is in {phase_text(peak)}{_at(peak.line)}"
+
+
+def _spare(variant: Variant) -> str:
+    return bytes_text((variant.gpu_bytes or 0) - variant.context_bytes - (variant.largest.reserved_bytes or 0))
+
+
+def _device_name(variant: Variant) -> str:
+    """Return the name of the GPU, or the word for one that is not known here, or that is redacted."""
+    word = variant.words["device"].partition(":")[0]
+    try:
+        return gpu_specs.find(word).name
+    except UserError:
+        return word
+
+
+def _assumed(variant: Variant) -> Iterator[str]:
+    """Yield where sizes were assumed, and between which bounds the peak is then."""
+    if not variant.sized_at:
+        return
+    yield f"; assumed: sizes depend on values at {few(list(variant.sized_at), MOST_NAMED)}"
+    peaks = {bound.values: bound.peak_bytes for bound in variant.bounds if bound.outcome == "ok" and bound.peak_bytes}
+    if len({*peaks.values(), variant.largest.peak_bytes}) > 1:
+        bounds = [f"{bytes_text(peak)} with --values {values}" for values, peak in peaks.items()]
+        yield f"; the peak is {' and '.join(bounds)}"
+    if bad := [one for one in variant.bounds if one.outcome != "ok"]:
+        failed = [f"--values {bound.values} ({bound.outcome.replace('_', ' ')})" for bound in bad]
+        yield f"; it did not end well with {', '.join(failed)}"
+
+
+def _measured_name(variant: Variant) -> str:
+    """Return a measured variant by its strategy, its values and the device that is here: `all, batch 8 on this CPU`."""
+    named = [variant.words[name] for name in ("strategy",) if name in variant.words]
+    named += [f"{name} {value}" for name, value in variant.words.items() if name not in ("strategy", "device")]
+    room = f" ({bytes_text(variant.gpu_bytes)})" if variant.gpu_bytes else ""
+    device = "this CPU" if variant.words["device"] == "cpu" else f"{variant.words['device']}{room}"
+    return f"{', '.join(named)} on {device}".removeprefix(" ")
+
+
+def _measured(variant: Variant, among: Sequence[Variant]) -> Iterator[str]:
+    """Yield where the peak is, how long a step takes against `none`, and whether the gradients are its."""
+    plain = _plain(variant, among)
+    if variant.processes:
+        yield _peak(variant)
+    if ratio := ratio_to(variant.seconds, plain.seconds) if plain else None:
+        yield f"time of a step {_ratio_text(ratio)} against none"
+    elif not plain and (seconds := step_seconds(variant.seconds)) is not None:
+        yield f"a step takes {seconds_text(seconds)} here"
+    if variant.equality:
+        yield f"gradients {_equality(variant.equality, is_plain=plain is None)}"
+
+
+def _plain(variant: Variant, among: Sequence[Variant]) -> Variant | None:
+    """Return the variant of `none` to which this one is compared; None where it is that, or where there is none."""
+    wanted = {**variant.words, "strategy": "none"}
+    return next((one for one in among if one.words == wanted and one.words != variant.words), None)
+
+
+def step_seconds(rounds: Rounds) -> float | None:
+    """Return the median of all steps after warm-up."""
+    steady = [second for seconds in rounds for second in seconds[num_warmup(seconds) :]]
+    return median(steady) if steady else None
+
+
+def ratio_to(rounds: Rounds, plain: Rounds) -> TimeRatio | None:
+    """Return the ratio of the steps' times, and its range over the rounds; a round's is that of pairs of equal steps.
+
+    What the script does between two steps, such as an evaluation, then stands on both sides of a pair.
+    """
+    ratios = []
+    for seconds, others in zip(rounds, plain, strict=False):
+        settled = num_warmup_pairs(seconds, others)
+        if pairs := pair_ratios(seconds[settled:], others[settled:]):
+            ratios.append(ratio_of_pairs(pairs)[0])
+    return time_ratio.of_rounds(ratios) if ratios else None
+
+
+def _ratio_text(ratio: TimeRatio) -> str:
+    limits = f" ({change_range_text(ratio.interval)})" if ratio.interval else " (unsure: one round)"
+    return f"{change_text(ratio.ratio)}{limits}"
+
+
+def _equality(equality: Gradients, *, is_plain: bool) -> str:
+    """Return the verdict in words."""
+    if equality.verdict == "equal":
+        return "repeat to the bit" if is_plain else "equal none's to the bit"
+    if equality.verdict in ("not comparable", "unverified"):
+        return f"{equality.verdict}: {equality.detail}"
+    share = f"{equality.num_differing} of {equality.num_gradients}"
+    size = "" if equality.largest_difference is None else f" by up to {equality.largest_difference:.1e}"
+    where = f": {share}{size}, first {equality.parameter} in step {equality.step}" if equality.parameter else ""
+    word = "differ within rounding" if equality.verdict == "equal within rounding" else "differ"
+    return f"{word}{where}{f'; {equality.detail}' if equality.detail else ''}"
+
+
+def _phases(variant: Variant) -> list[Table]:
     """Return what a strategy did, a table for each group of processes that agree, and what is to be noted of them."""
-    applied = tuple(dict.fromkeys(line for process in variant.processes for line in _applied_lines(process)))
+    applied = tuple(dict.fromkeys(line for process in variant.processes for line in _applied(process)))
     groups: dict[tuple[Any, ...], list[Process]] = {}
     for process in variant.processes:  # those whose steps took the same: one of them may also evaluate and save
         steps = [one for one in process.phases if one.name in IN_STEPS]
         key = tuple((one.name, one.is_first_step, one.peak_bytes, one.live_bytes, one.reserved_bytes) for one in steps)
         groups.setdefault(key, []).append(process)
-    tables = [Table(above=applied)] if applied else []
+    found = [Table(above=applied)] if applied else []
     for group in groups.values():
-        tables.append(_phases(group, len(variant.processes)))
-        tables += _held(next((process for process in group if process.shortage_holders), group[0]))
+        found.append(process_table(group, variant.processes))
+        found += _held(next((process for process in group if process.shortage_holders), group[0]))
     notes = tuple(f"note: {remark}" for remark in _remarks(variant))
-    return [*tables, *([Table(below=notes)] if notes else [])]
+    return [*found, *([Table(below=notes)] if notes else [])]
+
+
+def _applied(process: Process) -> Iterator[str]:
+    """Yield what a strategy did to each model, and what the script checkpoints by itself."""
+    for applied in process.applied:
+        own = f"its own checkpoints: {few(list(applied.own), MOST_NAMED)}" if applied.own else ""
+        if applied.strategy == "none":
+            yield f"{applied.module}: {own}"
+            continue
+        blocks = f"{count_text(applied.num_blocks, 'block')} recomputed, " if applied.num_blocks else ""
+        did = f"{applied.strategy}, {blocks}{applied.split or 'whole'}"
+        what = f"left as it is: {applied.why}" if applied.why else did
+        kept = own if applied.strategy in KEEP_OWN or applied.why else f"instead of {own}"
+        yield f"{applied.module}: {what}{f'; {kept}' if own else ''}"
+
+
+def process_table(group: Sequence[Process], among: Sequence[Process], *, below: Sequence[str] = ()) -> Table:
+    """Return the phases of processes that agree: of the one that has most; its largest peak is bold."""
+    first = max(group, key=lambda process: len(process.phases))
+    noun = first.steps_are if first.num_steps != 1 else ONE[first.steps_are]
+    called = [first.module or "no model", *(process.label(among) for process in group), f"{first.num_steps} {noun}"]
+    size, unit = byte_unit(phase.peak_bytes for phase in first.phases)
+    kept = [name for name in SIZES if any(getattr(phase, f"{name}_bytes") is not None for phase in first.phases)]
+    lines = [
+        [
+            phase_name(phase),
+            str(phase.num),
+            *(scaled(getattr(phase, f"{name}_bytes"), size) for name in kept),
+            phase.line,
+        ]
+        for phase in first.phases
+    ]
+    figures = ("times", *(f"{name} {unit}" for name in kept))
+    bold = {at for at, phase in enumerate(first.phases) if kept and phase == first.peak}
+    columns = of_lines(("phase", *figures, "line"), lines, numbers=figures, bold=bold)
+    return Table(title=", ".join(filter(None, called)), columns=columns, below=tuple(below))
+
+
+def watched(process: Process) -> Table:
+    """Return the table of a process that was watched from within, and what was not measured."""
+    notes = ["note: no GPU was used; memory is not measured on a CPU"] if process.peak_bytes is None else []
+    notes += [f"note: memory ran out at {line}" for line in dict.fromkeys(process.shortages)]
+    notes += [f"{process.outcome.replace('_', ' ')}: {process.detail}"] if process.detail else []
+    return process_table([process], [process], below=notes)
+
+
+def _held(process: Process) -> list[Table]:
+    """Return what held the peak, or what was live where memory ran out; nothing if it is not known."""
+    title = f"live at the peak, in {phase_text(process.peak)}{_at(process.peak.line)}"
+    holders = process.peak.holders
+    if process.outcome == "out_of_memory" and process.shortages:
+        title, holders = f"live when memory ran out, at {process.shortages[-1]}", process.shortage_holders
+    size, unit = byte_unit(holder.nbytes for holder in holders)
+    columns = (
+        words("category", "", [holder.category for holder in holders]),
+        words("line", "", [holder.line or MISSING for holder in holders]),
+        *telling([words("module", "", [holder.module or MISSING for holder in holders])]),
+        numbers("number", "", [str(holder.num) for holder in holders]),
+        numbers(unit, "", [scaled(holder.nbytes, size) for holder in holders]),
+    )
+    return [Table(title=title, columns=columns)] if holders else []
 
 
 def _remarks(variant: Variant) -> Iterator[str]:
@@ -87,52 +313,72 @@ def _remarks(variant: Variant) -> Iterator[str]:
     seen = {one.name for process in variant.processes for one in process.phases}
     if variant.is_cut and (unseen := {"evaluation", "generation", "saving"} - seen):
         yield f"not seen, if there is any: {', '.join(sorted(unseen))}"
-    yield from dict.fromkeys(line for process in variant.processes for line in (*process.notes, *_notes(process)))
-    reads = dict.fromkeys(line for process in variant.processes for line in process.reads)
-    if reads:
+    yield from dict.fromkeys(line for process in variant.processes for line in _notes(process))
+    if reads := dict.fromkeys(line for process in variant.processes for line in process.reads):
         yield f"values of the GPU, which are not computed, were read at {', '.join(reads)}"
 
 
+def _notes(process: Process) -> Iterator[str]:
+    """Yield what a process noted, what grows from step to step, and why it is not known what held a peak."""
+    yield from process.notes
+    if process.growth:
+        yield f"memory grows from step to step, allocated at {', '.join(_growth(process))}"
+    if process.holders_why:
+        yield f"what held the peaks: {process.holders_why}"
+
+
+def _growth(process: Process) -> list[str]:
+    return [f"{growth.line} ({bytes_text(growth.nbytes)} in {growth.num_steps} steps)" for growth in process.growth]
+
+
 def summary(variants: Sequence[Variant]) -> Table:
-    """Return one row for each variant: words, largest peak, reserved, a step's estimated time, and whether it fits."""
-    size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
+    """Return a row for each variant: its words, its peak, its step against `none`, whether it fits, its gradients."""
     names = [*dict.fromkeys(name for variant in variants for name in variant.words)]
-    is_estimated = any(process.estimated_seconds for variant in variants for process in variant.processes)
-    lines = []
-    for variant in variants:
-        words = [variant.words.get(name, "") for name in names]
-        figures = ["", ""]
-        if variant.processes and variant.outcome != "skipped":
-            peak = max(process.peak_bytes or 0 for process in variant.processes)
-            figures = [scaled(peak, size), scaled(variant.largest.reserved_bytes, size)]
-        times = [_estimate_text(variant, variants)] if is_estimated else []
-        lines.append([*words, *figures, *times, _fits(variant)])
-    numbers = (f"peak {unit}", f"reserved {unit}", *(["step, estimated"] if is_estimated else []))
-    notes = tuple(f"note: {line}" for line in _estimate_notes(variants, is_estimated=is_estimated))
-    columns = of_lines([*names, *numbers, "fits?"], lines, numbers=numbers)
-    return Table(title="all variants", columns=columns, below=notes)
+    size, unit = byte_unit(process.peak_bytes for variant in variants for process in variant.processes)
+    largest = [variant.largest if variant.processes and variant.outcome != "skipped" else None for variant in variants]
+    kind = "estimated" if variants[0].gpu else ""
+    figures = (
+        numbers("peak", unit, [scaled(one.peak_bytes if one else None, size) for one in largest]),
+        numbers("reserved", unit, [scaled(one.reserved_bytes if one else None, size) for one in largest]),
+        numbers("step", kind, [seconds_text(_seconds(variant)) for variant in variants]),
+        numbers("time", "against none", [_time_change(variant, variants) for variant in variants]),
+    )
+    verdicts = [_fits(variant) if variant.gpu else _gradients(variant, variants) for variant in variants]
+    return Table(
+        title="all variants",
+        columns=(
+            *(words(name, "", [variant.words.get(name, "") for variant in variants]) for name in names),
+            *telling(figures),
+            words("fits?" if variants[0].gpu else "gradients", "", verdicts),
+        ),
+        below=tuple(f"note: {line}" for line in _time_notes(variants)),
+    )
 
 
-def _estimate_text(variant: Variant, variants: Sequence[Variant]) -> str:
-    """Return the estimated time of a step against that of `none` on the same device; of that one, in seconds."""
-    seconds = _estimated(variant)
-    plain = next((one for one in variants if one.words == {**variant.words, "strategy": "none"}), None)
-    bare = _estimated(plain) if plain else None
-    if seconds is None or plain is variant or bare is None:
-        return seconds_text(seconds)
-    return change_text(seconds / bare)
+def _seconds(variant: Variant) -> float | None:
+    """Return the seconds of a step: measured, or estimated of its slowest process; None where one is not known."""
+    if not variant.gpu:
+        return step_seconds(variant.seconds)
+    known = [process.estimated_seconds for process in variant.processes if process.estimated_seconds is not None]
+    return max(known) if known and len(known) == len(variant.processes) and variant.outcome != "skipped" else None
 
 
-def _estimated(variant: Variant) -> float | None:
-    """Return the estimated seconds of a step of its slowest process; None where one is not known."""
-    seconds = [process.estimated_seconds for process in variant.processes]
-    known = [second for second in seconds if second is not None]
-    return max(known) if known and len(known) == len(seconds) and variant.outcome != "skipped" else None
+def _time_change(variant: Variant, variants: Sequence[Variant]) -> str:
+    plain = _plain(variant, variants)
+    if plain is None:
+        return "baseline" if variant.words.get("strategy") == "none" else MISSING
+    if not variant.gpu:
+        ratio = ratio_to(variant.seconds, plain.seconds)
+        return _ratio_text(ratio) if ratio else MISSING
+    seconds, bare = _seconds(variant), _seconds(plain)
+    return change_text(seconds / bare if seconds is not None and bare else None)
 
 
-def _estimate_notes(variants: Sequence[Variant], *, is_estimated: bool) -> Iterator[str]:
-    """Yield what estimated times are worth, and why some are not known."""
-    if is_estimated:
+def _time_notes(variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield what times are worth, and why some are not known."""
+    if any(_seconds(variant) is not None for variant in variants):
+        if any(not variant.gpu and variant.gpu_bytes is None for variant in variants):
+            yield "times are of this CPU; those of another device are not known by them"
         has_ranks = any(len(one.processes) > 1 for one in variants)
         for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu):
             yield estimate.caveat(gpu_specs.find(gpu), has_ranks=has_ranks)
@@ -152,206 +398,30 @@ def _fits(variant: Variant) -> str:
     return f"{_spare(variant)} to spare{how}"
 
 
-def _spare(variant: Variant) -> str:
-    return bytes_text((variant.gpu_bytes or 0) - variant.context_bytes - (variant.largest.reserved_bytes or 0))
-
-
-def _applied_lines(process: Process) -> Iterator[str]:
-    """Yield what a strategy did to each model, and what the script checkpoints by itself."""
-    for applied in process.applied:
-        own = f"its own checkpoints: {few(list(applied.own), MOST_NAMED)}" if applied.own else ""
-        if applied.strategy == "none":
-            yield f"{applied.module}: {own}"
-            continue
-        blocks = f"{count_text(applied.num_blocks, 'block')} recomputed, " if applied.num_blocks else ""
-        did = f"{applied.strategy}, {blocks}{applied.split or 'whole'}"
-        what = f"left as it is: {applied.why}" if applied.why else did
-        kept = own if applied.strategy in KEEP_OWN or applied.why else f"instead of {own}"
-        yield f"{applied.module}: {what}{f'; {kept}' if own else ''}"
-
-
-def process_table(process: Process) -> Table:
-    """Return the table of one process, and what was not measured."""
-    notes = ["note: no GPU was used; memory is not measured on a CPU"] if process.peak_bytes is None else []
-    notes += [f"note: memory ran out at {line}" for line in dict.fromkeys(process.shortages)]
-    notes += [f"{process.outcome.replace('_', ' ')}: {process.detail}"] if process.detail else []
-    table = _phases([process], 1)
-    return Table(title=table.title, columns=table.columns, below=tuple(notes))
-
-
-def sentence(variant: Variant) -> str:
-    """Return whether it fits, and where its peak is."""
-    strategy = variant.words.get("strategy")
-    words = [f"{name}={value}" for name, value in variant.words.items() if name not in ("device", "strategy")]
-    called = " ".join([_device_name(variant), *words, *([f"under {strategy}"] if strategy else [])])
-    if variant.gpu_bytes is None or (variant.device and not variant.gpu):
-        return _measured_sentence(variant, called)
-    room = bytes_text(variant.gpu_bytes)
-    if not variant.processes:
-        return f"on {called} ({room}) no process of the command used a GPU"
-    if variant.outcome == "out_of_memory":
-        ran_out = [process for process in variant.processes if process.outcome == "out_of_memory"]
-        short = min(ran_out, key=lambda process: process.died or 0, default=variant.largest)
-        known = f"; {bytes_text(variant.needed_bytes)} would do" if variant.needed_bytes else None
-        need = known or "; without a limit of memory it did not end well, so what would do is not known"
-        return f"runs out of memory on {called} ({room}): {short.detail}{need}"
-    if variant.outcome == "skipped":
-        return f"skipped on {called}: {variant.detail}; below is the script as it is"
-    if variant.outcome == "timed_out":
-        where = f": {variant.detail}" if variant.detail else ""
-        return f"was ended early on {called} ({room}){where}; below is what ran"
-    if variant.outcome != "ok":
-        why = next((process.detail for process in variant.processes if process.detail), None)
-        if dead := variant.first_dead:
-            named = f"process {dead.number}" if dead.rank is None else f"rank {dead.rank}"
-            why = f"{named} died first: {dead.detail}" if len(variant.processes) > 1 else dead.detail
-        return f"{variant.outcome.replace('_', ' ')} on {called} ({room}){f': {why}' if why else ''}"
-    what = "fits, in what ran, on" if variant.is_cut else "fits"
-    peak = peak_text(variant.largest.peak)
-    return f"{what} {called} ({room}) with {_spare(variant)} to spare; {peak}{_assumed_text(variant)}"
-
-
-def _assumed_text(variant: Variant) -> str:
-    """Return where sizes were assumed, and between which bounds the peak is then; "" where none were."""
-    if not variant.sized_at:
-        return ""
-    said = f"; assumed: sizes depend on values at {few(list(variant.sized_at), MOST_NAMED)}"
-    peaks = {bound.values: bound.peak_bytes for bound in variant.bounds if bound.outcome == "ok" and bound.peak_bytes}
-    if len({*peaks.values(), variant.largest.peak_bytes}) > 1:
-        bounds = [f"{bytes_text(peak)} with --values {values}" for values, peak in peaks.items()]
-        said += f"; the peak is {' and '.join(bounds)}"
-    bad = [one for one in variant.bounds if one.outcome != "ok"]
-    failed = [f"--values {bound.values} ({bound.outcome.replace('_', ' ')})" for bound in bad]
-    return said + (f"; it did not end well with {', '.join(failed)}" if failed else "")
-
-
-def peak_text(peak: Phase) -> str:
-    """Return how large a peak is, and where."""
-    size = bytes_text(peak.peak_bytes or 0)
-    return f"the peak, {size}, is in {phase_text(peak)}{f', {peak.line}' if peak.line else ''}"
-
-
-def _measured_sentence(variant: Variant, called: str) -> str:
-    """Return what was measured on a device that is here: where the peak is, the step's time, and the gradients."""
-    if variant.outcome != "ok" or not variant.processes:
-        why = variant.detail or next((process.detail for process in variant.processes if process.detail), None)
-        return f"{variant.outcome.replace('_', ' ')} on {called}{f': {why}' if why else ''}"
-    parts = [peak_text(variant.largest.peak)]
-    if seconds := [second for round_seconds in variant.seconds for second in round_seconds]:
-        parts.append(f"a step takes {seconds_text(median(seconds))}")
-    if variant.equality:
-        parts.append(f"gradients: {variant.equality.verdict}")
-    return f"measured on {called}{', in what ran' if variant.is_cut else ''}: {'; '.join(parts)}"
-
-
-def _device_name(variant: Variant) -> str:
-    """Return the name of the GPU, or the word for one that is not known here, or that is redacted."""
-    word = variant.words["device"].partition(":")[0]
-    try:
-        return gpu_specs.find(word).name
-    except UserError:
-        return word
-
-
-def _phases(group: list[Process], num_processes: int) -> Table:
-    """Return the phases of processes that agree: of the one that has most."""
-    first = max(group, key=lambda process: len(process.phases))
-    ranks = [str(process.rank if process.rank is not None else process.number) for process in group]
-    kind, several = ("process", "processes") if first.rank is None else ("rank", "ranks")
-    who = f", {several if len(ranks) > 1 else kind} {', '.join(ranks)}" if num_processes > 1 else ""
-    noun = first.steps_are if first.num_steps != 1 else ONE[first.steps_are]
-    kept = {"peak": first.peak_bytes, "live": first.peak_bytes, "reserved": first.reserved_bytes}
-    sizes = [name for name in SIZES if kept[name] is not None]
-    bold = {at for at, phase in enumerate(first.phases) if sizes and phase == first.peak}
-    return _table(first, sizes, title=f"{first.module or 'no model'}{who}, {first.num_steps} {noun}", bold=bold)
-
-
-def _table(process: Process, sizes: Sequence[str], *, title: str, bold: Container[int] = ()) -> Table:
-    size, unit = byte_unit(phase.peak_bytes for phase in process.phases)
-    lines = [
-        [
-            phase_name(phase),
-            str(phase.num),
-            *(scaled(getattr(phase, f"{name}_bytes"), size) for name in sizes),
-            phase.line,
-        ]
-        for phase in process.phases
-    ]
-    numbers = ("times", *(f"{name} {unit}" for name in sizes))
-    columns = of_lines(("phase", *numbers, "line"), lines, numbers=numbers, bold=bold)
-    return Table(title=title, columns=columns)
-
-
-def exported(run: Run) -> list[Table]:
-    """Return a table for each process of a run, with what its variant comes to; every size is a column."""
-    tables = []
-    for variant in variants(run.records):
-        tables.append(Table(title=name_of(variant), above=(sentence(variant),)))
-        tables += [exported_process(variant, process) for process in variant.processes]
-    return tables
-
-
-def exported_process(variant: Variant, process: Process) -> Table:
-    """Return the table of a process, by its model, its rank and its steps."""
-    called = (process.module or "no model", process.label(variant.processes), count_text(process.num_steps, "step"))
-    return _table(process, SIZES, title=", ".join(filter(None, called)))
-
-
-def _held(process: Process) -> list[Table]:
-    """Return what held the peak, or what was live where memory ran out; nothing if it is not known."""
-    peak = process.peak
-    where = f", {peak.line}" if peak.line else ""
-    title, holders = f"live at the peak, in {phase_text(peak)}{where}", peak.holders
-    if process.outcome == "out_of_memory" and process.shortages:
-        title, holders = f"live when memory ran out, at {process.shortages[-1]}", process.shortage_holders
-    return [_holders(holders, title=title)] if holders else []
-
-
-def _holders(holders: Sequence[Holder], *, title: str) -> Table:
-    size, unit = byte_unit(holder.nbytes for holder in holders)
-    modules = ["module"] if any(holder.module for holder in holders) else []
-    lines = [
-        [
-            one.category,
-            one.line or "-",
-            *([one.module or "-"] if modules else []),
-            str(one.num),
-            scaled(one.nbytes, size),
-        ]
-        for one in holders
-    ]
-    columns = of_lines(("category", "line", *modules, "number", unit), lines, numbers=("number", unit))
-    return Table(title=title, columns=columns)
-
-
-def _notes(process: Process) -> list[str]:
-    """Return what grows from step to step, and why it is not known what held a peak."""
-    lines = [f"{growth.line} ({bytes_text(growth.nbytes)} in {growth.num_steps} steps)" for growth in process.growth]
-    grows = [f"memory grows from step to step, allocated at {', '.join(lines)}"] if lines else []
-    return [*grows, *([f"what held the peaks: {process.holders_why}"] if process.holders_why else [])]
+def _gradients(variant: Variant, variants: Sequence[Variant]) -> str:
+    if variant.outcome != "ok" or variant.equality is None:
+        return variant.outcome.replace("_", " ") if variant.outcome != "ok" else ""
+    equal = "equal" if _plain(variant, variants) else "repeat"
+    return equal if variant.equality.verdict == "equal" else variant.equality.verdict
 
 
 def explanation(variants: Sequence[Variant]) -> list[Table]:
     """Return the sentence of each variant, and for each process what its peak is made of."""
-    tables = []
+    found = []
     for variant in variants:
-        tables.append(Table(title=sentence(variant)))
+        found.append(Table(title=sentence(variant, variants)))
         for process in variant.processes:
-            grows = [
-                f"grows: {growth.line}, {bytes_text(growth.nbytes)} in {growth.num_steps} steps"
-                for growth in process.growth
-            ]
-            tables += [Table(above=tuple(explained(process, variant.processes)), below=tuple(grows)), *_held(process)]
-    return tables
+            grows = tuple(f"grows: {line}" for line in _growth(process))
+            found += [Table(above=tuple(explained(process, variant.processes)), below=grows), *_held(process)]
+    return found
 
 
 def explained(process: Process, among: Sequence[Process]) -> Iterator[str]:
     """Yield what is known of the peak of a process, in words."""
     peak, most = process.peak, process.most_reserved
     who = ", ".join(filter(None, (process.label(among), process.module or "no model")))
-    where = f", at {peak.line}" if peak.line else ""
     start = next((phase for phase in process.phases if phase.name == "start"), None)
-    yield f"{who}: the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{where}"
+    yield f"{who}: the peak, {bytes_text(peak.peak_bytes)}, is in {phase_text(peak)}{_at(peak.line)}"
     if peak.live_bytes is not None:
         yield f"{bytes_text(peak.live_bytes)} are live when that phase ends"
     if start and start is not peak:
@@ -360,8 +430,7 @@ def explained(process: Process, among: Sequence[Process]) -> Iterator[str]:
         kept = f"{bytes_text(process.reserved_bytes)} are reserved"
         yield kept + (f", first so in {phase_text(most)}" if most is not peak else ", in the same phase")
     others = sorted((one for one in process.phases if one is not peak), key=lambda phase: -(phase.peak_bytes or 0))
-    near = [f"{phase_name(phase)} {bytes_text(phase.peak_bytes)}" for phase in others[:MOST_PHASES]]
-    if near:
+    if near := [f"{phase_name(phase)} {bytes_text(phase.peak_bytes)}" for phase in others[:MOST_PHASES]]:
         yield f"next: {'; '.join(near)}"
     if process.holders_why:
         yield f"what held it is not known: {process.holders_why}"

@@ -13,7 +13,7 @@ from profiler import scripts
 from profiler.core.errors import UserError
 from profiler.scripts.report import Process, read_process
 from profiler.views.export.markdown import html
-from profiler.views.tables.script import process_table
+from profiler.views.tables.script import watched
 from profiler.views.tables.terminal import text
 
 
@@ -48,7 +48,7 @@ class Watching:
     @property
     def table(self) -> str:
         """The table as text."""
-        return text([process_table(self.process)]).plain if self.process else "nothing has been watched yet"
+        return text([watched(self.process)]).plain if self.process else "nothing has been watched yet"
 
     def __str__(self) -> str:
         return self.table
@@ -57,7 +57,7 @@ class Watching:
         return self.table
 
     def _repr_html_(self) -> str:
-        return html([process_table(self.process)]) if self.process else f"<pre>{self.table}</pre>"
+        return html([watched(self.process)]) if self.process else f"<pre>{self.table}</pre>"
 
 
 def watch() -> Watching:
