@@ -85,7 +85,6 @@ TABLE = {
         _script("timm_like", needs=("timm",)),
         _script("lightning_classifier", needs=("lightning",)),
         _script("bert_mlm", needs=("transformers", "accelerate")),
-        _script("siamese", needs=("torchvision",)),
         _script("wgan_gp"),
         _script("time_sequence", options=("--values", "none")),  # without gcprof LBFGS reads zeros for "has converged"
         _script("data_parallel", num_gpus=2, num_processes=1),

@@ -1,6 +1,7 @@
 """The programs that were tried for what they trip over, each as one command: `just bench-scripts --traps`.
 
-Programs that are no installed package's are written anew, in small; some are those of the folder above.
+Programs that are no installed package's are written anew, in small; some are those of the folder above. What that
+folder's own table has, and holds to the byte, is not tried here again.
 """
 
 from __future__ import annotations
@@ -28,19 +29,11 @@ def _trap(name: str, *more: str, file: str = "", port: int | None = None, **fiel
 TRAPS = {
     script.name: script
     for script in (
-        _trap("timm_like", needs=("timm",)),
-        _trap("timm_ranks", port=29711, device="h100", needs=("timm",)),
         _trap("yolo_detect", "detect", "epochs=1", "imgsz=160", "batch=8", "workers=0", file="yolo_images",
               needs=("ultralytics", "cv2")),
         _trap("yolo_classify", "classify", "epochs=1", "imgsz=64", "batch=8", "workers=0", file="yolo_images",
               needs=("ultralytics", "cv2")),
-        _trap("word_language_model"),
-        _trap("word_lstm"),
         _trap("recurrent"),
-        _trap("add", "add", file="small_gpt"),
-        _trap("chars", "chars", file="small_gpt", device="h100"),
-        _trap("vae"),
-        _trap("siamese", needs=("torchvision",)),
         _trap("gat"),
         _trap("diffusion", device="h100", needs=("diffusers", "accelerate")),
         _trap("trainer_fsdp2", "2", file="trainer_fsdp", port=29712, device="h100", needs=HUGGING),
@@ -52,12 +45,10 @@ TRAPS = {
                    "gathered.py"),
             num_gpus=2, device="h100", needs=("accelerate",),
         ),
-        _trap("ddp_objects", port=29715, device="h100"),
         _trap("sft", device="h100", needs=TRL),
         _trap("dpo", device="h100", needs=TRL),
         _trap("grpo", device="h100", needs=TRL),
         _trap("mixtral", device="h100", needs=(*HUGGING, "wandb")),
-        _trap("bert_mlm", needs=HUGGING),
         _trap("detr", needs=("transformers", "scipy")),
         _trap("faster_rcnn", device="h100", needs=("torchvision",)),
         _trap("sentence_pairs", needs=("sentence_transformers", "datasets")),
@@ -66,13 +57,8 @@ TRAPS = {
         _trap("adam8bit", device="h100", needs=("bitsandbytes", "transformers")),
         _trap("profiled_cuda", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
         _trap("profiled_cpu", "--cpu", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
-        _trap("wgan_gp"),
-        _trap("lbfgs"),
         _trap("cuda_graph", file="graphs", device="h100"),
         _trap("reduce_overhead", device="h100"),
-        _trap("resume", device="h100"),
-        _trap("bucketed_masks"),
-        _trap("data_parallel", num_gpus=2),
         _trap("find_batch", needs=("accelerate",)),
         _trap("ppo"),
     )
