@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -17,11 +17,12 @@ from profiler.core.errors import UserError
 
 if TYPE_CHECKING:
     from profiler.core.devices import Device
+    from profiler.scripts.gates import Limit
     from profiler.scripts.launch import Asked, Ended
     from profiler.scripts.measured import Session
     from profiler.scripts.report import Variant
 
-NO_GPU, TIMED_OUT = 3, 124
+NO_GPU = 3
 DEVICES = ("auto", "cpu", "cuda")
 ASSUMED = ("zeros", "none", "all", "balanced")  # values that are not known
 BOUNDS = ("none", "all")  # of the peak, where sizes depend on them
@@ -79,106 +80,95 @@ def rehearse(
 
     Example: gcprof rehearse --device t4 -- python train.py --batch-size 64
     """
-    from profiler.scripts import gates
-    from profiler.scripts.launch import Asked
+    import msgspec
+
     from profiler.views.tables import script as view
 
-    words, started = [*SCRIPT.get()], datetime.now(UTC)
-    limits = gates.parse(fail_on) if fail_on is not None else ()
-    gpus = gpus_of(device, memory=memory, context=context)
-    script_folder.refuse(output)
-    variants: list[Variant] = []
-    ends: list[Ended] = []
-    if module is not None and not strategies:
-        raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
     if values not in (None, *ASSUMED):
         raise UserError(f"--values '{values}' is none of {', '.join(ASSUMED)}", hint="--values balanced")
-    for gpu, filling, strategy in product(gpus, values_of(axes or [], words), strategies_of(strategies)):
-        asked = Asked(
-            words=tuple(filled(word, filling) for word in words), gpus=gpu, steps=steps, batches=batches,
-            limit_seconds=limit, values=values, allow_writes=allow_writes, strategy=strategy, module=module,
-        )  # fmt: skip
-        end, variant = _run(asked, gpu, filling, is_json=json, quiet=quiet)
+    gpus, names = gpus_of(device, memory=memory, context=context), strategies_of(strategies)
+    limits = _limits(fail_on, output, module, has_strategies=bool(strategies))
+    asked = _asked(steps=steps, batches=batches, limit=limit, module=module, values=values, allow_writes=allow_writes)
+    started, given = datetime.now(UTC), values_of(axes or [], asked.words)
+    variants: list[Variant] = []
+    ends: list[Ended] = []
+    for gpu, filling, strategy in product(gpus, given, names):
+        words = tuple(filled(word, filling) for word in asked.words)
+        one = msgspec.structs.replace(asked, words=words, gpus=gpu, strategy=strategy)
+        end, variant = _rehearsed(one, filling, is_json=json, quiet=quiet)
         variants.append(variant)
         ends.append(end)
         if not json:
             say(*view.tables([variant]))
-        if end.interrupted or end.timed_out:
+        if end.is_stopped:
             break
     if len(variants) > 1 and not json:
         say(view.summary(variants))
-    code = _exit_code(ends, variants)
-    is_ended = bool(ends[-1].interrupted or ends[-1].timed_out)
-    code = script_folder.conclude(
-        variants, code, output=output, started=started, limits=limits, is_ended=is_ended, json=json
+    code, is_ended = _exit_code(ends, variants), ends[-1].is_stopped
+    raise typer.Exit(
+        script_folder.conclude(
+            variants, code, output=output, started=started, limits=limits, is_ended=is_ended, json=json
+        )
     )
-    raise typer.Exit(code)
 
 
-def _run(asked: Asked, gpu: Device, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant]:
-    """Run one variant, and once more without a limit of memory where it had too little. Raises UserError."""
+def _limits(fail_on: str | None, output: Path | None, module: str | None, *, has_strategies: bool) -> tuple[Limit, ...]:
+    """Return the limits of --fail-on. Raises UserError for options that have no effect, before the command runs."""
+    from profiler.runs import RESULTS, store
+    from profiler.scripts import gates
+
+    if module is not None and not has_strategies:
+        raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
+    store.refuse_existing(output or RESULTS / "new")
+    return gates.parse(fail_on) if fail_on is not None else ()
+
+
+def _asked(*, limit: float | None, **given: Any) -> Asked:
+    from profiler.scripts.launch import Asked
+
+    return Asked(words=SCRIPT.get(), limit_seconds=limit, **given)
+
+
+def _rehearsed(asked: Asked, values: dict[str, str], *, is_json: bool, quiet: bool) -> tuple[Ended, Variant]:
+    """Run one variant, and once more without a limit of memory where it had too little.
+
+    Where sizes depend on values that are assumed, it is run with these assumed otherwise, too. Raises UserError.
+    """
+    import msgspec
+
     from profiler.scripts import launch
     from profiler.scripts.report import Variant
     from profiler.views.tables.script import Live
 
-    live, raised = Live(aside if not quiet else lambda text: None), _Raised()
-    end = launch.run(asked, on_line=raised.then(live), stdout=2 if is_json else None)
-    if end.needs:
-        raise UserError(end.needs, hint="`none` needs nothing there")
-    is_cut = bool(asked.steps or asked.batches)
-    variant = Variant.of(
-        end, gpu=gpu, values=values, is_cut=is_cut, strategy=asked.strategy, assumed=asked.values,
-        command=asked.words,
-    )  # fmt: skip
-    raised.tell(asked.words, gpu)
+    tell = aside if not quiet else lambda text: None
+    end = launch.run(asked, on_line=Live(tell), stdout=2 if is_json else None)
+    variant = Variant.of(end, asked, values)
+    _hint_of_gpus(end, asked)
     if variant.outcome == "out_of_memory" and not end.interrupted:
-        if not quiet:
-            aside("out of memory: once more without a limit of memory, to see what it needs")
-        whole = launch.run(launch.unlimited(asked), on_line=lambda line: None, stdout=2)
+        tell("out of memory: once more without a limit of memory, to see what it needs")
+        whole = launch.run(launch.unlimited(asked), stdout=2)
         variant = variant.with_need(whole)
         end = whole if whole.interrupted else end
-    if variant.sized_at and variant.outcome == "ok" and asked.values is None:
-        variant, end = _bounded(variant, end, asked, quiet=quiet)
+    for bound in BOUNDS if variant.sized_at and variant.outcome == "ok" and asked.values is None else ():
+        tell(f"sizes depend on values that are assumed: once more with --values {bound}")
+        other = launch.run(msgspec.structs.replace(asked, values=bound), stdout=2)
+        if other.interrupted:
+            end = other
+            break
+        variant = variant.with_bound(bound, other)
     for torch in end.unverified:
         aside(f"gcprof: unverified on torch {torch}")
     return end, variant
 
 
-def _bounded(variant: Variant, end: Ended, asked: Asked, *, quiet: bool) -> tuple[Variant, Ended]:
-    """Run the command with values assumed otherwise, since sizes depend on them."""
-    import msgspec
-
-    from profiler.scripts import launch
-
-    for values in BOUNDS:
-        if not quiet:
-            aside(f"sizes depend on values that are assumed: once more with --values {values}")
-        other = launch.run(msgspec.structs.replace(asked, values=values), on_line=lambda line: None, stdout=2)
-        if other.interrupted:
-            return variant, other
-        variant = variant.with_bound(values, other)
-    return variant, end
-
-
-class _Raised:
-    """Errors of processes that asked for a GPU that is not there, which may have used none."""
-
-    def __init__(self) -> None:
-        self._num = 0
-
-    def then(self, on_line: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-        def hear(line: dict[str, Any]) -> None:
-            self._num += line["kind"] == "raised" and NO_SUCH_GPU in line["text"]
-            on_line(line)
-
-        return hear
-
-    def tell(self, words: Sequence[str], gpu: Device) -> None:
-        """Say how many GPUs to ask for, by the command's own words if they say it."""
-        if not self._num:
-            return
-        asked = re.search(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[= ](\d+)", " ".join(words))
-        count = int(asked[1]) if asked and int(asked[1]) > gpu.count else gpu.count + self._num
+def _hint_of_gpus(end: Ended, asked: Asked) -> None:
+    """Say how many GPUs to ask for where processes asked for one that is not there, by the command's words if any."""
+    gpu, words = asked.gpus, " ".join(asked.words)
+    assert gpu
+    num = sum(row["kind"] == "raised" and NO_SUCH_GPU in row["text"] for row in end.rows)
+    if num:
+        said = re.search(r"--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)[= ](\d+)", words)
+        count = int(said[1]) if said and int(said[1]) > gpu.count else gpu.count + num
         aside(f"hint: a process asked for a GPU that is not there: --device {gpu.name}:{count} has {count}")
 
 
@@ -212,7 +202,7 @@ def strategies_of(text: str | None) -> list[str | None]:
     return [str(choice) for choice in dict.fromkeys(named)]
 
 
-def values_of(axes: list[str], words: list[str]) -> list[dict[str, str]]:
+def values_of(axes: list[str], words: Sequence[str]) -> list[dict[str, str]]:
     """Return the values of each variant by name: the product of all lists. Raises UserError."""
     lists: dict[str, list[str]] = {}
     for axis in axes:
@@ -241,13 +231,11 @@ def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
     for end, variant in zip(ends, variants, strict=True):
         if end.lost and variant.outcome != "ok":
             aside(f"gcprof: before that, rank {end.lost} ended without a word; it had used no GPU")
-    if (last.interrupted or last.timed_out) and not last.processes:
+    if last.is_stopped and not last.processes:
         where = "".join(f"; {text}" for text in last.stopped)
         aside(f"gcprof: it was ended before any process had used a GPU: there is no table{where}")
-    if last.interrupted:
-        return 128 + last.interrupted
-    if last.timed_out:
-        return TIMED_OUT
+    if last.stopped_code:
+        return last.stopped_code
     for end, variant in zip(ends, variants, strict=True):
         if not (variant.processes or end.exit_code or end.lost):
             why = f": {end.no_device[0]}" if end.no_device else ""
@@ -290,51 +278,42 @@ def run(
 
     Example: gcprof run --strategies none,all -- python train.py --batch-size 64
     """
-    from profiler.scripts import gates
-    from profiler.scripts.launch import Asked
+    import msgspec
+
     from profiler.scripts.measured import Request, measure
     from profiler.views.tables.script import Live, tables
 
-    words, started = [*SCRIPT.get()], datetime.now(UTC)
-    limits = gates.parse(fail_on) if fail_on is not None else ()
-    script_folder.refuse(output)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if one_of(device, DEVICES, flag="--device") == "cpu" else {}
     names = tuple(dict.fromkeys(("none", *(name for name in strategies_of(strategies) if name))))
-    if module is not None and names == ("none",):
-        raise UserError("--module has no effect without --strategies", hint="--strategies none,all --module 'GPT*'")
-    tell = aside if not quiet else lambda text: None
+    limits = _limits(fail_on, output, module, has_strategies=names != ("none",))
+    asked = _asked(
+        steps=steps, batches=batches, limit=limit, module=module, allow_writes=allow_writes, variables=hidden
+    )
+    started, tell = datetime.now(UTC), aside if not quiet else lambda text: None
     sessions: list[Session] = []
-    for values in values_of(axes or [], words):
-        asked = Asked(
-            words=tuple(filled(word, values) for word in words), steps=steps, batches=batches, limit_seconds=limit,
-            module=module, allow_writes=allow_writes, variables=hidden,
-        )  # fmt: skip
+    for values in values_of(axes or [], asked.words):
+        words = tuple(filled(word, values) for word in asked.words)
         request = Request(
             strategies=names, rounds=rounds, values=values, say=tell, on_line=Live(tell), stdout=2 if json else None
         )
-        session = measure(asked, request)
-        sessions.append(session)
+        sessions.append(measure(msgspec.structs.replace(asked, words=words), request))
         if not json:
-            say(*tables(session.variants))
-        if not session.is_whole:
+            say(*tables(sessions[-1].variants))
+        if sessions[-1].last.is_stopped:
             break
     variants = [variant for session in sessions for variant in session.variants]
-    code = _measured_code(sessions, wants_gpu=device == "cuda")
-    is_ended = not sessions[-1].is_whole
-    code = script_folder.conclude(
-        variants, code, output=output, started=started, limits=limits, is_ended=is_ended, json=json
+    code, is_ended = _measured_code(sessions, variants, wants_gpu=device == "cuda"), sessions[-1].last.is_stopped
+    raise typer.Exit(
+        script_folder.conclude(
+            variants, code, output=output, started=started, limits=limits, is_ended=is_ended, json=json
+        )
     )
-    raise typer.Exit(code)
 
 
-def _measured_code(sessions: list[Session], *, wants_gpu: bool) -> int:
+def _measured_code(sessions: list[Session], variants: list[Variant], *, wants_gpu: bool) -> int:
     """Return the command's own code of a single variant; of several 1 if one failed, or has other gradients."""
-    last = sessions[-1].last
-    variants = [variant for session in sessions for variant in session.variants]
-    if last.interrupted:
-        return 128 + last.interrupted
-    if last.timed_out:
-        return TIMED_OUT
+    if code := sessions[-1].last.stopped_code:
+        return code
     untold = ""
     if any(not variant.processes for variant in variants):
         untold = "no process of this command trained or called a module of torch"

@@ -22,13 +22,6 @@ SCHEMA = 1
 ON_SCRIPT = "on a script's run"
 
 
-def refuse(output: Path | None) -> None:
-    """Raise UserError if a run folder cannot be made there, before the command runs."""
-    from profiler.runs import RESULTS, store
-
-    store.refuse_existing(output or RESULTS / "new")
-
-
 def conclude(
     variants: Sequence[Variant],
     code: int,

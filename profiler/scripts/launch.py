@@ -28,6 +28,7 @@ from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard
 from profiler.scripts.report import MISSING, Process, read_process
 
+TIMED_OUT = 124  # the exit code, as `timeout` has it
 INJECT = Path(__file__).parent / "inject"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0  # between TERM and KILL
@@ -80,14 +81,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return self.timed_out or self.interrupted is not None
 
     @property
+    def stopped_code(self) -> int | None:
+        """The exit code of what was ended from outside, as shells and `timeout` have it."""
+        return 128 + self.interrupted if self.interrupted else TIMED_OUT if self.timed_out else None
+
+    @property
     def rows(self) -> list[Row]:
         """The lines of all processes."""
         return [row for rows in self.lines.values() for row in rows]
-
-    @property
-    def needs(self) -> str | None:
-        """What the script's Python lacks for a strategy."""
-        return next((row["needs"] for row in self.rows if "needs" in row), None)
 
     @property
     def no_device(self) -> tuple[str, ...]:
@@ -95,12 +96,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(row["why"] for row in self.rows if row["kind"] == "no device")
 
 
-def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
+def run(asked: Asked, *, on_line: OnLine = lambda line: None, stdout: int | None = None) -> Ended:
     """Run the command until it ends; call `on_line` with each line of the watch as it is written.
 
     Where the system lets nobody guard files, the command is run with what it saves redirected, and that is said. Raises
-    UserError (exit code 3) where the hollow device cannot be had, or where the figures of a step with the command's
-    torch are not as arithmetic has them.
+    UserError where the command's Python lacks what a strategy needs, and (exit code 3) where the hollow device cannot
+    be had, or where the figures of a step with the command's torch are not as arithmetic has them.
     """
     scratch = Path(tempfile.mkdtemp(prefix="gcprof-script-"))
     watched, kills = _Watched(scratch, on_line), _num_host_kills()
@@ -128,6 +129,8 @@ def run(asked: Asked, *, on_line: OnLine, stdout: int | None = None) -> Ended:
             lines={path.stem: rows for path, rows in sorted(watched.rows.items())},
             stopped=tuple(_stacks(scratch)) if ended.timed_out else (),
         )
+        if needs := next((row["needs"] for row in ended.rows if "needs" in row), None):
+            raise UserError(needs, hint="`none` needs nothing there")
         unverified = tuple(_unverified(ended.rows)) if asked.gpus and not ended.is_stopped else ()
         return msgspec.structs.replace(ended, unverified=unverified)
     finally:

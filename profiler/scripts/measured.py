@@ -16,7 +16,7 @@ import msgspec
 from profiler.core.script import Gradients
 from profiler.scripts import launch
 from profiler.scripts.launch import Asked, Ended
-from profiler.scripts.report import Variant, outcome_of, why_skipped
+from profiler.scripts.report import Variant
 
 SEED = "0"
 LOOKED_AT = 3  # steps of a run for gradients alone: both steps of a second optimizer are in them
@@ -44,7 +44,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[Variant, ...]
     last: Ended  # the run that ended all, or the last one
     exit_code: int  # of the command's first run
-    is_whole: bool  # nothing ended it early
 
 
 def measure(asked: Asked, request: Request) -> Session:
@@ -64,7 +63,11 @@ def measure(asked: Asked, request: Request) -> Session:
             if last.is_stopped or ends["none"].exit_code:
                 break
     plain = ends["none"]
-    variants = {strategy: _variant(ended, strategy, request, asked) for strategy, ended in ends.items()}
+    here = msgspec.structs.replace(asked, gpus=None)
+    variants = {
+        strategy: Variant.of(ended, msgspec.structs.replace(here, strategy=strategy), request.values)
+        for strategy, ended in ends.items()
+    }
     for strategy, ended in ends.items():
         if again is not None and not again.is_stopped and not ended.exit_code:
             equality = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
@@ -72,9 +75,7 @@ def measure(asked: Asked, request: Request) -> Session:
     assert last is not None
     if not last.is_stopped and not plain.exit_code:
         last = _time(asked, request, variants) or last
-    return Session(
-        variants=tuple(variants.values()), last=last, exit_code=plain.exit_code, is_whole=not last.is_stopped
-    )
+    return Session(variants=tuple(variants.values()), last=last, exit_code=plain.exit_code)
 
 
 def _memory_runs(asked: Asked, request: Request, folder: Path) -> Iterator[tuple[str | None, Ended]]:
@@ -109,7 +110,7 @@ def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended
 
 
 def _run(asked: Asked) -> Ended:
-    return launch.run(asked, on_line=lambda line: None, stdout=subprocess.DEVNULL)
+    return launch.run(asked, stdout=subprocess.DEVNULL)
 
 
 def _measuring(
@@ -118,28 +119,6 @@ def _measuring(
     variables = {"GCPROF_MEASURE": what, "GCPROF_SEED": SEED, "PYTHONHASHSEED": SEED, "KINETO_LOG_LEVEL": "6"}
     variables |= asked.variables | ({"GCPROF_REFERENCE": str(reference)} if reference else {})
     return msgspec.structs.replace(asked, strategy=strategy, variables=variables, kept=kept)
-
-
-def _variant(ended: Ended, strategy: str, request: Request, asked: Asked) -> Variant:
-    outcome = outcome_of(ended)
-    why = why_skipped(ended, outcome) if strategy != "none" else None
-    gpus = [(row["name"], row["bytes"]) for row in ended.rows if row["kind"] == "device" and row["bytes"] is not None]
-    device, size = gpus[0] if gpus else ("cpu", None)
-    trained = [process for process in ended.processes if any(phase.name != "start" for phase in process.phases)]
-    has_all_steps = any(asked.steps is not None and process.num_steps >= asked.steps for process in trained)
-    return Variant(
-        words={"strategy": strategy, "device": device, **request.values},
-        gpu_bytes=size,
-        context_bytes=0,
-        outcome="skipped" if why else outcome,
-        detail=why,
-        is_cut=has_all_steps or bool(asked.batches) or ended.is_stopped,
-        processes=tuple(trained),
-        exit_code=ended.exit_code,
-        unguarded=ended.unguarded,
-        device="cpu" if size is None else "cuda",
-        command=asked.words,
-    )
 
 
 def compared(plain: Lines, again: Lines, other: Lines) -> Gradients:

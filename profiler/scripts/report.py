@@ -14,8 +14,8 @@ from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase,
 from profiler.scripts import estimate
 
 if TYPE_CHECKING:
-    from profiler.core.devices import Device
-    from profiler.scripts.launch import Ended
+    from profiler.core.gpu_specs import Rates
+    from profiler.scripts.launch import Asked, Ended
 
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 MISSING = "another rank is missing"  # as rehearsal/hollow/nccl.c says it, in a rank that waited for one
@@ -61,39 +61,33 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
 
     @classmethod
-    def of(
-        cls,
-        ended: Ended,
-        *,
-        gpu: Device,
-        values: dict[str, str],
-        is_cut: bool,
-        strategy: str | None = None,
-        assumed: str | None = None,
-        command: Sequence[str] = (),
-    ) -> Variant:
-        outcome = outcome_of(ended)
-        skipped = why_skipped(ended, outcome) if strategy not in (None, "none") else None
-        rates = gpu_specs.find(gpu.name)
-        processes = list(ended.processes)
-        for at, process in enumerate(processes if strategy else ()):
-            rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{process.number}"))
-            seconds, why = estimate.of_lines(rows, rates)
-            processes[at] = msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
-        words = {"device": gpu.name if gpu.count == 1 else f"{gpu.name}:{gpu.count}", **values}
+    def of(cls, ended: Ended, asked: Asked, values: dict[str, str]) -> Variant:
+        """Return what came of a command, rehearsed on the GPUs asked for or measured here, with these values of -L."""
+        outcome, processes, gpu = outcome_of(ended), ended.processes, asked.gpus
+        size: int | None
+        skipped = why_skipped(ended, outcome) if asked.strategy not in (None, "none") else None
+        if gpu:
+            rates = gpu_specs.find(gpu.name)
+            name, size = gpu.name if gpu.count == 1 else f"{gpu.name}:{gpu.count}", gpu.bytes or rates.memory_bytes
+            processes = tuple(_estimated(one, ended, rates) for one in processes) if asked.strategy else processes
+        else:
+            gpus = [(row["name"], row["bytes"]) for row in ended.rows if row["kind"] == "device" and row["bytes"]]
+            name, size = gpus[0] if gpus else ("cpu", None)
+            processes = tuple(one for one in processes if any(phase.name != "start" for phase in one.phases))
+        has_all_steps = any(asked.steps and process.num_steps >= asked.steps for process in processes)
         return cls(
-            words=({"strategy": strategy} if strategy else {}) | words,
-            gpu_bytes=gpu.bytes or rates.memory_bytes,
-            context_bytes=gpu.context_bytes or 0,
+            words=({"strategy": asked.strategy} if asked.strategy else {}) | {"device": name, **values},
+            gpu_bytes=size,
+            context_bytes=gpu.context_bytes or 0 if gpu else 0,
             outcome="skipped" if skipped else outcome,
             detail=skipped or "; ".join(ended.stopped) or None,
             exit_code=ended.exit_code,
             unguarded=ended.unguarded,
-            is_cut=is_cut or ended.is_stopped,
-            device=str(gpu),
-            command=tuple(command),
-            values=assumed,
-            processes=tuple(processes),
+            is_cut=has_all_steps or bool(asked.batches) or ended.is_stopped,
+            device=str(gpu) if gpu else "cuda" if size else "cpu",
+            command=asked.words,
+            values=asked.values,
+            processes=processes,
         )
 
     @property
@@ -131,6 +125,12 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
             return self
         most = max(process.reserved_bytes or 0 for process in unlimited.processes)
         return msgspec.structs.replace(self, needed_bytes=most + self.context_bytes)
+
+
+def _estimated(process: Process, ended: Ended, rates: Rates) -> Process:
+    rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{process.number}"))
+    seconds, why = estimate.of_lines(rows, rates)
+    return msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
 
 
 def outcome_of(ended: Ended) -> str:

@@ -113,16 +113,10 @@ def _rehearsed_whole(asked: Asked, say: Say) -> tuple[Ended, Variant, Asked]:
 def _rehearsed(asked: Asked, strategy: str) -> tuple[Ended, Variant]:
     """Rehearse the whole command. Raises UserError if it was interrupted, or its Python lacks what a strategy needs."""
     asked = msgspec.structs.replace(asked, strategy=strategy)
-    end = launch.run(asked, on_line=lambda line: None, stdout=2)
+    end = launch.run(asked, stdout=2)
     if end.interrupted:
         raise UserError("interrupted: there is no plan", exit_code=end.exit_code)
-    if end.needs:
-        raise UserError(end.needs)
-    assert asked.gpus
-    is_cut = bool(asked.steps or asked.batches)
-    variant = Variant.of(
-        end, gpu=asked.gpus, values={}, is_cut=is_cut, strategy=strategy, assumed=asked.values, command=asked.words
-    )
+    variant = Variant.of(end, asked, {})
     name = strategy.partition(":")[0]
     return end, msgspec.structs.replace(variant, words={**variant.words, "strategy": name})
 
@@ -162,19 +156,14 @@ def _beyond(whole: Variant, chain: Chain) -> int:
 
 def _chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
     """Rehearse the command up to its largest step after the first; return the model's class and its chain."""
-    traced = launch.run(
-        msgspec.structs.replace(asked, chain_step=_largest_step(end)), on_line=lambda line: None, stdout=2
-    )
+    traced = launch.run(msgspec.structs.replace(asked, chain_step=_largest_step(end)), stdout=2)
     if traced.interrupted:
         raise UserError("interrupted: there is no plan", exit_code=traced.exit_code)
-    if traced.needs:
-        raise UserError(traced.needs)
-    rows = [row for rows in traced.lines.values() for row in rows]
-    made = [row for row in rows if row["kind"] == "chain"]
+    made = [row for row in traced.rows if row["kind"] == "chain"]
     chains = [(row["module"], msgspec.convert(row["chain"], Chain)) for row in made if row["chain"]]
     if chains:
         return max(chains, key=lambda pair: pair[1].traced_peak_bytes)
-    applied = [row for row in rows if row["kind"] == "applied" and "module" in row]
+    applied = [row for row in traced.rows if row["kind"] == "applied" and "module" in row]
     refused = [f"{row['module']}: {row['why']}" for row in (*made, *applied) if row["why"]]
     detail = next((process.detail for process in traced.processes if process.detail), None)
     why = "; ".join(dict.fromkeys(refused)) or detail or NOT_MET
@@ -183,7 +172,7 @@ def _chain(asked: Asked, end: Ended) -> tuple[str, Chain]:
 
 def _largest_step(end: Ended) -> int:
     """Return the number of the step, from 0, whose forward or backward takes most; the first only if it is alone."""
-    rows = [row for rows in end.lines.values() for row in rows if row["kind"] == "phase" and row["phase"] in PLANNED]
+    rows = [row for row in end.rows if row["kind"] == "phase" and row["phase"] in PLANNED]
     later = [row for row in rows if row["step"]] or rows
     return int(max(later, key=lambda row: max((device[0] for device in row["devices"].values()), default=0))["step"])
 
