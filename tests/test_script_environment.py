@@ -176,6 +176,3 @@ def test_a_function_that_the_hollow_gpu_lacks_is_named_by_the_failure(function, 
     assert done.exit_code != 0
     assert process["outcome"] == ("failed" if how == "fails" else "crashed")
     assert process["detail"].endswith(f"a hollow GPU does not have {function}, which was called")
-
-
-# ---- programs that cannot end: the limit says where each process was

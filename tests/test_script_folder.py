@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from profiler.core.units import GIB, MIB
 from profiler.runs import store
 from profiler.scripts import comparison, gates, records
 from profiler.scripts.report import Process, Variant
-from tests.scripts.runs import ROOT, copied, environment
+from tests.scripts.runs import ROOT, gcprof
 
 WORDS = ("python", "train.py", "--batch-size", "32")
 
@@ -309,28 +307,12 @@ def test_secrets_of_the_command_are_not_stored(run):
     assert all(secret not in path.read_text() for path in Path(name).glob("*.json*"))
 
 
-# ---- once for real
-
-
-@pytest.fixture(scope="module")
-def real(hollow, tmp_path_factory):
-    """A script that says its own peak, rehearsed for two values, with its document and its folder."""
-    here = tmp_path_factory.mktemp("real")
-    return here, rehearsed_in(copied(here), "-L", "name a,b", "--", "python", "vae.py", "--name={name}")
-
-
-def rehearsed_in(here, *words):
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "rehearse", "--device", "t4", "--json", "--quiet", *words],
-        cwd=here, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done, json.loads(done.stdout)
-
-
 @pytest.mark.slow
-def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_said(real, monkeypatch, capfd):
-    here, (done, document) = real
-    monkeypatch.chdir(here)
+def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_said(folder, monkeypatch, capfd):
+    words = ("--", "python", "vae.py", "--name={name}")
+    done = gcprof("rehearse", "--device", "t4", "--json", "--quiet", "-L", "name a,b", *words, cwd=folder)
+    document = json.loads(done.stdout)
+    monkeypatch.chdir(folder)
     printed = [int(line.split()[-1]) for line in done.stderr.splitlines() if "max memory allocated" in line]
 
     assert answer(["show", document["run"], "--json"]) == done.returncode == 0
@@ -343,7 +325,4 @@ def test_a_rehearsal_writes_a_run_below_the_results_that_says_what_the_script_sa
     ]
     assert [record["evidence"] for record in stored["records"]] == ["rehearsed"] * 2
     assert [record["case"]["command"][-1] for record in stored["records"]] == ["--name=a", "--name=b"]
-    assert str(here) not in json.dumps(stored)
-
-
-# ---- folders from anyone
+    assert str(folder) not in json.dumps(stored)

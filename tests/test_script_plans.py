@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from profiler.core.units import MIB
-from tests.scripts.runs import SECONDS, TABLE, control, environment, rehearsed
+from tests.scripts.runs import TABLE, control, gcprof, rehearsed
 
 PERCENT = {  # of the script's own peak, most of which is cuBLAS's workspace in models as small as these
     "nanogpt_like": 90,
     "trainer": 90,
-    "bert_mlm": 97,
     "timm_like": 93,
     "accelerate_loop": 97,
 }
@@ -23,18 +20,10 @@ QUICK = {"nanogpt_like"}
 
 
 class Planned:
-    """A finished `gcprof plan --json -- COMMAND` on a T4."""
+    """A finished `gcprof plan -- COMMAND` on a T4, whose convolutions have no workspaces, as in `control`."""
 
     def __init__(self, words, *options, cwd):
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "profiler", "plan", "--device", "t4", *options, "--", *words],
-            cwd=cwd,
-            env=environment(cwd, GCPROF_CUDNN="hollow"),  # convolutions without workspaces, as in `control`
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        done = gcprof("plan", "--device", "t4", *options, "--", *words, cwd=cwd, GCPROF_CUDNN="hollow")
         self.exit_code, self.said, self.out = done.returncode, done.stderr, done.stdout
 
     @property

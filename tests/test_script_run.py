@@ -17,7 +17,7 @@ from profiler.scripts.measured import ROUNDING, Request, compared, measure
 from profiler.scripts.report import Process, Variant
 from profiler.views.tables.script import ratio_to, step_seconds
 from tests.scripts import by_hand
-from tests.scripts.runs import SECONDS, TABLE, Run, copied, environment, rehearsed
+from tests.scripts.runs import TABLE, Run, copied, environment, gcprof, rehearsed
 
 KINDS = {"all": "random", "sqrt": "detached", "every": "scaled", "first": "skipped", "recursive": "stale"}  # planted.py
 EIGHT = ("nanogpt_like", "vae", "gan", "resume", "unet_diffusion", "bucketed", "imagenet_like", "growing")
@@ -28,15 +28,7 @@ IN_ORDER = {"imagenet_like": ("-j", "1")}  # of several workers a batch may come
 
 def on_cpu(words, *options, cwd):
     """Run a command under `gcprof run`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "run", "--device", "cpu", "--json", "--quiet", *options, "--", *words],
-        cwd=cwd,
-        env=environment(cwd),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = gcprof("run", "--device", "cpu", "--json", "--quiet", *options, "--", *words, cwd=cwd)
     return Run(exit_code=done.returncode, said=done.stderr, seconds=0, figures=(), document=json.loads(done.stdout))
 
 

@@ -23,6 +23,7 @@ import msgspec
 from profiler.core.case import Choice
 from profiler.core.devices import MOST_BYTES, Device
 from profiler.core.errors import UserError
+from profiler.core.user_code import is_theirs
 from profiler.rehearsal import build, device, smoke
 from profiler.rehearsal.smoke import proven_libraries
 from profiler.scripts import guard
@@ -36,7 +37,6 @@ STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in the watch; no launche
 STACK_SECONDS = 3.0  # a stack is written within milliseconds; a process within C code tells no phase
 MOST_LINES = 3  # of the user's, the innermost first
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
-LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3[.\d]*[/\\]|[/\\]scripts[/\\]inject[/\\]|^<")
 Row = dict[str, Any]  # a line of the watch
 OnLine = Callable[[Row], None]
 QUIET = {  # what would send something away, or ask for a key
@@ -390,7 +390,7 @@ def _stacks(scratch: Path) -> Iterator[str]:
     for name, text in (ranks or written).items():
         rank, _, number = name.partition(".")
         frames = list(FRAME.finditer(text))
-        own = [frame for frame in frames if not LIBRARY.search(frame["file"])]
+        own = [frame for frame in frames if is_theirs(frame["file"])]
         if not frames:
             continue
         who = f"process {number}" if rank == "-" else f"rank {rank}"

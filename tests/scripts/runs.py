@@ -84,7 +84,6 @@ TABLE = {
         _script("accelerate_loop", needs=("accelerate",)),
         _script("timm_like", needs=("timm",)),
         _script("lightning_classifier", needs=("lightning",)),
-        _script("bert_mlm", needs=("transformers", "accelerate")),
         _script("wgan_gp"),
         _script("time_sequence", options=("--values", "none")),  # without gcprof LBFGS reads zeros for "has converged"
         _script("data_parallel", num_gpus=2, num_processes=1),
@@ -185,15 +184,7 @@ def rehearsed(
     with tempfile.TemporaryDirectory() as elsewhere:  # for the run folder
         given = ("--device", f"{device}:{num_gpus}", "--context", "0", "--json", "--quiet", "-o", f"{elsewhere}/run")
         began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "profiler", "rehearse", *given, *options, "--", *words],
-            cwd=cwd,
-            env=environment(cwd, GCPROF_CUDNN=cudnn),  # where nothing stays
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        done = gcprof("rehearse", *given, *options, "--", *words, cwd=cwd, GCPROF_CUDNN=cudnn)
     document = json.loads(done.stdout)
     rows = [row for variant in document.get("variants", ()) for row in variant["processes"]]
     return Run(
@@ -203,6 +194,14 @@ def rehearsed(
         figures=tuple(sorted(map(_figures, rows))),
         document=document,
     )
+
+
+def gcprof(*words: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of gcprof to its end, in the environment of a user, whose folder holds what is compiled."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "profiler", *words], cwd=cwd, env=environment(cwd, **more), capture_output=True,
+        text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
 
 
 def _figures(row: dict[str, Any]) -> Figures:

@@ -61,7 +61,6 @@ def begin(why: str | None) -> None:
         watch.know_values()
     watch.begin()
     import_module("gcprof_strategies").begin(watch, _write)
-    watch.know_graphs()
     import_module("gcprof_replaced").begin(note)
     import_module("gcprof_hollow").tell_missing(note)
     if {"RANK", "LOCAL_RANK"} & set(os.environ):
@@ -153,6 +152,7 @@ class Watch:
         self.process = os.getpid()
         self.thread = threading.get_ident()
         self.is_on = False
+        self.num_captured = 0  # steps in the CUDA graph that is captured
         self.is_by_hand: bool | None = None  # whether there is no optimizer, so that backward passes are counted
         self.is_told = self.is_ended = False  # that the process raised, or ended
         self._read, self._steps, self._is_always_told = read, steps, is_always_told
@@ -166,6 +166,7 @@ class Watch:
         if hasattr(torch._C, "_cuda_memorySnapshot") and not CHAIN_STEP:  # whose trace records the history itself
             self.holders.begin()
         self.start(None)
+        self._know_graphs()
         self._watch_processes()
         self._exit = os._exit
         os._exit = self._exit_at_once
@@ -361,6 +362,9 @@ class Watch:
         return any(id(parameter) in ours for group in groups for parameter in group["params"])
 
     def _count_step(self) -> None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self.num_captured += 1  # of a graph, whose replays are steps
+            return
         self.step += 1
         self.holders.stepped(self.step)
         if self.work:
@@ -396,28 +400,15 @@ class Watch:
 
         return call
 
-    def know_graphs(self) -> None:
+    def _know_graphs(self) -> None:
         """Have the replay of a CUDA graph be a phase, and as many steps as were captured in it; those are none yet."""
         graph: Any = torch.cuda.CUDAGraph
         captured: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps in each graph
-        open_: list[Any] = []  # the graph that is captured
-        watch, count_step, begins, ends = self, self._count_step, graph.capture_begin, graph.capture_end
-        replays = self._around(graph.replay, "graph replay", None)
-
-        def count() -> None:
-            if open_:
-                captured[open_[-1]] = captured.get(open_[-1], 0) + 1
-            else:
-                count_step()
-
-        @wraps(begins)
-        def capture_begin(self: Any, *words: Any, **keywords: Any) -> Any:
-            open_[:] = [self]
-            return begins(self, *words, **keywords)
+        watch, ends, replays = self, graph.capture_end, self._around(graph.replay, "graph replay", None)
 
         @wraps(ends)
         def capture_end(self: Any) -> Any:
-            open_.clear()
+            captured[self], watch.num_captured = watch.num_captured, 0
             return ends(self)
 
         @wraps(graph.replay)
@@ -426,11 +417,10 @@ class Watch:
                 watch.work.replayed()
             result = replays(self)
             for _ in range(captured.get(self, 0)):
-                count_step()
+                watch._count_step()
             return result
 
-        self._count_step = count  # type: ignore[method-assign]
-        graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replay
+        graph.capture_end, graph.replay = capture_end, replay
 
     # ---- values, which a hollow GPU does not compute
 

@@ -35,7 +35,6 @@ TRAPS = {
               needs=("ultralytics", "cv2")),
         _trap("recurrent"),
         _trap("gat"),
-        _trap("diffusion", device="h100", needs=("diffusers", "accelerate")),
         _trap("trainer_fsdp2", "2", file="trainer_fsdp", port=29712, device="h100", needs=HUGGING),
         _trap("trainer_fsdp1", "1", file="trainer_fsdp", port=29713, device="h100", needs=HUGGING),
         _trap("lightning_fsdp", num_gpus=2, device="h100", needs=("lightning",)),
@@ -46,12 +45,9 @@ TRAPS = {
             num_gpus=2, device="h100", needs=("accelerate",),
         ),
         _trap("sft", device="h100", needs=TRL),
-        _trap("dpo", device="h100", needs=TRL),
         _trap("grpo", device="h100", needs=TRL),
-        _trap("mixtral", device="h100", needs=(*HUGGING, "wandb")),
         _trap("detr", needs=("transformers", "scipy")),
         _trap("faster_rcnn", device="h100", needs=("torchvision",)),
-        _trap("sentence_pairs", needs=("sentence_transformers", "datasets")),
         _trap("liger", device="h100", needs=("liger_kernel", "transformers")),
         _trap("triton_autotune", device="h100", needs=("triton",)),
         _trap("adam8bit", device="h100", needs=("bitsandbytes", "transformers")),
@@ -60,7 +56,6 @@ TRAPS = {
         _trap("cuda_graph", file="graphs", device="h100"),
         _trap("reduce_overhead", device="h100"),
         _trap("find_batch", needs=("accelerate",)),
-        _trap("ppo"),
     )
 }  # fmt: skip
 
