@@ -30,7 +30,7 @@ from profiler.engines.local import Local, in_waves
 from profiler.rehearsal import cache
 from profiler.runs import store
 from profiler.runs.validate import KNOWN
-from profiler.workflows.owed_trials import follow
+from profiler.workflows.run import follow
 from tests import examples, make
 from tests.program import PATIENCE_SECONDS
 

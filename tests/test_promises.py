@@ -22,7 +22,7 @@ from profiler.runs import store
 from profiler.views.export import csv
 from profiler.views.tables import terminal
 from profiler.views.tables.columns import groups, main
-from profiler.workflows import owed_trials
+from profiler.workflows import run as workflow
 from tests import examples, make
 from tests.conftest import measured
 
@@ -87,7 +87,7 @@ def told_and_safe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
             safe[0] = path.stat().st_size
 
     monkeypatch.setattr(os, "fsync", noted)
-    told = owed_trials.run_owed(Ready(), store.load(folder))
+    told = workflow.run_owed(Ready(), store.load(folder))
     return [(path.read_bytes()[: safe[0]].count(b"\n"), number) for number, _ in enumerate(told, start=1)]
 
 

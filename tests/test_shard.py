@@ -25,7 +25,7 @@ from profiler.engines.local import in_waves
 from profiler.runs import store
 from profiler.runs.merge import merge, write
 from profiler.runs.store import Run
-from profiler.workflows import owed_trials
+from profiler.workflows import run as workflow
 from tests import make
 from tests.shard_folders import by_plan, read
 
@@ -76,7 +76,7 @@ def carried_out(folder: Path, plan: Sequence[Trial], engine: Fake, shard: Shard 
         folder, plan=tuple(plan), command="gcprof run", environment=HERE, sources={},
         **({"shard": shard} if shard else {}),
     )  # fmt: skip
-    list(owed_trials.run_owed(engine, store.load(folder)))
+    list(workflow.run_owed(engine, store.load(folder)))
     return store.load(folder)
 
 
@@ -165,12 +165,12 @@ def test_parts_without_one_of_them_are_in_order_and_partial_until_it_is_merged(l
 def test_a_part_goes_on_with_what_it_owes(tmp_path):
     part, shard = schedule.cut(sweep(), Shard(index=2, count=2))
     store.create(tmp_path / "part", plan=part, command="", environment=HERE, sources={}, shard=shard)
-    begun = owed_trials.run_owed(Fake(), store.load(tmp_path / "part"))
+    begun = workflow.run_owed(Fake(), store.load(tmp_path / "part"))
     next(begun)
     begun.close()
 
     engine = Fake()
-    list(owed_trials.run_owed(engine, store.load(tmp_path / "part")))
+    list(workflow.run_owed(engine, store.load(tmp_path / "part")))
 
     records = store.load(tmp_path / "part").records
     assert len({(record.case, record.round) for record in records}) == len(records)

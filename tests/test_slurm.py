@@ -25,8 +25,9 @@ from profiler.engines.slurm import Slurm, Work
 from profiler.request.spec import Request
 from profiler.runs import run_diff, store
 from profiler.runs.store import Writer
-from profiler.workflows import owed_trials
-from profiler.workflows.run import RunRequest, _refuse_changes
+from profiler.workflows import run as workflow
+from profiler.workflows.resume import _refuse_changes
+from profiler.workflows.run import RunRequest
 from tests import make
 from tests.program import PATIENCE_SECONDS, ROOT
 from tests.shard_folders import by_plan, read
@@ -270,7 +271,7 @@ def test_the_array_that_is_sent_is_what_was_asked_for(run, cluster, monkeypatch)
     engine: Any
     with engines.connect(asked, stage_seconds=PATIENCE_SECONDS) as engine:
         engine.settings["slurm_additional_parameters"] = {"nice": 10}
-        records = owed_trials.run_owed(engine, store.load(run))
+        records = workflow.run_owed(engine, store.load(run))
         monkeypatch.setattr("profiler.engines.slurm.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(records)
@@ -361,7 +362,7 @@ class Hanging:
 
     def go_on(self) -> Iterator[Record]:
         with engines.connect(f"{LOCAL},jobs=1", stage_seconds=PATIENCE_SECONDS) as engine:
-            yield from (record for record, _ in owed_trials.run_owed(engine, store.load(self.run)))
+            yield from (record for record, _ in workflow.run_owed(engine, store.load(self.run)))
 
     def wait(self) -> psutil.Process:
         """Until a model hangs; the process of the job."""

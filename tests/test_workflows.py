@@ -15,7 +15,8 @@ from profiler.request.spec import Request
 from profiler.runs import store
 from profiler.workflows import Interrupted, Screen, Show
 from profiler.workflows.planner import GATE, PlanRequest, plan
-from profiler.workflows.run import RunRequest, resume, run
+from profiler.workflows.resume import resume
+from profiler.workflows.run import RunRequest, run
 
 pytestmark = pytest.mark.usefixtures("here", "shared")
 WORDS = Request(model="mlp", strategies="all", device="fake:cpu")

@@ -77,8 +77,8 @@ def run(
 
     Example: gcprof run mlp,mnist-cnn --segments 1..8
     """
+    from profiler.workflows.resume import resume as resume_run
     from profiler.workflows.run import RunRequest
-    from profiler.workflows.run import resume as resume_run
     from profiler.workflows.run import run as start_run
 
     request = RunRequest(

@@ -24,8 +24,8 @@ from profiler.request.spec import TABLES, Request, command_line
 from profiler.runs import RESULTS, run_diff, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
-from profiler.workflows import SILENT, Screen, owed_trials
-from profiler.workflows.run import opening
+from profiler.workflows import SILENT, Screen
+from profiler.workflows.run import follow, opening
 
 SIZES = ("full", "cpu")
 
@@ -153,7 +153,7 @@ def reproduce(
         )
         for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)
-        code, run = owed_trials.follow(engine, begun, screen)
+        code, run = follow(engine, begun, screen)
     return Reproduced(
         run=run, reproduction=_reproduction(system, size, run), exit_code=code or progress.exit_code(run.records)
     )

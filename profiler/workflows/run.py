@@ -1,9 +1,10 @@
-"""Runs a request through an engine into a run folder, and resumes it: what `gcprof run` and `gcprof predict` do."""
+"""Runs a request through an engine into a run folder, where each record is stored before it is shown."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,26 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler import engines
-from profiler.analysis import progress, rows
+from profiler.analysis import progress
+from profiler.analysis.timing_doubts import other_processes
 from profiler.core import catalogue, gpu_specs, schedule
-from profiler.core.case import Case, Trial, split_choices
+from profiler.core.case import Trial
 from profiler.core.devices import parse
 from profiler.core.errors import UserError, refuse_idle
-from profiler.core.record import HARDWARE, Environment
+from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
-from profiler.core.units import bytes_text, count_text
+from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.request import device_choice, spec, sweep
-from profiler.request.spec import TABLES, CheckedRequest, Request, command_line, given
+from profiler.request.spec import CheckedRequest, Request, command_line, given
 from profiler.runs import RESULTS, run_diff, store
-from profiler.runs.find import run_folder
-from profiler.runs.store import Run
+from profiler.runs.store import Run, Writer
 from profiler.training import models
 from profiler.views.export import files
 from profiler.views.tables.evidence import device_word
-from profiler.workflows import SILENT, STARTING, Screen, consent, owed_trials
+from profiler.workflows import SILENT, STARTING, Interrupted, Screen, consent
 
-THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
+UNTOLD = "GCP031"  # the note that a device reports nothing about itself
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,62 +92,10 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(request: RunRequest, screen: Screen = SILENT) -> Ran:
     """Run a request in a new run folder. Raises UserError."""
-    return _begin(request, request.checked(), screen)
+    return begin(request, request.checked(), screen)
 
 
-def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
-    """Resume the run `request.resume`, or measure its plan anew.
-
-    Raises UserError that lists every difference if the words, files, versions or device are not those that the run
-    began with.
-    """
-    assert request.resume
-    before = store.load(run_folder(request.resume))
-    if before.is_script:
-        raise UserError(f"'{request.resume}' is of a script, which cannot be resumed", hint="run its command again")
-    words = None if _names_only(before, request) else request.checked()
-    data = (words or request.words).data
-    _refuse_other_data(before, data)
-    if request.anew and words:
-        shard = str(before.manifest.shard) if before.manifest.shard else None
-        request = msgspec.structs.replace(request, words=words, config=None, shard=shard)
-        return _begin(request, _changed(before, request), screen, remarks=before.warnings)
-    is_complete = words is None and not request.anew and not _owed(before)
-    if not is_complete:
-        consent.refuse_unnamed(before, _named_words(before, request.words), request.typed)
-    refuse_exclusive(before.manifest.plan, exclusive=request.exclusive)
-    if request.anew:
-        store.refuse_existing(request.output or RESULTS / "new")
-    else:
-        _refuse_jobs(before, request.engine)
-    if is_complete:
-        return _nothing_left(before, screen)
-    with ExitStack() as stack:
-        with screen.doing(STARTING):
-            engine = stack.enter_context(engines.connect(request.engine, plan=before.manifest.plan))
-            devices = survey(engine, request, before.manifest.plan)
-        checked = CheckedRequest(
-            trials=before.manifest.plan, data_directory=data, shard=before.manifest.shard or None,
-            remarks=(*before.warnings, *(() if request.anew else _again(before))),
-        )  # fmt: skip
-        if request.anew or engines.EngineChoice(request.engine).name == "local":
-            for device in dict.fromkeys(trial.case.device for trial in checked.trials):
-                device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
-        if request.anew:
-            if gone := run_diff.missing_code(trial.case for trial in checked.trials):
-                message = f"this run is of files that are not here: {', '.join(gone)}"
-                raise UserError(message, hint="put them back, or go to the folder where the run was begun")
-            manifest = before.manifest
-            return _in_folder(engine, checked, devices, request, screen, command=manifest.command, words=manifest.words)
-        asked = checked_on(devices, _changed(before, request), before.manifest.shard or None) if words else None
-        _refuse_changes(before, request, asked, devices)
-        if not _owed(before):
-            return _nothing_left(before, screen)
-        device_choice.refuse_crowded([trial.case for trial in checked.trials], devices)
-        return _go_on(engine, before, checked, devices, request, screen)
-
-
-def _begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Sequence[str] = ()) -> Ran:
+def begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Sequence[str] = ()) -> Ran:
     """Run the trials of these words in a new run folder."""
     asked = spec.check(words, device_choice.any_device)
     with ExitStack() as stack:
@@ -162,7 +111,7 @@ def _begin(request: RunRequest, words: Request, screen: Screen, *, remarks: Sequ
         checked = msgspec.structs.replace(checked, remarks=(*remarks, *checked.remarks))
         command = command_line(request.typed)
         own = given(msgspec.structs.replace(words, data=None))  # its folder must be typed again
-        return _in_folder(engine, checked, devices, request, screen, command=command, words=own)
+        return in_folder(engine, checked, devices, request, screen, command=command, words=own)
 
 
 def empty_text(checked: CheckedRequest) -> str:
@@ -209,7 +158,7 @@ def refuse_exclusive(trials: Iterable[Trial], *, exclusive: bool) -> None:
         refuse_idle({"--exclusive": exclusive}, "on a prediction", hint="nothing is measured; leave it out")
 
 
-def _in_folder(
+def in_folder(
     engine: Engine,
     checked: CheckedRequest,
     devices: Mapping[str, Environment],
@@ -230,10 +179,10 @@ def _in_folder(
         words=words,
         shard=checked.shard or UNSET,
     )
-    return _go_on(engine, begun, checked, devices, request, screen)
+    return go_on(engine, begun, checked, devices, request, screen)
 
 
-def _go_on(
+def go_on(
     engine: Engine,
     before: Run,
     checked: CheckedRequest,
@@ -244,13 +193,110 @@ def _go_on(
     """Run what a run owes; return what there is then, also after an interrupt."""
     for line in opening(before.manifest.plan, devices, checked.remarks):
         screen.say(line)
-    code, run = owed_trials.follow(
-        engine, before, screen, data_directory=checked.data_directory, exclusive=request.exclusive
-    )
+    code, run = follow(engine, before, screen, data_directory=checked.data_directory, exclusive=request.exclusive)
     return Ran(
         run=run, exit_code=code or progress.exit_code(run.records), data_directory=checked.data_directory,
         engine=request.engine,
     )  # fmt: skip
+
+
+def follow(
+    engine: Engine,
+    run: Run,
+    screen: Screen = SILENT,
+    *,
+    data_directory: str | None = None,
+    exclusive: bool = False,
+    ready: Sequence[Record] = (),
+) -> tuple[int, Run]:
+    """Run what a run still owes, and show each record; return an exit code, 0 if nothing ended it early, and the run.
+
+    What ends it early is reported: an interrupt or a UserError.
+    """
+    records = [*run.records]
+    code = 0
+
+    def warn(text: str) -> None:
+        screen.say(f"warning: {text}")
+
+    try:
+        engine.at_work = screen.at_work
+        with screen.watch([trial.case for trial in run.manifest.plan]) as show:
+            owed = run_owed(engine, run, data_directory=data_directory, exclusive=exclusive, ready=ready, warn=warn)
+            for record, left in owed:
+                records.append(record)
+                show(record, left, run.folder / "logs" / f"{store.log_name(record.case, record.round)}.log")
+    except Interrupted as interrupted:
+        screen.say("interrupted; what was printed is safe")
+        code = interrupted.exit_code
+    except UserError as error:
+        screen.say(f"gcprof: {error.message}")
+        screen.say(f"hint: {error.hint}")
+        code = error.exit_code
+    return code, store.of_records(run.folder, run.manifest, records)
+
+
+def run_owed(
+    engine: Engine,
+    run: Run,
+    *,
+    data_directory: str | None = None,
+    exclusive: bool = False,
+    ready: Sequence[Record] = (),
+    warn: Callable[[str], None] = warnings.warn,
+) -> Generator[tuple[Record, int], None, None]:
+    """Run what a run still owes; yield each record once it is on disk, and how many are left.
+
+    `ready` are records of trials in the plan that were measured before; they come first. Trials that crashed or took
+    too long are owed again. `warn` is called with what does no harm yet. Raises UserError if the folder cannot be
+    written, another process writes to it or has since it was read; and (exit code 3) if the device must be exclusive,
+    and others used it or may have.
+    """
+    folder, plan = run.folder, run.manifest.plan
+    writer = Writer(folder)
+    try:
+        if not writer.is_locked:
+            warn(f"locks do not work in '{folder}': make sure that no other gcprof writes there")
+        if writer.num_bytes != run.num_bytes:
+            raise UserError(f"another gcprof has written to '{folder}' meanwhile", hint="give the command again")
+        done = progress.settled(run.records)
+        owed = progress.owed(plan, done)
+        left = len(owed)
+        later = Counter(trial.case for trial in owed if trial.round > 1)
+        engine.logs = folder / "logs"
+        placed = (msgspec.structs.replace(trial, data_directory=data_directory) for trial in plan)
+        waiting = [trial for trial in plan if trial.if_own and trial not in owed]
+        for record in ready:
+            writer.append(record)
+            left -= 1
+            yield record, left
+        done = [*done, *ready]
+        for record in engine.run(placed, done):
+            writer.append(record)
+            if progress.finds_own(record):
+                joining = [trial for trial in waiting if trial.case.baseline == record.case]
+                waiting = [trial for trial in waiting if trial not in joining]
+                left += len(joining)
+                later.update(trial.case for trial in joining if trial.round > 1)
+            left -= 1
+            if progress.is_refusal(record):  # others than its own are not run
+                left -= sum(progress.stops(record, trial.case) for trial in owed) - 1
+            elif record.round == 1 and record.outcome != "ok":
+                left -= later[record.case]  # later rounds
+            yield record, left
+            if exclusive:
+                _refuse_shared(record)
+    finally:
+        writer.close()
+
+
+def _refuse_shared(record: Record) -> None:
+    conditions = record.readings.conditions
+    sharing, _ = other_processes([conditions] if conditions else [])
+    unknown = next((note.text for note in record.notes if note.code == UNTOLD), None)
+    if sharing or unknown:
+        hint = "go on with --resume, once the device is free" if sharing else "go on with --resume, without --exclusive"
+        raise UserError(f"--exclusive error: {sharing or unknown}", hint=hint, exit_code=3)
 
 
 def opening(trials: Sequence[Trial], devices: Mapping[str, Environment], remarks: Iterable[str]) -> Iterator[str]:
@@ -295,136 +341,3 @@ def derive(run: Run) -> tuple[int, list[str]]:
             return error.exit_code, lines
         lines.append(f"note: no picture was drawn: {error.message}; {error.hint}")
     return 0, lines
-
-
-# what is resumed
-
-
-def _names_only(before: Run, request: RunRequest) -> bool:
-    """Whether nothing is asked for besides the run's own cases.
-
-    So it is if there are no words, or if the words name only what is the run's own: all of its models, or all that
-    leads to code or files.
-    """
-    words = request.words
-    naming = {key: getattr(words, key) for key in consent.FLAGS}
-    if request.config is not None or words != Request(**naming, data=words.data):
-        return False
-    own = {"model": {trial.case.model for trial in before.manifest.plan}}
-    must = {field: set(named) for field, named in consent.needs_naming(before).items()}
-    typed = _named_words(before, words)
-    return all(named in (own.get(field), must.get(field)) for field, named in typed.items())
-
-
-def _named_words(before: Run, words: Request) -> dict[str, set[str]]:
-    """Return the words that were typed, by the field of a case, as the run has them, or else in canonical form."""
-    cases = [trial.case for trial in before.manifest.plan]
-    named: dict[str, set[str]] = {}
-    for key, field in consent.FLAGS.items():
-        of_run = {getattr(case, field) for case in cases}
-        if (text := getattr(words, key)) is not None and field in TABLES:
-            choices = split_choices(text)
-            named[field] = {
-                one if one in of_run else catalogue.resolve(one, TABLES[field], what=field) for one in choices
-            }
-        elif text is not None:
-            named[field] = {text}
-    return named
-
-
-def _changed(before: Run, request: RunRequest) -> Request:
-    """Return the run's own words, overridden by those that were typed. Raises UserError if it has none."""
-    words = request.checked()
-    if before.manifest.words is not UNSET:
-        path = before.folder / "manifest.json"
-        try:
-            own = msgspec.convert(before.manifest.words, Request)
-        except msgspec.ValidationError as error:
-            raise UserError(f"{path}: words: {error}", exit_code=4) from None
-        changed = spec.changed(own, words)
-        consent.refuse_file(changed, words, path=path)
-        return changed
-    if not request.anew:
-        return words
-    as_it_was = shlex.join([*consent.resume_words(before, engine=request.engine, data=words.data), "--new-run"])
-    names = ", ".join(map(spec.flag, given(words)))
-    message = f"the options that made the plan of this run are not stored, so that {names} cannot be changed in it"
-    raise UserError(message, hint=f"{as_it_was} measures it as it was")
-
-
-def _refuse_jobs(before: Run, engine: str) -> None:
-    """Raise UserError if Slurm jobs have shards of the run: some may still be running."""
-    if engines.EngineChoice(engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
-        hint = f"--engine slurm:... continues it; gcprof merge {before.folder}/shards/* merges what it has"
-        raise UserError("jobs of a cluster have shards of this run", hint=hint)
-
-
-def _refuse_other_data(before: Run, data: str | None) -> None:
-    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
-    if from_files != (data is not None):
-        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
-        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
-
-
-def _refuse_changes(
-    before: Run, request: RunRequest, asked: CheckedRequest | None, devices: Mapping[str, Environment]
-) -> None:
-    """Raise UserError if plan, files, versions or device are not the run's."""
-    trials, typed = before.manifest.plan, request.typed
-    then = _environment(before)
-    now = device_choice.environment(trials[0].case.device, devices)
-    if now.device_name is None:  # the device of a cluster's job is unknown before it runs: the job checks it
-        now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
-    sources = run_diff.code_digests(trial.case for trial in trials)
-    manifest = msgspec.structs.replace(before.manifest, environment=then)
-    changes = [*run_diff.changes(manifest, environment=now, sources=sources)]
-    if asked and {*map(_key, asked.trials)} != {*map(_key, trials)}:
-        changes = [*_other_words(before, request), *changes]
-    if changes:
-        message = f"this run began with other settings, which would be mixed: {'; '.join(changes)}"
-        ways = [f"{shlex.join(['gcprof', *typed, '--new-run'])} measures it anew, in a folder of its own"]
-        if len(changes) == 1 and then.num_threads and then.num_threads != now.num_threads:
-            again = shlex.join([f"{THREADS}={then.num_threads}", "gcprof", *typed])
-            ways = [f"{again} goes on with it", *ways]
-        raise UserError(message, hint="; ".join(ways))
-
-
-def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
-    return trial.case, trial.round, trial.passes
-
-
-def _other_words(before: Run, request: RunRequest) -> list[str]:
-    """Return which words are not those of the run, as `name before -> now`."""
-    if before.manifest.words is UNSET:
-        return ["these options make other trials"]
-    then, now = before.manifest.words, given(_changed(before, request))
-    names = dict.fromkeys([*then, *now])
-    texts = {name: [str(words.get(name, "-")) for words in (then, now)] for name in names if name != "data"}
-    return [f"{name.replace('_', ' ')} {old} -> {new}" for name, (old, new) in texts.items() if old != new]
-
-
-def _environment(before: Run) -> Environment:
-    """Return what the run began on: as in its manifest, or as in its first record if it was unknown then."""
-    device, stored = before.manifest.plan[0].case.device, before.manifest.environment
-    if stored.device_name is not None:
-        return stored
-    records = (record for record in before.records if record.case.device == device)
-    known = (record.environment for record in records if record.environment and record.environment.device_name)
-    return next(known, stored)
-
-
-def _owed(before: Run) -> bool:
-    return bool(progress.owed(before.manifest.plan, progress.settled(before.records)))
-
-
-def _again(before: Run) -> tuple[str, ...]:
-    """Return a remark on the trials that are measured again."""
-    number = len(rows.latest(before.records)) - len(progress.settled(before.records))
-    remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or had a baseline that did"
-    return (remark,) if number else ()
-
-
-def _nothing_left(before: Run, screen: Screen) -> Ran:
-    store.tidy(before.folder)
-    screen.say("there is nothing left to do: the run is complete")
-    return Ran(run=before, exit_code=progress.exit_code(before.records))

@@ -28,7 +28,8 @@ from profiler.runs import run_diff, store
 from profiler.runs.store import Run
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
-from profiler.workflows import SILENT, STARTING, Screen, owed_trials
+from profiler.workflows import SILENT, STARTING, Screen
+from profiler.workflows.run import follow
 
 
 class OwnForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +135,7 @@ class ModelOnDevice:
             (folder / plan_file.FOLDER).mkdir()
         for path, plan in plans.items():
             plan_file.write(plan, path)
-        code, run = owed_trials.follow(self.engine, run, self._screen, ready=ready)
+        code, run = follow(self.engine, run, self._screen, ready=ready)
         return code or progress.exit_code(run.records), run
 
     def better_blocks(self, below_bytes: int) -> str | None:

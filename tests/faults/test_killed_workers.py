@@ -17,7 +17,7 @@ from profiler.engines import local
 from profiler.engines.child import Server
 from profiler.engines.local import Local, in_waves
 from profiler.runs import store
-from profiler.workflows import owed_trials
+from profiler.workflows import run as workflow
 from tests import examples, make
 
 
@@ -70,10 +70,10 @@ def planned(tmp_path: Path) -> Path:
 
 def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
     """What is measured when a run goes on whose trials ended like this; and how many were said to be left."""
-    left = [left for _, left in owed_trials.run_owed(Scripted(**ends), store.load(folder))]
+    left = [left for _, left in workflow.run_owed(Scripted(**ends), store.load(folder))]
     assert left[-1] == 0
     engine = Scripted()
-    left = [left for _, left in owed_trials.run_owed(engine, store.load(folder))]
+    left = [left for _, left in workflow.run_owed(engine, store.load(folder))]
     assert left == list(range(len(left)))[::-1]
     return engine.asked
 
@@ -82,7 +82,7 @@ def test_records_that_are_ready_come_first_and_are_measured_no_more(planned: Pat
     ready = list(Scripted().run([Trial(case=make.case(name)) for name in ("none", "all")]))
     engine = Scripted()
 
-    found = list(owed_trials.run_owed(engine, store.load(planned), ready=ready))
+    found = list(workflow.run_owed(engine, store.load(planned), ready=ready))
 
     assert [record for record, _ in found[:2]] == ready
     assert [left for _, left in found] == [5, 4, 3, 2, 1, 0]

@@ -17,7 +17,7 @@ import pytest
 from profiler.cli import answer
 from profiler.core.record import Record
 from profiler.runs import store
-from profiler.workflows import owed_trials
+from profiler.workflows import run as workflow
 from tests import killed, make
 from tests.program import PATIENCE_SECONDS, Started, next_words
 
@@ -61,7 +61,7 @@ def interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         os.kill(os.getpid(), signal.SIGINT)
         yield make.record(), 0
 
-    monkeypatch.setattr(owed_trials, "run_owed", interrupt)
+    monkeypatch.setattr(workflow, "run_owed", interrupt)
     return answer(["run", *STUCK, "-o", "run"])
 
 

@@ -18,7 +18,7 @@ from profiler.core.record import Record
 from profiler.engines.local import in_waves
 from profiler.runs import store
 from profiler.runs.store import Writer
-from profiler.workflows import owed_trials
+from profiler.workflows import run as workflow
 from tests import examples, make
 
 
@@ -67,7 +67,7 @@ def test_fault_39_a_second_writer_gets_in_when_the_first_ends(owed: Path, monkey
 
 def both(folder: Path) -> list[tuple[str, int]]:
     """What is stored by two runs in one folder, in turns."""
-    first, second = (owed_trials.run_owed(Idle(), store.load(folder)) for _ in range(2))
+    first, second = (workflow.run_owed(Idle(), store.load(folder)) for _ in range(2))
     next(first)
     next(second)
     for one in (first, second):

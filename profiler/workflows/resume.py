@@ -1,0 +1,209 @@
+"""Resumes a run, or measures its plan anew: refused where words, files, versions or device are not the run's."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import msgspec
+from msgspec import UNSET
+
+from profiler import engines
+from profiler.analysis import progress, rows
+from profiler.core import catalogue
+from profiler.core.case import Case, Trial, split_choices
+from profiler.core.errors import UserError
+from profiler.core.record import HARDWARE, Environment
+from profiler.core.units import count_text
+from profiler.request import device_choice, spec
+from profiler.request.spec import TABLES, CheckedRequest, Request, given
+from profiler.runs import RESULTS, run_diff, store
+from profiler.runs.find import run_folder
+from profiler.runs.store import Run
+from profiler.workflows import SILENT, STARTING, Screen, consent
+from profiler.workflows.run import Ran, RunRequest, begin, checked_on, go_on, in_folder, refuse_exclusive, survey
+
+THREADS = "OMP_NUM_THREADS"  # the variable that sets how many threads PyTorch uses
+
+
+def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
+    """Resume the run `request.resume`, or measure its plan anew.
+
+    Raises UserError that lists every difference if the words, files, versions or device are not those that the run
+    began with.
+    """
+    assert request.resume
+    before = store.load(run_folder(request.resume))
+    if before.is_script:
+        raise UserError(f"'{request.resume}' is of a script, which cannot be resumed", hint="run its command again")
+    words = None if _names_only(before, request) else request.checked()
+    data = (words or request.words).data
+    _refuse_other_data(before, data)
+    if request.anew and words:
+        shard = str(before.manifest.shard) if before.manifest.shard else None
+        request = msgspec.structs.replace(request, words=words, config=None, shard=shard)
+        return begin(request, _changed(before, request), screen, remarks=before.warnings)
+    is_complete = words is None and not request.anew and not _owed(before)
+    if not is_complete:
+        consent.refuse_unnamed(before, _named_words(before, request.words), request.typed)
+    refuse_exclusive(before.manifest.plan, exclusive=request.exclusive)
+    if request.anew:
+        store.refuse_existing(request.output or RESULTS / "new")
+    else:
+        _refuse_jobs(before, request.engine)
+    if is_complete:
+        return _nothing_left(before, screen)
+    with ExitStack() as stack:
+        with screen.doing(STARTING):
+            engine = stack.enter_context(engines.connect(request.engine, plan=before.manifest.plan))
+            devices = survey(engine, request, before.manifest.plan)
+        checked = CheckedRequest(
+            trials=before.manifest.plan, data_directory=data, shard=before.manifest.shard or None,
+            remarks=(*before.warnings, *(() if request.anew else _again(before))),
+        )  # fmt: skip
+        if request.anew or engines.EngineChoice(request.engine).name == "local":
+            for device in dict.fromkeys(trial.case.device for trial in checked.trials):
+                device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
+        if request.anew:
+            if gone := run_diff.missing_code(trial.case for trial in checked.trials):
+                message = f"this run is of files that are not here: {', '.join(gone)}"
+                raise UserError(message, hint="put them back, or go to the folder where the run was begun")
+            manifest = before.manifest
+            return in_folder(engine, checked, devices, request, screen, command=manifest.command, words=manifest.words)
+        asked = checked_on(devices, _changed(before, request), before.manifest.shard or None) if words else None
+        _refuse_changes(before, request, asked, devices)
+        if not _owed(before):
+            return _nothing_left(before, screen)
+        device_choice.refuse_crowded([trial.case for trial in checked.trials], devices)
+        return go_on(engine, before, checked, devices, request, screen)
+
+
+def _names_only(before: Run, request: RunRequest) -> bool:
+    """Whether nothing is asked for besides the run's own cases.
+
+    So it is if there are no words, or if the words name only what is the run's own: all of its models, or all that
+    leads to code or files.
+    """
+    words = request.words
+    naming = {key: getattr(words, key) for key in consent.FLAGS}
+    if request.config is not None or words != Request(**naming, data=words.data):
+        return False
+    own = {"model": {trial.case.model for trial in before.manifest.plan}}
+    must = {field: set(named) for field, named in consent.needs_naming(before).items()}
+    typed = _named_words(before, words)
+    return all(named in (own.get(field), must.get(field)) for field, named in typed.items())
+
+
+def _named_words(before: Run, words: Request) -> dict[str, set[str]]:
+    """Return the words that were typed, by the field of a case, as the run has them, or else in canonical form."""
+    cases = [trial.case for trial in before.manifest.plan]
+    named: dict[str, set[str]] = {}
+    for key, field in consent.FLAGS.items():
+        of_run = {getattr(case, field) for case in cases}
+        if (text := getattr(words, key)) is not None and field in TABLES:
+            choices = split_choices(text)
+            named[field] = {
+                one if one in of_run else catalogue.resolve(one, TABLES[field], what=field) for one in choices
+            }
+        elif text is not None:
+            named[field] = {text}
+    return named
+
+
+def _changed(before: Run, request: RunRequest) -> Request:
+    """Return the run's own words, overridden by those that were typed. Raises UserError if it has none."""
+    words = request.checked()
+    if before.manifest.words is not UNSET:
+        path = before.folder / "manifest.json"
+        try:
+            own = msgspec.convert(before.manifest.words, Request)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{path}: words: {error}", exit_code=4) from None
+        changed = spec.changed(own, words)
+        consent.refuse_file(changed, words, path=path)
+        return changed
+    if not request.anew:
+        return words
+    as_it_was = shlex.join([*consent.resume_words(before, engine=request.engine, data=words.data), "--new-run"])
+    names = ", ".join(map(spec.flag, given(words)))
+    message = f"the options that made the plan of this run are not stored, so that {names} cannot be changed in it"
+    raise UserError(message, hint=f"{as_it_was} measures it as it was")
+
+
+def _refuse_jobs(before: Run, engine: str) -> None:
+    """Raise UserError if Slurm jobs have shards of the run: some may still be running."""
+    if engines.EngineChoice(engine).name != "slurm" and any((before.folder / "shards").glob("*/manifest.json")):
+        hint = f"--engine slurm:... continues it; gcprof merge {before.folder}/shards/* merges what it has"
+        raise UserError("jobs of a cluster have shards of this run", hint=hint)
+
+
+def _refuse_other_data(before: Run, data: str | None) -> None:
+    from_files = any(trial.case.data == "files" for trial in before.manifest.plan)
+    if from_files != (data is not None):
+        message = "this run reads its batch from files" if from_files else "--data has no effect on this run"
+        raise UserError(message, hint="name their folder with --data" if from_files else "its batch is not from files")
+
+
+def _refuse_changes(
+    before: Run, request: RunRequest, asked: CheckedRequest | None, devices: Mapping[str, Environment]
+) -> None:
+    """Raise UserError if plan, files, versions or device are not the run's."""
+    trials, typed = before.manifest.plan, request.typed
+    then = _environment(before)
+    now = device_choice.environment(trials[0].case.device, devices)
+    if now.device_name is None:  # the device of a cluster's job is unknown before it runs: the job checks it
+        now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
+    sources = run_diff.code_digests(trial.case for trial in trials)
+    manifest = msgspec.structs.replace(before.manifest, environment=then)
+    changes = [*run_diff.changes(manifest, environment=now, sources=sources)]
+    if asked and {*map(_key, asked.trials)} != {*map(_key, trials)}:
+        changes = [*_other_words(before, request), *changes]
+    if changes:
+        message = f"this run began with other settings, which would be mixed: {'; '.join(changes)}"
+        ways = [f"{shlex.join(['gcprof', *typed, '--new-run'])} measures it anew, in a folder of its own"]
+        if len(changes) == 1 and then.num_threads and then.num_threads != now.num_threads:
+            again = shlex.join([f"{THREADS}={then.num_threads}", "gcprof", *typed])
+            ways = [f"{again} goes on with it", *ways]
+        raise UserError(message, hint="; ".join(ways))
+
+
+def _key(trial: Trial) -> tuple[Case, int, tuple[str, ...]]:
+    return trial.case, trial.round, trial.passes
+
+
+def _other_words(before: Run, request: RunRequest) -> list[str]:
+    """Return which words are not those of the run, as `name before -> now`."""
+    if before.manifest.words is UNSET:
+        return ["these options make other trials"]
+    then, now = before.manifest.words, given(_changed(before, request))
+    names = dict.fromkeys([*then, *now])
+    texts = {name: [str(words.get(name, "-")) for words in (then, now)] for name in names if name != "data"}
+    return [f"{name.replace('_', ' ')} {old} -> {new}" for name, (old, new) in texts.items() if old != new]
+
+
+def _environment(before: Run) -> Environment:
+    """Return what the run began on: as in its manifest, or as in its first record if it was unknown then."""
+    device, stored = before.manifest.plan[0].case.device, before.manifest.environment
+    if stored.device_name is not None:
+        return stored
+    records = (record for record in before.records if record.case.device == device)
+    known = (record.environment for record in records if record.environment and record.environment.device_name)
+    return next(known, stored)
+
+
+def _owed(before: Run) -> bool:
+    return bool(progress.owed(before.manifest.plan, progress.settled(before.records)))
+
+
+def _again(before: Run) -> tuple[str, ...]:
+    """Return a remark on the trials that are measured again."""
+    number = len(rows.latest(before.records)) - len(progress.settled(before.records))
+    remark = f"{count_text(number, 'trial')} measured again: crashed, timed out, or had a baseline that did"
+    return (remark,) if number else ()
+
+
+def _nothing_left(before: Run, screen: Screen) -> Ran:
+    store.tidy(before.folder)
+    screen.say("there is nothing left to do: the run is complete")
+    return Ran(run=before, exit_code=progress.exit_code(before.records))
