@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.options import Words
-from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, say, say_bytes
+from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes
 from profiler.core.errors import refuse_idle
 from profiler.core.units import bytes_text, bytes_word, parse_bytes, parse_memory
 from profiler.request.spec import Request
@@ -59,10 +59,9 @@ def max_batch(
         words=words, strategies=tuple(strategies_of(Request(strategies=strategies))), limit=limit,
         context_bytes=context_bytes, measure=measure, rounds=rounds or ROUNDS, typed=COMMAND.get(),
     )  # fmt: skip
-    end_with(
-        lambda: _print(work(request, Terminal(is_quiet=quiet), show=_say_predicted), request, memory, json=json),
-        json=json,
-    )
+    with interruptible(json=json):
+        found = work(request, Terminal(is_quiet=quiet), show=_say_predicted)
+        raise typer.Exit(_print(found, request, memory, json=json))
 
 
 def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:

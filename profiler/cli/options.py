@@ -83,7 +83,7 @@ RunName = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=propose_ru
 
 
 class Words(NamedTuple):
-    """Which words of a Request a command takes as flags; `added_options` makes these, and fills the Request in."""
+    """Which words of a Request a command takes as flags; `with_added` makes these, and fills the Request in."""
 
     names: tuple[str, ...]
     model: Any = None  # its first argument, if that is the request's model

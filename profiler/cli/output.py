@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -275,14 +275,14 @@ def signs_of_life(text: str) -> Iterator[deque[str]]:
         thread.join()
 
 
-def end_with(work: Callable[[], int], *, json: bool = False) -> NoReturn:
-    """Do the work and end the command with its exit code, or that of a signal if there was nothing yet to keep."""
+@contextmanager
+def interruptible(*, json: bool = False) -> Iterator[None]:
+    """Context of a command's work: a signal ends it with its exit code if there was nothing yet to keep."""
     try:
         with heeded():
-            code = work()
+            yield
     except Interrupted as interrupted:
-        code = interrupted.exit_code
         aside(NOTHING_KEPT)
         if json:
-            say_failure(code)
-    raise typer.Exit(code)
+            say_failure(interrupted.exit_code)
+        raise typer.Exit(interrupted.exit_code) from None

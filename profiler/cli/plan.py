@@ -14,7 +14,7 @@ from profiler.cli.output import (
     COMMAND,
     Terminal,
     aside,
-    end_with,
+    interruptible,
     next_command,
     one_of,
     refuse_flags,
@@ -84,7 +84,8 @@ def plan(
         emit=emit, output=output, force=force, json=json, typed=COMMAND.get(),
     )  # fmt: skip
     request.check()
-    end_with(lambda: _print(work(request, terminal), request), json=json)
+    with interruptible(json=json):
+        raise typer.Exit(_print(work(request, terminal), request))
 
 
 def _print_code_of(path: Path, words: Request, emit: str | None) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from profiler.cli import options
 from profiler.cli.options import Words
-from profiler.cli.output import COMMAND, Terminal, end_with
+from profiler.cli.output import COMMAND, Terminal, interruptible
 from profiler.cli.run import print_run
 from profiler.core.errors import UserError, refuse_idle
 from profiler.core.units import parse_bytes, parse_memory
@@ -57,7 +57,8 @@ def predict(
     device = to_rehearse(device) if rehearse else for_gpus(device, say=terminal.say, is_estimated=is_estimated)
     words = msgspec.structs.replace(words, device=device, predict=rehearse or None)
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    end_with(lambda: print_run(run(request, terminal), json=json, holders=holders), json=json)
+    with interruptible(json=json):
+        raise typer.Exit(print_run(run(request, terminal), json=json, holders=holders))
 
 
 def _holders(device: str, memory: str | None, *, fit: bool) -> list[Holder]:
@@ -118,4 +119,5 @@ def rehearse(
     device = calibrated(device, calibrate, **sizes) if calibrate else to_rehearse(device, **sizes)
     words = msgspec.structs.replace(words, device=device)
     request = RunRequest(words=words, output=output, typed=COMMAND.get())
-    end_with(lambda: print_run(run(request, Terminal(is_quiet=quiet)), json=json), json=json)
+    with interruptible(json=json):
+        raise typer.Exit(print_run(run(request, Terminal(is_quiet=quiet)), json=json))

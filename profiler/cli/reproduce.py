@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profiler.cli import options
-from profiler.cli.output import COMMAND, Terminal, aside, end_with, next_command, say, say_bytes
+from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes
 from profiler.core.errors import UserError, refuse_idle
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def reproduce(
         if system.engine != "local":
             raise UserError(f"{name} cannot be predicted: a Trainer does its steps", hint="leave out --predict")
         device = to_predict(device or "v100")
-    end_with(lambda: _run(system, full=full, device=device, output=output, json=json), json=json)
+    with interruptible(json=json):
+        raise typer.Exit(_run(system, full=full, device=device, output=output, json=json))
 
 
 def _list() -> None:

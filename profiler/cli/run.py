@@ -15,8 +15,8 @@ from profiler.cli.output import (
     COMMAND,
     Terminal,
     aside,
-    end_with,
     folded,
+    interruptible,
     next_command,
     one_of,
     say,
@@ -90,11 +90,11 @@ def run(
     if dry_run:
         idle = {"--exclusive": request.exclusive, "--json": json, "--resume": resume}
         refuse_idle(idle, "with --dry-run", hint="it measures nothing; leave one of them out")
-    work = resume_run if resume else start_run
-    end_with(
-        lambda: _dry_run(request) if dry_run else print_run(work(request, Terminal(is_quiet=quiet)), json=json),
-        json=json,
-    )
+    with interruptible(json=json):
+        if dry_run:
+            raise typer.Exit(_dry_run(request))
+        ran = (resume_run if resume else start_run)(request, Terminal(is_quiet=quiet))
+        raise typer.Exit(print_run(ran, json=json))
 
 
 def _dry_run(request: RunRequest) -> int:
