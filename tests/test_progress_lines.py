@@ -95,22 +95,22 @@ def two_cases_in_three_rounds() -> list[Case]:
     return [make.case("none"), make.case("all")] * 3
 
 
-def test_later_rounds_take_a_part_of_the_first_until_one_has_ended():
+def test_later_rounds_take_a_part_of_the_first():
     clock = Clock()
     follow = live(80, clock, two_cases_in_three_rounds())
     left = []
 
-    for still, (clock.seconds, number) in zip((5, 4, 3, 2), ((10.0, 1), (20.0, 1), (26.0, 2), (26.0, 2)), strict=True):
-        follow.show(make.record(round=number, stage_seconds={"build": 1.0, "time": 2.0}), left=still)
+    for still, (clock.seconds, number) in zip((5, 4, 3), ((10.0, 1), (20.0, 1), (24.0, 2)), strict=True):
+        follow.show(make.record(round=number), left=still)
         left.append(follow.left_seconds())
 
-    assert left == [10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 3 * 3, 2 * 3]  # the last two came at once
+    assert left == pytest.approx([10 + 4 * 10 * LATER_SHARE, 4 * 10 * LATER_SHARE, 24 * 3 / (2 / LATER_SHARE + 1)])
 
 
 def test_lines_elsewhere_tell_the_time_left_as_long_as_trials_are_left():
     file, clock = io.StringIO(), Clock()
 
-    with Follow(file, clock=clock) as follow:
+    with Follow(file, [make.case(f"segments:k={k}") for k in (1, 2, 3)], clock=clock) as follow:
         for clock.seconds, left in ((20.0, 2), (40.0, 1), (60.0, 0)):
             follow.show(make.record(), left=left)
 

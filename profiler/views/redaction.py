@@ -17,8 +17,9 @@ from profiler.core.case import Case, Choice
 from profiler.core.devices import parse
 from profiler.core.gpu_specs import HOLLOW, is_hollow
 from profiler.core.record import Built, Environment, Equality, Note, Readings, Record
+from profiler.core.script import VariantFacts
 from profiler.core.secret_filter import HIDDEN, hide
-from profiler.runs.store import Manifest, Run
+from profiler.runs.store import Run
 
 START = r"(?:[a-z][a-z0-9+.-]{1,20}://|~[\w.-]*/|/(?=[\w.~/-])|[A-Za-z]:[\\/]|\\\\)"  # of an absolute path or URL
 FILE = r"[\w.-]{0,255}\.[A-Za-z]\w*"  # no file has a longer name
@@ -37,6 +38,7 @@ QUOTING = (
     "GCP004", "GCP045", "GCP046", "GCP048", "GCP049", "GCP050", "GCP051", "GCP054", "GCP055", "GCP057", "GCP058",
     "GCP064",
 )  # fmt: skip
+OURS = ("name", "torch", "category", "steps_are", "strategy", "split", "outcome", "verdict")  # fields of a script
 LEVELS = ("default", "all", "none")
 
 
@@ -49,14 +51,13 @@ def _redacted(run: Run, number: int, level: str) -> Run:
     change = _Redaction(run.records, is_all=level == "all")
     command = HIDDEN if level == "all" else _command(run.manifest.command)
     manifest = msgspec.structs.replace(
-        run.manifest, command=command, plan=(), environment=change.environment(run.manifest.environment)
+        run.manifest, command=command, plan=(), environment=change.part(run.manifest.environment)
     )
-    assert isinstance(manifest, Manifest)
     return msgspec.structs.replace(
         run,
         folder=Path(f"run {number}") if level == "all" else run.folder,
         manifest=manifest,
-        records=tuple(change.record(record) for record in run.records),
+        records=tuple(map(change.part, run.records)),
     )
 
 
@@ -66,105 +67,86 @@ def _command(text: str) -> str:
 
 
 class _Redaction:
-    """Redacts the records of one run; equal names get equal replacements."""
+    """Redacts the parts of the records of one run, by a rule for each field; equal names get equal replacements."""
 
     def __init__(self, records: Iterable[Record], *, is_all: bool) -> None:
         cases = [record.case for record in records]
         self._is_all = is_all
         self._models = _apart((case.model for case in cases), self._model)
-        self._strategies = _apart((case.strategy for case in cases), self._strategy)
+        strategies = _apart((case.strategy for case in cases), self._strategy)
         gpus = (_gpu(case.device) for case in cases)
         self._gpus = _apart((gpu for gpu in gpus if gpu not in (None, "cpu")), lambda gpu: "cuda")
         self._devices = _apart((case.device for case in cases), self._device)
-
-    def record(self, record: Record) -> Record:
-        """Return the record with every name, text and device redacted; its numbers stay."""
-        return msgspec.structs.replace(
-            record,
-            case=self._case(record.case),
-            detail=record.detail and (HIDDEN if self._is_all else hidden(record.detail)),  # it may quote anything
-            built=self._built(record.built),
-            readings=self._readings(record.readings),
-            equality=self._equality(record.equality),
-            environment=self.environment(record.environment) if record.environment else None,
-            notes=tuple(msgspec.structs.replace(note, text=self._note(note)) for note in record.notes),
-            **self._script(record),
-        )
-
-    def _script(self, record: Record) -> dict[str, Any]:
-        """Return what is redacted of a process of a script: its lines name files, and so do its command's words."""
-        if not (record.script and record.variant):
-            return {}
-        words = {
-            name: self._gpu_word(text) if name == "device" else text if name == "strategy" else self._text(text)
-            for name, text in record.variant.words.items()
+        self._rules: dict[type, dict[str, Callable[[Any], Any]]] = {
+            Record: {
+                **dict.fromkeys(("case", "built", "readings", "equality", "environment"), self.part),
+                "detail": self._text,  # it may quote anything
+                "notes": lambda notes: tuple(map(self._note, notes)),
+                "phases": self._texts,
+                "script": self._texts,
+                "variant": self._variant,
+            },
+            Case: {
+                "model": lambda model: Choice(self._models[model]),
+                "strategy": lambda strategy: Choice(strategies[strategy]),
+                "device": self._devices.__getitem__,
+                "command": lambda words: tuple(map(self._text, words)),
+                "values": lambda values: tuple((name, self._text(text)) for name, text in values),
+            },
+            Environment: {"device_uuid": lambda uuid: HIDDEN},
+            Built: {"data": lambda data: data if data == "synthetic" else self._text(data)},
         }
-        return {
-            "phases": tuple(_texts(phase, self._text) for phase in record.phases or ()),
-            "script": _texts(record.script, self._text),
-            "variant": msgspec.structs.replace(_texts(record.variant, self._text), words=words),
-        }
+        if is_all:  # names of devices, blocks, parameters and modules too; what is hollow still counts as rehearsed
+            self._rules[Case]["blocks"] = lambda blocks: HIDDEN
+            self._rules[Environment]["device_name"] = lambda name: f"{HOLLOW if is_hollow(name) else ''}{HIDDEN}"
+            self._rules[Equality] = {
+                "worst_parameter": lambda name: HIDDEN,
+                **dict.fromkeys(("differing_buffers", "missing"), lambda names: (HIDDEN,) * len(names)),
+            }
+            self._rules[Readings] = {
+                "timeline": lambda timeline: msgspec.structs.replace(timeline, module=None, modules={})
+            }
+
+    def part(self, part: Any) -> Any:
+        """Return a record, or a part of one, with every name, text and device redacted; its numbers stay."""
+        rules = self._rules.get(type(part), {})
+        changed = {name: rule(value) for name, rule in rules.items() if (value := getattr(part, name))}
+        return msgspec.structs.replace(part, **changed)
 
     def _text(self, text: str) -> str:
         """Redact a word or a line of the user's: wholly, if all that could identify the model is hidden."""
         return HIDDEN if self._is_all and text else hidden(text)
 
+    def _texts(self, value: Any) -> Any:
+        """Return what is known of a script, its lines and its command's words redacted, wherever they stand."""
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, tuple):
+            return tuple(map(self._texts, value))
+        if not isinstance(value, msgspec.Struct):
+            return value
+        fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in OURS}
+        return msgspec.structs.replace(value, **{name: self._texts(field) for name, field in fields.items()})
+
+    def _variant(self, variant: VariantFacts) -> Any:
+        words = {
+            name: self._gpu_word(text) if name == "device" else text if name == "strategy" else self._text(text)
+            for name, text in variant.words.items()
+        }
+        return msgspec.structs.replace(self._texts(variant), words=words)
+
     def _gpu_word(self, text: str) -> str:
         gpu, colon, count = text.partition(":")
         return f"{self._gpus[gpu]}{colon}{count}" if self._is_all and gpu in self._gpus else text
 
-    def environment(self, environment: Environment) -> Environment:
-        name = environment.device_name
-        hollow = HOLLOW if is_hollow(name) else ""  # so that its records still count as rehearsed
-        shown = f"{hollow}{HIDDEN}" if self._is_all and name else name
-        return msgspec.structs.replace(
-            environment, device_name=shown, device_uuid=HIDDEN if environment.device_uuid else None
-        )
-
-    def _case(self, case: Case) -> Case:
-        return msgspec.structs.replace(
-            case,
-            model=Choice(self._models[case.model]),
-            strategy=Choice(self._strategies[case.strategy]),
-            device=self._devices[case.device],
-            blocks=HIDDEN if self._is_all and case.blocks else case.blocks,
-            command=case.command and tuple(map(self._text, case.command)),
-            values=case.values and tuple((name, self._text(text)) for name, text in case.values),
-        )
-
-    def _built(self, built: Built | None) -> Built | None:
-        if built is None:
-            return None
-        is_named = self._is_all and built.data != "synthetic"
-        return msgspec.structs.replace(built, data=HIDDEN if is_named else hidden(built.data))
-
-    def _equality(self, equality: Equality | None) -> Equality | None:
-        """Hides names of parameters, which could identify the model."""
-        if equality is None or not self._is_all:
-            return equality
-        worst = HIDDEN if equality.worst_parameter else None
-        buffers, missing = (HIDDEN,) * len(equality.differing_buffers), (HIDDEN,) * len(equality.missing)
-        return msgspec.structs.replace(equality, worst_parameter=worst, differing_buffers=buffers, missing=missing)
-
-    def _readings(self, readings: Readings) -> Readings:
-        """Hides names of modules, which could identify the model."""
-        if readings.timeline is None or not self._is_all:
-            return readings
-        unnamed = msgspec.structs.replace(readings.timeline, module=None, modules={})
-        return msgspec.structs.replace(readings, timeline=unnamed)
-
-    def _note(self, note: Note) -> str:
-        """Redacts a note; if it quotes names or code of the model, only the words before the quote stay."""
-        is_quoting = self._is_all and note.code in QUOTING
-        return self._known(re.split(r": | \(", note.text)[0] if is_quoting else note.text)
-
-    def _known(self, text: str) -> str:
-        """Redacts what a note quotes from the case; its other words are gcprof's own."""
-        if not self._is_all:
-            return hidden(text)
-        for word, instead in {**self._models, **self._devices}.items():
-            text = text.replace(word, instead) if word != instead else text
-        return hidden(text, wholly=True)
+    def _note(self, note: Note) -> Note:
+        """Redacts what a note quotes from the case; if that is names or code, only the words before the quote stay."""
+        text = note.text
+        if self._is_all:
+            text = re.split(r": | \(", text)[0] if note.code in QUOTING else text
+            for word, instead in {**self._models, **self._devices}.items():
+                text = text.replace(word, instead) if word != instead else text
+        return msgspec.structs.replace(note, text=hidden(text, wholly=self._is_all))
 
     def _model(self, text: str) -> str:
         if not self._is_all:
@@ -179,23 +161,6 @@ class _Redaction:
         """Hides the GPU that is predicted for or rehearsed; equal GPUs get equal names, so that twins stay twins."""
         gpu = _gpu(text)
         return text.replace(gpu, self._gpus[gpu], 1) if self._is_all and gpu in self._gpus else text
-
-
-def _texts(part: Any, change: Callable[[str], str]) -> Any:
-    """Return a phase, or what is known of a process, with its lines of the script changed."""
-    kept = ("name", "torch", "category", "steps_are", "strategy", "split", "outcome", "verdict")  # gcprof's own words
-    fields = {name: getattr(part, name) for name in part.__struct_fields__}
-    return msgspec.structs.replace(
-        part, **{name: value if name in kept else _changed(value, change) for name, value in fields.items()}
-    )
-
-
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, tuple):
-        return tuple(_changed(item, change) for item in value)
-    return _texts(value, change) if isinstance(value, msgspec.Struct) else value
 
 
 def _gpu(device: str) -> str | None:

@@ -58,14 +58,10 @@ class Follow:
         self._said: set[tuple[str, ...]] = set()
         self._now = ""  # what runs now
         self._clock, self._since = clock, clock()
-        traced = sum(case.is_predicted or case.is_rehearsed for case in cases)
-        self._total, self._later_left = len(cases), len(cases) - len(set(cases))  # in rounds that only time steps
-        self._guess = TRACED_SECONDS * traced + MEASURED_SECONDS * (len(set(cases)) - traced)
-        self._guess += MEASURED_SECONDS * LATER_SHARE * self._later_left
+        later = len(cases) - len(set(cases))
+        self._guesses = [*map(_guess, dict.fromkeys(cases)), *([MEASURED_SECONDS * LATER_SHARE] * later)]  # in order
         self._records: list[Record] = []
-        self._num_ended, self._later_ended = 0, 0
-        self._first_seconds = 0.0  # elapsed when the last trial of a first round ended
-        self._first_own, self._later_own = 0.0, 0.0  # sums of the trials' own durations; several may run at once
+        self._total, self._num_ended, self._ended_guess = len(cases), 0, 0.0
         self._drawn: tuple[int, int, Text] | None = None  # number of records, width of the terminal, and their table
         self._spinner = Spinner("line")
         self._live = Live(
@@ -88,13 +84,7 @@ class Follow:
         """Shows a record; `left` trials are still to come, fewer than planned if a case cannot run at all."""
         self._num_ended += 1
         self._total, self._now = self._num_ended + left, ""
-        own_seconds = sum(record.stage_seconds.values())
-        if record.round > 1:
-            self._later_own += own_seconds
-            self._later_left, self._later_ended = max(0, self._later_left - 1), self._later_ended + 1
-        else:
-            self._first_own += own_seconds
-            self._first_seconds = self._clock() - self._since
+        self._ended_guess += _guess(record.case) * (LATER_SHARE if record.round > 1 else 1)
         if len(self._records) < MOST_ROWS:
             self._records.append(record)
         is_told = record.outcome != "ok" if self._is_quiet else not self._console.is_terminal
@@ -137,25 +127,20 @@ class Follow:
         return "  ".join(text for text in (count, times, self._now) if text)
 
     def left_seconds(self) -> float | None:
-        """Return the estimated seconds left: from the mean of the trials that have ended, before that from the guess.
+        """Return the estimated seconds left: the guess for what is left, scaled by how long that for the rest took.
 
-        None without a total, or if the guess was too short. Until a trial of a later round has ended, one is assumed to
-        take LATER_SHARE of a trial of the first round.
+        None without a total, or if the guess was too short and no trial has ended.
         """
-        seconds = self._clock() - self._since
-        if not self._total:
-            return None
-        if not self._num_ended:
-            return self._guess - seconds if seconds < self._guess else None
-        left = self._total - self._num_ended
-        later = min(left, self._later_left)
-        first_ended = self._num_ended - self._later_ended
-        first_mean = self._first_seconds / first_ended if first_ended else 0.0
-        later_mean = LATER_SHARE * first_mean
-        if self._later_ended:
-            at_once = max(1.0, self._first_own / self._first_seconds) if self._first_seconds else 1.0
-            later_mean = self._later_own / self._later_ended / at_once
-        return first_mean * (left - later) + later_mean * later
+        seconds, left = self._clock() - self._since, self._total - self._num_ended
+        guess = sum(self._guesses[-left:]) if left else 0.0
+        if self._num_ended:
+            return seconds * guess / self._ended_guess
+        return guess - seconds if seconds < guess else None
+
+
+def _guess(case: Case) -> float:
+    """Return the seconds that a trial of the first round is assumed to take."""
+    return TRACED_SECONDS if case.is_predicted or case.is_rehearsed else MEASURED_SECONDS
 
 
 def _clock_text(seconds: float) -> str:
