@@ -74,7 +74,7 @@ ROOMS = {
             "profiler/measuring/meters/step_results.py",
             "profiler/measuring/meters/tensor_values.py",
             "profiler/measuring/equality_pass.py",
-            "profiler/measuring/passes.py",
+            "profiler/measuring/trial.py",
         ),
         ("tests/test_equality_pass.py", "tests/test_equality.py", "tests/test_step_digests.py", "tests/test_ranks.py"),
         left_out="mnist or transformer or cifar or llama or dense-chain or it_is_compiled or when_compiled or budget",

@@ -10,7 +10,7 @@ import torch
 
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.record import Record
-from profiler.measuring import passes
+from profiler.measuring import trial as trials
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import memory, step_results
 from profiler.measuring.trial import measure
@@ -106,7 +106,7 @@ def test_weights_are_as_before_once_the_steps_have_run():
     optimizer, step = built.trainer()
     before = {name: parameter.detach().clone() for name, parameter in trained(built.workload).items()}
 
-    with passes._watched(bench, built, step) as watched:
+    with trials._watched(bench, built, step) as watched:
         memory.read(built.workload, optimizer, bench.device, watched)
         assert not all(torch.equal(value, before[name]) for name, value in trained(built.workload).items())
 
@@ -125,7 +125,7 @@ def test_steps_are_not_watched_where_nothing_is_compared_with_them(fields, trial
     built = bench.build()
     _, step = built.trainer()
 
-    with passes._watched(bench, built, step) as watched:
+    with trials._watched(bench, built, step) as watched:
         assert watched is step
 
     assert bench.step_digests is None

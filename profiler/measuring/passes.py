@@ -1,34 +1,26 @@
-"""The passes that read numbers, each on a fresh model: FLOPs, memory, operators, time."""
+"""The passes that read FLOPs, operators and time, each on a fresh model. That of memory is in `trial`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 
 from profiler.core import gpu_specs, roofline
-from profiler.core.case import OPERATORS
 from profiler.core.devices import parse
-from profiler.core.gpu_specs import CONTEXT_BYTES, LIBRARY_SHARE
-from profiler.core.record import RankBytes
 from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import flops, memory, memory_growth, operators
+from profiler.measuring.meters import flops, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.measuring.meters.saved_graph import SavedByBlocks, frozen_modules, kept_on_ctx, needless_bytes
-from profiler.measuring.meters.step_results import StepDigests, weights_kept
-from profiler.measuring.ranks import Ranks
-from profiler.training import precision
 from profiler.training.assemble import Assembled
 from profiler.training.compiled_code import compiled_modules
 from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
-from profiler.training.workload import Mark, Step, Workload
+from profiler.training.workload import Workload
 
 NO_ROOM = (
     "the step without the strategy does not fit into the same process, or fails there, so the two are not timed "
@@ -39,17 +31,7 @@ LOGGED = 4096  # bytes to the host that a step's own logs and metrics may take
 MOST_NAMED = 3  # modules
 
 
-def read(bench: Bench, passes: Collection[str]) -> dict[str, Any]:
-    """Run the requested passes in the order of the table; return the fields of their Readings."""
-    readings: dict[str, Any] = {}
-    for name, run in TABLE.items():
-        if name in passes and not (name == "flops" and _counts_after_memory(bench)):
-            bench.begin(name)
-            readings |= run(bench)
-    return readings
-
-
-def _counts_after_memory(bench: Bench) -> bool:
+def counts_after_memory(bench: Bench) -> bool:
     """Whether operators are counted in one more step of the memory pass's model, as on a hollow device.
 
     Not of compiled code: counts of calls are guards, by which the step that is watched would be compiled again.
@@ -57,11 +39,11 @@ def _counts_after_memory(bench: Bench) -> bool:
     return bench.device.is_hollow and {"flops", "memory"} <= set(bench.trial.passes) and not bench.is_compiled
 
 
-def _flops(bench: Bench) -> dict[str, Any]:
-    return bench.extra(COUNTED, lambda: _counted(bench, *_unused(bench), count=_of_gradients)) or {}
+def count_flops(bench: Bench) -> dict[str, Any]:
+    return bench.extra(COUNTED, lambda: counted_step(bench, *built_only(bench), count=_of_gradients)) or {}
 
 
-def _unused(bench: Bench) -> tuple[Assembled, list[int]]:
+def built_only(bench: Bench) -> tuple[Assembled, list[int]]:
     """Return the model of the build, or else a fresh one, with its counts of calls."""
     calls: list[int] = []
     built, calls = bench.unused or (bench.build(calls=calls), calls)
@@ -74,7 +56,7 @@ def _of_gradients(built: Assembled, look: flops.Look, reads: AbstractContextMana
         return flops.read(built.workload, look)
 
 
-def _of_step(
+def of_step(
     bench: Bench,
     step: Callable[..., torch.Tensor],
     built: Assembled,
@@ -103,7 +85,7 @@ def _estimated(bench: Bench, counted: flops.Counted) -> dict[str, Any]:
     return {f"{phase}_seconds": (value,) for phase, value in seconds.items()}
 
 
-def _counted(
+def counted_step(
     bench: Bench,
     built: Assembled,
     calls: list[int],
@@ -190,135 +172,12 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
     bench.note("GCP055", f"{text} its input needs a gradient; {way}")
 
 
-def _memory(bench: Bench) -> dict[str, Any]:
-    """Return the readings of the rank with the highest peak; with several ranks, also the bytes of each."""
-    held_before = bench.leftovers.held_bytes()
-    try:
-        own, gathered = _own_memory(bench)
-    except Exception:  # raised again: whether the step reads values may explain it
-        if _counts_after_memory(bench):
-            bench.device.release()
-            _flops(bench)
-        raise
-    if bench.device.held_bytes() is not None:  # else the meter counts only what happens within a step
-        bench.device.release()
-        bench.misread_bytes = bench.leftovers.in_peak(held_before)
-    if bench.trial.case.is_rehearsed:
-        _tell_edge(bench, int(own["device_bytes"]))
-    held = {name: own[name] for name in ("static_bytes", "saved_bytes", "peak_bytes")}
-    by_rank = bench.group.gather((own, RankBytes(**held, gathered_bytes=gathered)))
-    if len(by_rank) == 1:
-        return own
-    highest = max((readings for readings, _ in by_rank), key=lambda readings: int(readings["peak_bytes"]))
-    return {**highest, "ranks": tuple(rank for _, rank in by_rank)}
-
-
-def _tell_edge(bench: Bench, taken_bytes: int) -> None:
-    """Note that a rehearsed step may not fit, if less memory is left than CUDA and its libraries may take."""
-    total = bench.device.facts().total_bytes or 0
-    unknown = int(LIBRARY_SHARE * total) + (0 if parse(bench.trial.case.device).context_bytes else CONTEXT_BYTES)
-    if total - taken_bytes < unknown:
-        text = f"{bytes_text(taken_bytes)} of {bytes_text(total)} are taken: too near to tell whether it fits, since"
-        bench.note(
-            "GCP042", f"{text} CUDA and its libraries may take {bytes_text(unknown)} more; --context adds CUDA's"
-        )
-
-
-def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
-    """Return this rank's readings and its peak bytes of gathered parameters; the model is freed on return."""
-    built, calls = _unused(bench) if _counts_after_memory(bench) else (bench.build(), [])
-    optimizer, step = built.trainer()
-    numbers = count(1)
-
-    def seeded(mark: Mark, **look: flops.Look) -> torch.Tensor:
-        built.seed(next(numbers))
-        loss = bench.counted(partial(step, **look), mark)
-        if not bench.device.is_hollow and not bool(torch.isfinite(loss)):
-            text = f"the loss is {float(loss)}: the gradients are meaningless; memory and time are still valid"
-            bench.note("GCP007", text)
-        return loss
-
-    with _watched(bench, built, seeded) as watched:
-        own, left_bytes = memory.read(built.workload, optimizer, bench.device, watched)
-    gathered = built.workload.gathered() if built.workload.gathered else None
-    if _counts_after_memory(bench):
-        unknown = f"{COUNTED}, and how long a step takes"
-        run = partial(_counted, bench, built, calls, count=partial(_of_step, bench, seeded))
-        counted, left_again = memory_growth.left_by(
-            built.workload, optimizer, bench.device, lambda: bench.extra(unknown, run)
-        )
-        own |= counted or {}
-        left_bytes = min(left_bytes, left_bytes if left_again is None else left_again)
-    if any(bench.group.gather(left_bytes > 0)):
-        total, is_known = bench.device.facts().total_bytes, bench.device.held_bytes() is not None
-        room = total - own["peak_bytes"] - memory_growth.NUM_STEPS * left_bytes if total and is_known else None
-        grows = partial(_tell_growth, bench, built, optimizer, seeded, room)
-        bench.extra("whether memory grows from step to step", grows)
-    return own, gathered
-
-
-@contextmanager
-def _watched(bench: Bench, built: Assembled, step: Step) -> Iterator[Step]:
-    """Yield the training step; digests of its first two runs are taken for the equality pass, if it can use them.
-
-    That takes a known baseline, one process, real arithmetic, no gradient scaler, and a model that settles in one step.
-    The weights are restored: a factory may return the same module each time.
-    """
-    case, trial = bench.trial.case, bench.trial
-    is_asked = "equality" in trial.passes and case.verify != "off"
-    is_known = case == case.baseline or trial.digests is not None
-    is_alone = bench.group.size == 1 and bench.group.mesh is None and not bench.device.is_hollow
-    is_plain = precision.scaler(case.precision, case.torch_device) is None and built.workload.settling == 1
-    digests = None
-    if is_asked and is_known and is_alone and is_plain:
-        with suppress(Exception):  # state of a user's class; the equality pass, which reads it too, tells why
-            digests = StepDigests(built.workload)
-    if digests is None:
-        yield step
-        return
-
-    def heard(mark: Mark) -> torch.Tensor:
-        with bench.hearing():
-            loss: torch.Tensor = step(mark)
-            return loss
-
-    with weights_kept(built.workload):
-        yield digests.watched(heard)
-        digests.finish()
-    bench.step_digests = digests if digests.digests else None
-
-
-def _tell_growth(
-    bench: Bench, built: Assembled, optimizer: torch.optim.Optimizer, step: Step, room: int | None
-) -> None:
-    """Run more steps and note what each leaves behind; called only if a step has left something.
-
-    `room` is what stays free at the peak after these steps, if each leaves as much as the first; None if unknown.
-    """
-    limit = bench.limit()  # the pass so far took longer than any of NUM_STEPS more steps will
-    is_late = limit is not None and time.monotonic() + memory_growth.NUM_STEPS * bench.spent() > limit
-    if any(bench.group.gather(is_late)):
-        return
-    if any(bench.group.gather(room is not None and room < 0)):
-        bench.note(
-            "GCP048", "the step leaves bytes behind, and more steps would not fit: whether it grows is not known"
-        )
-        return
-    with_operators = not built.applied.changes_kernels
-    is_alone = not isinstance(bench.group, Ranks)  # several take part in each other's steps, so all run them all
-    grown = memory_growth.read(
-        built.workload, optimizer, bench.device, step, with_operators=with_operators, is_alone=is_alone
-    )
-    if grown:
-        bench.note("GCP048", str(grown))
-
-
-def _operators(bench: Bench) -> dict[str, Any]:
+def hidden_bytes(bench: Bench) -> dict[str, Any]:
     _, step = bench.build().trainer()
     return operators.read(bench.device, lambda mark: bench.counted(step, mark))
 
 
-def _time(bench: Bench) -> dict[str, Any]:
+def time_steps(bench: Bench) -> dict[str, Any]:
     """Return the time readings of the step; note why conditions of the device are missing, if they are."""
     built = bench.build()
     _, step = built.trainer()
@@ -353,11 +212,3 @@ def _switch(bench: Bench, built: Assembled) -> Callable[[bool], None] | None:
     if built.applied.keeps_own:
         bench.gradients(built)  # so that the code is compiled
     return None if built.own_calls.num_compiled else built.switch
-
-
-TABLE: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "flops": _flops,
-    "memory": _memory,
-    OPERATORS: lambda bench: bench.extra("what operators take besides their results", lambda: _operators(bench)) or {},
-    "time": _time,
-}

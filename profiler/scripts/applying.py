@@ -21,6 +21,7 @@ from profiler.core.record import Applied
 from profiler.predicting.trace.fake_tensors import fake_tensors, unseen
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
+from profiler.training.assemble import apply_strategy
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.routed_block import unroute
 from profiler.training.compiled_code import compiled_modules, is_left_alone
@@ -94,9 +95,9 @@ def _applied(
         return function(workload)
     if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()):
         sharded = Workload(module=module, blocks=names, batch=None, loss=_refuse)
-        return called_blocks.applied(sharded, choice.name, function)[1]
+        return apply_strategy(sharded, choice.name, function)[1]
     with observing(module, names, batch) as workload:
-        workload, made = called_blocks.applied(workload, choice.name, function)
+        workload, made = apply_strategy(workload, choice.name, function)
     called_blocks.follow_forwards(workload)
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from profiler.training.rehearsed_build import made_on_device, made_without_stora
 from profiler.training.workload import Mark, Workload, compared, drop_gradients, num_parameters, train_step
 
 MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)  # layers that act differently in eval mode
+FEW_BLOCKS = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 COMPILES = "compile-budget"  # the strategy that compiles a model which is not compiled itself
 
 
@@ -229,12 +231,49 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
             count_calls(chain, calls)
         return chain
 
-    workload, applied = called_blocks.applied(
+    workload, applied = apply_strategy(
         workload, case.strategy.name, lambda chain: apply(chain, **options), by_calls=by_calls
     )
     if remark := uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled):
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, remark))
     return workload, applied
+
+
+def apply_strategy(
+    workload: Workload,
+    strategy: str,
+    apply: Callable[[Workload], Applied],
+    *,
+    by_calls: Callable[[Workload], Workload] = called_blocks.repeated,
+) -> tuple[Workload, Applied]:
+    """Apply a strategy: to the blocks, or else, if it counts blocks, to the calls of blocks that run several times.
+
+    Calls are taken if the strategy cannot be applied to the blocks, or does nothing with few of them. `by_calls` is
+    `called_blocks.repeated`, with any work around it. Raises as the strategy does.
+    """
+    try:
+        made = apply(workload)
+    except Unsupported as error:
+        chain = by_calls(workload) if strategy in called_blocks.COUNTING and workload.batch is not None else workload
+        if chain is workload:
+            raise error from None
+    else:
+        is_none = strategy in called_blocks.COUNTING and not made.recomputes and len(workload.blocks) <= FEW_BLOCKS
+        chain = by_calls(workload) if is_none and workload.batch is not None else workload
+        if chain is workload:
+            return workload, made
+    made = apply(chain)
+    return chain, msgspec.structs.replace(made, notes=(*made.notes, _note_calls(chain)))
+
+
+def _note_calls(chain: Workload) -> Note:
+    counts = Counter(name.partition(called_blocks.SIGN)[0] for name in chain.calls)
+    name, count = next(iter(counts.items()))
+    others = f", and {len(counts) - 1} more run several times" if len(counts) > 1 else ""
+    text = (
+        f"{name} runs {count} times in a forward{others}: the calls are the blocks, {next(iter(chain.calls))} and so on"
+    )
+    return Note(code="GCP050", text=text)
 
 
 def _build(case: Case, build: Build, rank: int) -> tuple[Workload, list[Note]]:

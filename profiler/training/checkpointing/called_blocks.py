@@ -11,7 +11,7 @@ import msgspec
 from torch import nn
 
 from profiler.core.errors import Unsupported
-from profiler.core.record import Applied, Note
+from profiler.core.record import Note
 from profiler.core.units import few
 from profiler.training import marked_functions
 from profiler.training.checkpointing.observed_forward import NotKept, Refused, run_forward
@@ -23,7 +23,6 @@ SIGN = "#"  # between a block's name and the number of its call
 COUNTING = ("segments", "sqrt", "recursive", "from-start", "first", "every", "plan")  # strategies that count blocks
 MOST_NAMED = 3
 CHANGED = "unlike when it was observed: a forward that depends on data cannot be cut by calls; --strategies all works"
-FEW = 2  # with so few blocks, sqrt and segments:k=1 checkpoint nothing
 
 
 def marked(workload: Workload) -> Workload:
@@ -67,43 +66,6 @@ def repeated(workload: Workload) -> Workload:
     paths = {call.path for call in look.seen}
     is_same = len(look.seen) == len(paths) or not paths.issuperset(workload.blocks)
     return workload if is_same else _by_calls(workload, look.seen)
-
-
-def applied(
-    workload: Workload,
-    strategy: str,
-    apply: Callable[[Workload], Applied],
-    *,
-    by_calls: Callable[[Workload], Workload] = repeated,
-) -> tuple[Workload, Applied]:
-    """Apply a strategy: to the blocks, or else, if it counts blocks, to the calls of blocks that run several times.
-
-    Calls are taken if the strategy cannot be applied to the blocks, or does nothing with few of them. `by_calls` is
-    `repeated`, with any work around it. Raises as the strategy does.
-    """
-    try:
-        made = apply(workload)
-    except Unsupported as error:
-        chain = by_calls(workload) if strategy in COUNTING and workload.batch is not None else workload
-        if chain is workload:
-            raise error from None
-    else:
-        is_none = strategy in COUNTING and not made.recomputes and len(workload.blocks) <= FEW
-        chain = by_calls(workload) if is_none and workload.batch is not None else workload
-        if chain is workload:
-            return workload, made
-    made = apply(chain)
-    return chain, msgspec.structs.replace(made, notes=(*made.notes, _note(chain)))
-
-
-def _note(chain: Workload) -> Note:
-    counts = Counter(name.partition(SIGN)[0] for name in chain.calls)
-    name, count = next(iter(counts.items()))
-    others = f", and {len(counts) - 1} more run several times" if len(counts) > 1 else ""
-    text = (
-        f"{name} runs {count} times in a forward{others}: the calls are the blocks, {next(iter(chain.calls))} and so on"
-    )
-    return Note(code="GCP050", text=text)
 
 
 class _Call(msgspec.Struct, frozen=True):

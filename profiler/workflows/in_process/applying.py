@@ -14,6 +14,7 @@ from profiler.core.plan_file import PlanFile
 from profiler.core.record import Applied
 from profiler.training import blocks as finding
 from profiler.training import marked_functions, strategies
+from profiler.training.assemble import apply_strategy
 from profiler.training.checkpointing import called_blocks
 from profiler.training.checkpointing.batchnorm_repair import repaired, with_note
 from profiler.training.models.user import call
@@ -72,7 +73,7 @@ def apply(
     workload = Workload(module=module, blocks=found, batch=example, loss=_look)
     if marked_functions.are_there() and example is not None:  # blocks are calls then, as where they run several times
         workload = called_blocks.marked(workload)
-    chain, applied = called_blocks.applied(workload, name, lambda chain: function(chain, **options))
+    chain, applied = apply_strategy(workload, name, lambda chain: function(chain, **options))
     called_blocks.follow_forwards(chain)
     return repaired(chain, applied) if repair_batchnorm else with_note(chain, applied)
 
