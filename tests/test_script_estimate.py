@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.core import devices, gpu_specs
-from profiler.scripts.estimate import of_lines
 from profiler.scripts.launch import Asked, run
+from profiler.scripts.report import estimated_seconds
 
 SCRIPT = """
 import torch
@@ -87,9 +87,9 @@ def test_flops_of_the_second_step_are_those_that_pytorch_counts(strategy, hollow
 def test_an_operator_takes_the_longer_of_arithmetic_and_traffic_and_a_launch():
     calls = [["aten.mm", "fp16", 10**12, 1, 2], ["aten.add", "fp32", 0, 10**9, 1], ["c10d.allreduce_", "fp32", 0, 9, 7]]
 
-    seconds, why = of_lines([{"kind": "work", "why": None, "calls": calls}], RATES)
+    seconds, why = estimated_seconds([{"kind": "work", "why": None, "calls": calls}], RATES)
 
     by_hand = 2 * (10**12 / (0.8 * RATES.flops.fp16) + 3e-6) + 10**9 / (0.8 * RATES.bandwidth) + 3e-6
     assert seconds == pytest.approx(by_hand)
     assert why is None
-    assert of_lines([], RATES) == (None, "no second step was made")
+    assert estimated_seconds([], RATES) == (None, "no second step was made")

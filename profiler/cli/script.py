@@ -89,11 +89,10 @@ def rehearse(
     gpus, names = gpus_of(device, memory=memory, context=context), strategies_of(strategies)
     limits = _limits(fail_on, output, module, has_strategies=bool(strategies))
     asked = _asked(steps=steps, batches=batches, limit=limit, module=module, values=values, allow_writes=allow_writes)
-    started, given = datetime.now(UTC), values_of(axes or [], asked.words)
+    started = datetime.now(UTC)
     variants: list[Variant] = []
     ends: list[Ended] = []
-    for gpu, filling, strategy in product(gpus, given, names):
-        words = tuple(filled(word, filling) for word in asked.words)
+    for gpu, (filling, words), strategy in product(gpus, filled(axes or [], asked.words), names):
         one = msgspec.structs.replace(asked, words=words, gpus=gpu, strategy=strategy)
         end, variant = _rehearsed(one, filling, is_json=json, quiet=quiet)
         variants.append(variant)
@@ -202,8 +201,11 @@ def strategies_of(text: str | None) -> list[str | None]:
     return [str(choice) for choice in dict.fromkeys(named)]
 
 
-def values_of(axes: list[str], words: Sequence[str]) -> list[dict[str, str]]:
-    """Return the values of each variant by name: the product of all lists. Raises UserError."""
+def filled(axes: list[str], words: Sequence[str]) -> list[tuple[dict[str, str], tuple[str, ...]]]:
+    """Return the values of each variant by name, the product of all lists, and the command with them filled in.
+
+    Raises UserError.
+    """
     lists: dict[str, list[str]] = {}
     for axis in axes:
         name, _, values = axis.partition(" ")
@@ -216,13 +218,14 @@ def values_of(axes: list[str], words: Sequence[str]) -> list[dict[str, str]]:
     if bare:
         hint = f"-L '{bare} 16,32' fills it in, once for each value; -L '{bare} {{{bare}}}' leaves it as it is"
         raise UserError(f"the command has {{{bare}}}, and nothing says what it is", hint=hint)
-    return [dict(zip(lists, combination, strict=True)) for combination in product(*lists.values())]
-
-
-def filled(word: str, values: dict[str, str]) -> str:
-    for name, value in values.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word
+    made = []
+    for combination in product(*lists.values()):
+        values = dict(zip(lists, combination, strict=True))
+        typed = [*words]
+        for name, value in values.items():
+            typed = [word.replace(f"{{{name}}}", value) for word in typed]
+        made.append((values, tuple(typed)))
+    return made
 
 
 def _exit_code(ends: list[Ended], variants: list[Variant]) -> int:
@@ -291,8 +294,7 @@ def run(
     )
     started, tell = datetime.now(UTC), aside if not quiet else lambda text: None
     sessions: list[Session] = []
-    for values in values_of(axes or [], asked.words):
-        words = tuple(filled(word, values) for word in asked.words)
+    for values, words in filled(axes or [], asked.words):
         request = Request(
             strategies=names, rounds=rounds, values=values, say=tell, on_line=Live(tell), stdout=2 if json else None
         )

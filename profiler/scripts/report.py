@@ -10,15 +10,18 @@ import msgspec
 
 from profiler.core import gpu_specs
 from profiler.core.devices import parse
+from profiler.core.roofline import operator_seconds, stated_error
 from profiler.core.script import Applied, Assumed, Bound, Growth, Holder, Phase, ProcessFacts, VariantFacts
-from profiler.scripts import estimate
+from profiler.core.trace_data import Operator
 
 if TYPE_CHECKING:
     from profiler.core.gpu_specs import Rates
     from profiler.scripts.launch import Asked, Ended
 
+COLLECTIVES = "c10d"
 IN_STEPS = ("forward", "backward", "after the backward", "optimizer", "after the step")
 MISSING = "another rank is missing"  # as rehearsal/hollow/nccl.c says it, in a rank that waited for one
+NOT_REACHED = "no second step was made"
 NOT_MET = "no module with parameters of a torch.optim optimizer was called in training"
 OF_CUDA = re.compile(r"cuda|cudnn|cublas|nccl|cu[A-Z]\w+_STATUS|not.?supported", re.IGNORECASE)  # in an error's text
 OURS = ("assumed size", "no progress")  # why the watch itself ended a script
@@ -129,7 +132,7 @@ class Variant(VariantFacts, frozen=True, kw_only=True):
 
 def _estimated(process: Process, ended: Ended, rates: Rates) -> Process:
     rows = next(rows for name, rows in ended.lines.items() if name.endswith(f".{process.number}"))
-    seconds, why = estimate.of_lines(rows, rates)
+    seconds, why = estimated_seconds(rows, rates)
     return msgspec.structs.replace(process, estimated_seconds=seconds, estimate_why=why)
 
 
@@ -296,3 +299,27 @@ def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
         where = f" ({raised['line']})" if raised["line"] else ""
         return "failed", f"{raised['error']}: {raised['text']}{where}"
     return ("ok", None) if lines[-1]["kind"] == "end" else ("crashed", "it ended without a word")
+
+
+# ---- the seconds of a step on a GPU that is not here, by the roofline model: estimated, never measured
+
+
+def estimated_seconds(lines: Iterable[dict[str, Any]], rates: Rates) -> tuple[float | None, str | None]:
+    """Return the seconds of a process' second step by what the watch wrote of it; None, and why, if not known.
+
+    What ranks send each other is not counted. Source: see `roofline.seconds`.
+    """
+    line = next((line for line in lines if line["kind"] == "work"), None)
+    if line is None or line["why"]:
+        return None, line["why"] if line else NOT_REACHED
+    total = 0.0
+    for name, kind, flops, nbytes, num in line["calls"]:
+        if not name.startswith(COLLECTIVES):
+            total += num * operator_seconds(Operator(name, "", "", flops, nbytes), rates, kind)
+    return total, None
+
+
+def estimate_caveat(rates: Rates, *, has_ranks: bool) -> str:
+    """Return what such times are worth."""
+    alone = ", without what ranks send each other" if has_ranks else ""
+    return f"of the second step{alone}, {stated_error(rates, 'fp32')}"

@@ -1,15 +1,25 @@
-"""Which operators are followed on a GPU that computes nothing, and what they make of known values on the CPU."""
+"""Which operators are followed on a GPU that computes nothing, and what they make of known values on the CPU.
+
+A hollow GPU's memory is this process's own, so that a CPU tensor can stand over it; nothing is allocated on the device.
+What is known is remembered by the address of a storage, together with a weak reference to it: whether a tensor is
+known is asked without a Python object for its storage, which would make autograd add gradients out of place.
+Torch and the standard library alone.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import re
-from importlib import import_module
 from typing import Any
 
 import torch
 
-known: Any = import_module("gcprof_known")  # beside this file
-REAL, ASSUMED = known.REAL, known.ASSUMED
+REAL, ASSUMED = 1, 2  # made of what came from the host alone; made also of what was assumed
+LIMIT = 1 << 20  # elements of an integer or boolean tensor whose values are kept
+FLOATS = 1 << 15  # elements of a floating-point tensor: few, as weights are such too; and more would take threads
+Tensor: Any = torch.Tensor
+TENSORS = {torch.Tensor, torch.nn.Parameter}
+_storage: Any = torch.UntypedStorage
 MOST = 1 << 24  # elements of an input, of which a larger one is not looked at
 FAILURES = (RuntimeError, IndexError, ValueError, NotImplementedError)  # the CPU cannot, or not with zeros
 MESSAGE_BYTES = 1 << 20  # that ranks get of each other
@@ -116,19 +126,13 @@ class Plan:
         made = out if kind is torch.Tensor else out[0] if kind in (tuple, list) and out else None
         if type(made) is not torch.Tensor or not made.is_cuda:
             return False
-        if (
-            self.chosen is not None
-            or self.name == LIFTED
-            or not self.has_tensors
-            or self.is_made
-            or known.is_discrete(made)
-        ):
+        if self.chosen is not None or self.name == LIFTED or not self.has_tensors or self.is_made or is_discrete(made):
             return True
         for value in args:
             if type(value) is list and value:
                 value = value[-1] if self.joins else value[0]
-            if type(value) in known.TENSORS and value.is_cuda:
-                return bool(value.numel() <= known.LIMIT and known.mark_of(value) is not None)
+            if type(value) in TENSORS and value.is_cuda:
+                return bool(value.numel() <= LIMIT and mark_of(value) is not None)
         return False
 
 
@@ -145,50 +149,50 @@ class Computing:
         elif plan.name in COPIES:
             self._copied(args[0] if plan.written else out, args[1] if plan.written else args[0])
         elif plan.name == LIFTED:
-            if known.is_small(args[0]):
-                known.mark(args[0], REAL)
+            if is_small(args[0]):
+                remember(args[0], REAL)
         elif plan.written:
             self._written(plan, args, kwargs)
         else:
-            self._made(plan, args, kwargs, [made for made in known.flat(out) if known.is_ours(made)])
+            self._made(plan, args, kwargs, [made for made in flat(out) if is_ours(made)])
 
     # ---- what an operator makes
 
     def _made(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
-        inputs = [] if plan.is_made else known.flat((args, kwargs))
+        inputs = [] if plan.is_made else flat((args, kwargs))
         state = self._state(inputs)
         if not made or self._is_uniform(plan, args, kwargs, inputs, made, state):
             return
         if plan.chosen is not None and not state:
             self._chosen(plan, args, kwargs, made)
-        elif all(map(known.is_small, made)) and not any(tensor.numel() > MOST for tensor in inputs):
-            if plan.joins and not state and not known.is_discrete(made[0]):
+        elif all(map(is_small, made)) and not any(tensor.numel() > MOST for tensor in inputs):
+            if plan.joins and not state and not is_discrete(made[0]):
                 self._joined(plan, args, kwargs, inputs, made[0])
-            elif state or known.is_discrete(made[0]):  # else a mask or the like beside the result, which nothing reads
+            elif state or is_discrete(made[0]):  # else a mask or the like beside the result, which nothing reads
                 self._compute(plan, args, kwargs, made, state)
 
     def _compute(self, plan: Any, args: Any, kwargs: Any, made: list[Any], state: int) -> None:
-        discrete = [tensor for tensor in made if known.is_discrete(tensor)]
+        discrete = [tensor for tensor in made if is_discrete(tensor)]
         try:
-            values = known.flat(self._computed(plan, args, kwargs))
+            values = flat(self._computed(plan, args, kwargs))
         except FAILURES:
             values = [torch.zeros((), dtype=tensor.dtype, device="cpu").expand(tensor.shape) for tensor in discrete]
             made, state = discrete, 0
         for tensor, value in zip(made, values, strict=False):
-            if tensor.shape == value.shape and (state or known.is_discrete(tensor)):
-                known.put(tensor, value if state else self._assumed(plan, args, tensor, value), state or ASSUMED)
+            if tensor.shape == value.shape and (state or is_discrete(tensor)):
+                put(tensor, value if state else self._assumed(plan, args, tensor, value), state or ASSUMED)
         if made and not state:
             self._assumptions.told(plan.name, made[0].shape)
 
     def _joined(self, plan: Any, args: Any, kwargs: Any, inputs: list[Any], made: Any) -> None:
         """Write what joins known numbers and others, and which of its elements are real: a count beside means."""
-        marks = [known.mark_of(tensor) if known.is_ours(tensor) else None for tensor in inputs]
+        marks = [mark_of(tensor) if is_ours(tensor) else None for tensor in inputs]
         if not any(marks):
             return
         pairs = zip(inputs, marks, strict=True)
         real = iter([torch.full(one.shape, bool(mark and mark.state == REAL), device="cpu") for one, mark in pairs])
-        known.put(made, self._computed(plan, args, kwargs), ASSUMED)
-        if (mark := known.mark_of(made)) and made.is_contiguous():
+        put(made, self._computed(plan, args, kwargs), ASSUMED)
+        if (mark := mark_of(made)) and made.is_contiguous():
             mark.real = plan.func(*_mapped(args, lambda tensor: next(real)), **kwargs).reshape(-1)
 
     def _state(self, inputs: list[Any]) -> int:
@@ -196,10 +200,10 @@ class Computing:
         state: int = REAL
         for tensor in inputs:
             if not tensor.is_cuda:
-                if tensor.requires_grad or not known.is_small(tensor):
+                if tensor.requires_grad or not is_small(tensor):
                     return 0
                 continue
-            mark = known.mark_of(tensor) if known.is_ours(tensor) and tensor.numel() <= MOST else None
+            mark = mark_of(tensor) if is_ours(tensor) and tensor.numel() <= MOST else None
             if tensor.numel() and (mark is None or tensor.requires_grad):
                 return 0
             state = max(state, mark.state_of(tensor) if mark else REAL)
@@ -210,10 +214,10 @@ class Computing:
         if not (plan.is_pointwise or plan.is_made or not plan.has_tensors) or len(made) != 1 or plan.is_random:
             return False
         (tensor,) = made
-        is_large = tensor.numel() > known.LIMIT
-        if not known.is_discrete(tensor) or (state and not is_large):
+        is_large = tensor.numel() > LIMIT
+        if not is_discrete(tensor) or (state and not is_large):
             return False
-        marks = [(one, known.mark_of(one) if one.is_cuda else None) for one in inputs]
+        marks = [(one, mark_of(one) if one.is_cuda else None) for one in inputs]
         if any(mark is not None and mark.uniform is None and one.numel() > 1 for one, mark in marks):
             return False
         if any(not one.is_cuda and one.numel() > 1 for one in inputs):
@@ -222,11 +226,11 @@ class Computing:
             return False
         value = torch.full((), self._of_one(plan, args, kwargs), dtype=tensor.dtype, device="cpu")
         if not is_large:
-            known.put(tensor, self._assumed(plan, args, tensor, value.expand(tensor.shape)), ASSUMED)
+            put(tensor, self._assumed(plan, args, tensor, value.expand(tensor.shape)), ASSUMED)
         elif state or self._assumptions.how == "balanced":
-            known.mark(tensor, state or ASSUMED, value.item())
+            remember(tensor, state or ASSUMED, value.item())
         else:
-            known.mark(tensor, ASSUMED, self._assumed(plan, args, tensor, value).item())
+            remember(tensor, ASSUMED, self._assumed(plan, args, tensor, value).item())
         if not state:
             self._assumptions.told(plan.name, tensor.shape)
         return True
@@ -235,7 +239,7 @@ class Computing:
         """Return what an operator makes of single elements."""
 
         def one(tensor: Any) -> Any:
-            value = known.value_of(tensor, known.mark_of(tensor)) if tensor.is_cuda else tensor
+            value = value_of(tensor, mark_of(tensor)) if tensor.is_cuda else tensor
             return value.reshape(-1)[:1].reshape(()).clone()
 
         if plan.is_filled:
@@ -247,15 +251,15 @@ class Computing:
     def _assumed(self, plan: Any, args: Any, tensor: Any, value: Any) -> Any:
         """Return a result's values as they are to be assumed: of a comparison of numbers as was asked for."""
         is_comparison = tensor.dtype == torch.bool and any(
-            isinstance(one, torch.Tensor) and not known.is_discrete(one) for one in args
+            isinstance(one, torch.Tensor) and not is_discrete(one) for one in args
         )
         return self._assumptions.compared(plan.name, args, value) if plan.is_pointwise and is_comparison else value
 
     def _chosen(self, plan: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         """Write indices that are chosen along a dimension of unknown values."""
-        if len(made) > plan.chosen and made[plan.chosen].numel() <= known.LIMIT:
+        if len(made) > plan.chosen and made[plan.chosen].numel() <= LIMIT:
             tensor = made[plan.chosen]
-            known.put(tensor, self._assumptions.chosen(args[0], plan.dim(args, kwargs), tensor.shape), ASSUMED)
+            put(tensor, self._assumptions.chosen(args[0], plan.dim(args, kwargs), tensor.shape), ASSUMED)
             self._assumptions.told(plan.name, tensor.shape)
 
     # ---- what it writes
@@ -264,25 +268,23 @@ class Computing:
         """Write into what an operator writes; into lists where all are known, as an optimizer's counts of steps."""
         places = [args[place] if place < len(args) else kwargs.get(name) for place, name in plan.written]
         if plan.is_foreach and not _begins_known(args):
-            known.forget(*places)
+            forget(*places)
             return
-        written = [tensor for tensor in known.flat(places) if known.is_ours(tensor)]
+        written = [tensor for tensor in flat(places) if is_ours(tensor)]
         if not written:
             return
         outs = {id(tensor) for tensor in written} if plan.overwrites or plan.is_out else set()
-        inputs = [tensor for tensor in known.flat((args, kwargs)) if id(tensor) not in outs]
-        state = self._state(inputs) if not plan.is_foreach or all(map(known.is_small, inputs)) else 0
+        inputs = [tensor for tensor in flat((args, kwargs)) if id(tensor) not in outs]
+        state = self._state(inputs) if not plan.is_foreach or all(map(is_small, inputs)) else 0
         may = state or not plan.is_foreach
-        kept = {
-            id(tensor) for tensor in written if may and known.is_small(tensor) and (state or known.is_discrete(tensor))
-        }
-        if any(id(tensor) in kept and known.is_discrete(tensor) for tensor in written):
-            kept |= {id(tensor) for tensor in written if known.mark_of(tensor)}  # as a scale changed with a count
+        kept = {id(tensor) for tensor in written if may and is_small(tensor) and (state or is_discrete(tensor))}
+        if any(id(tensor) in kept and is_discrete(tensor) for tensor in written):
+            kept |= {id(tensor) for tensor in written if mark_of(tensor)}  # as a scale changed with a count
         if not kept or any(tensor.numel() > MOST for tensor in inputs):
-            known.forget(*written)
+            forget(*written)
             return
         try:
-            values = {id(tensor): known.value_of(tensor, known.mark_of(tensor)).clone() for tensor in written}
+            values = {id(tensor): value_of(tensor, mark_of(tensor)).clone() for tensor in written}
             self._computed(plan, args, kwargs, values)
         except FAILURES:
             zeros = [tensor for tensor in written if id(tensor) in kept]
@@ -290,60 +292,60 @@ class Computing:
             state = 0
         for tensor in written:
             if id(tensor) in kept:
-                known.put(tensor, values[id(tensor)], state or ASSUMED)
+                put(tensor, values[id(tensor)], state or ASSUMED)
             else:
-                known.forget(tensor)
+                forget(tensor)
         if not state:
             self._assumptions.told(plan.name, written[0].shape)
 
     def _copied(self, target: Any, source: Any) -> None:
-        if known.is_ours(target):
-            mark = known.mark_of(source) if known.is_ours(source) else None
-            is_real = not source.is_cuda and type(source) in known.TENSORS
+        if is_ours(target):
+            mark = mark_of(source) if is_ours(source) else None
+            is_real = not source.is_cuda and type(source) in TENSORS
             state = REAL if is_real else mark.state if mark else 0
-            if mark is not None and mark.uniform is not None and target.numel() > known.LIMIT:
-                known.mark(target, state, mark.uniform) if known.is_discrete(target) else known.forget(target)
-            elif known.is_small(target) and (state or known.is_discrete(target)):
-                known.put(target, known.value_of(source, mark) if source.is_cuda else source.detach(), state or ASSUMED)
+            if mark is not None and mark.uniform is not None and target.numel() > LIMIT:
+                remember(target, state, mark.uniform) if is_discrete(target) else forget(target)
+            elif is_small(target) and (state or is_discrete(target)):
+                put(target, value_of(source, mark) if source.is_cuda else source.detach(), state or ASSUMED)
                 if not state:
                     self._assumptions.told("copy_", target.shape)
             else:
-                known.forget(target)
-        elif known.is_ours(source) and type(target) in known.TENSORS and target.device.type == "cpu":
-            mark = known.mark_of(source)
+                forget(target)
+        elif is_ours(source) and type(target) in TENSORS and target.device.type == "cpu":
+            mark = mark_of(source)
             if mark is not None:
-                target.copy_(known.value_of(source, mark))
+                target.copy_(value_of(source, mark))
             elif target.nbytes <= MESSAGE_BYTES:
                 target.zero_()
 
     def _carried(self, plan: Any, args: Any, kwargs: Any) -> None:
         """Remember what ranks got of each other: integers and booleans that are small enough to be carried."""
-        tensors = [tensor for tensor in known.flat((args, kwargs)) if known.is_ours(tensor)]
-        marks = [known.mark_of(tensor) for tensor in tensors]
+        tensors = [tensor for tensor in flat((args, kwargs)) if is_ours(tensor)]
+        marks = [mark_of(tensor) for tensor in tensors]
         state = max([mark.state for mark in marks if mark], default=REAL)
         for tensor in tensors:
-            if tensor.nbytes <= MESSAGE_BYTES and known.is_discrete(tensor):
-                known.mark(tensor, state)
-            elif known.is_discrete(tensor) or not any(marks):
-                known.forget(tensor)
+            if tensor.nbytes <= MESSAGE_BYTES and is_discrete(tensor):
+                remember(tensor, state)
+            elif is_discrete(tensor) or not any(marks):
+                forget(tensor)
         if plan.name == GATHERED and len(tensors) == 2 and marks[1] and tensors[0].nbytes <= MESSAGE_BYTES:
             gathered, own = tensors
-            known.mark(gathered, marks[1].state)
-            if marks[1].real is not None and (mark := known.mark_of(gathered)):
+            remember(gathered, marks[1].state)
+            if marks[1].real is not None and (mark := mark_of(gathered)):
                 mark.real = marks[1].real[: own.numel()].repeat(gathered.numel() // own.numel())
 
     # ---- on the CPU
 
     def results(self, plan: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
         """Return what an operator makes, on the CPU, and whether that is real or assumed."""
-        state = self._state(known.flat((args, kwargs)))
+        state = self._state(flat((args, kwargs)))
         return self._computed(plan, args, kwargs), state or ASSUMED
 
     def _computed(self, plan: Any, args: Any, kwargs: Any, written: dict[int, Any] | None = None) -> Any:
         def value(tensor: Any) -> Any:
             if written and id(tensor) in written:
                 return written[id(tensor)]
-            return known.value_of(tensor, known.mark_of(tensor)) if tensor.is_cuda else tensor.detach()
+            return value_of(tensor, mark_of(tensor)) if tensor.is_cuda else tensor.detach()
 
         args, kwargs = _mapped(args, value), _on_host(_mapped(kwargs, value))
         if plan.is_random and kwargs.get("generator") is None and plan.takes_generator:
@@ -354,7 +356,7 @@ class Computing:
 def _begins_known(args: Any) -> bool:
     """Whether the first tensor of each list is known, which most often says it of none."""
     firsts = [value[0] if isinstance(value, list) and value else value for value in args]
-    return all(known.mark_of(first) for first in firsts if known.is_ours(first))
+    return all(mark_of(first) for first in firsts if is_ours(first))
 
 
 def _drawing() -> torch.Generator:
@@ -382,3 +384,123 @@ def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
         found["device"] = torch.device("cpu")
     found.pop("pin_memory", None)
     return found
+
+
+# ---- which tensors hold true values, and their values on the CPU
+
+
+class Mark:
+    """What is known of a storage."""
+
+    __slots__ = ("real", "state", "uniform", "weak")
+
+    def __init__(self, weak: int, state: int, uniform: Any) -> None:
+        self.weak, self.state, self.uniform = weak, state, uniform  # uniform: the value of all elements, or None
+        self.real: Any = None  # which elements are, where not all of them are
+
+    def state_of(self, tensor: Any) -> int:
+        """Return the state of a tensor in this storage."""
+        if self.real is None:
+            return self.state
+        part = self.real.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return REAL if bool(part.all()) else ASSUMED
+
+    def __del__(self, free: Any = _storage._free_weak_ref) -> None:
+        free(self.weak)
+
+
+marks: dict[int, Mark] = {}  # by the address of the storage
+
+
+def is_ours(value: Any) -> bool:
+    """Whether a value is a plain tensor on a GPU."""
+    return type(value) in TENSORS and value.is_cuda and value.layout is torch.strided
+
+
+def mark_of(tensor: Any) -> Mark | None:
+    """Return what is known of a GPU tensor's storage."""
+    mark = marks.get(_place(tensor))
+    if mark is not None and _storage._expired(mark.weak):
+        del marks[_place(tensor)]
+        return None
+    return mark
+
+
+def _place(tensor: Any) -> int:
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+
+
+def is_discrete(tensor: Any) -> bool:
+    """Whether a tensor holds integers or booleans."""
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_small(tensor: Any) -> bool:
+    """Whether the values of a tensor are kept."""
+    return bool(tensor.numel() <= (LIMIT if is_discrete(tensor) else FLOATS))
+
+
+def remember(tensor: Any, state: int, uniform: Any = None) -> None:
+    """Remember that a tensor's storage holds what its values are."""
+    if not tensor.numel() or (not is_discrete(tensor) and torch._C._current_autograd_node() is not None):
+        return  # a gradient: see the top
+    storage = tensor.untyped_storage()
+    marks[storage.data_ptr()] = Mark(storage._weak_ref(), state, uniform)
+
+
+def forget(*values: Any) -> None:
+    """Forget what is known of the storages of tensors, and of lists of them."""
+    for tensor in flat(values) if marks else ():
+        if is_ours(tensor):
+            marks.pop(_place(tensor), None)
+
+
+def host(tensor: Any) -> Any:
+    """Return a CPU tensor over the memory of a GPU tensor."""
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    num = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    buffer = (ctypes.c_byte * (num * tensor.element_size())).from_address(tensor.data_ptr())
+    whole = torch.frombuffer(buffer, dtype=torch.uint8).view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride())
+
+
+def value_of(tensor: Any, mark: Mark | None) -> Any:
+    """Return the values of a tensor on the CPU; zeros where they are not known."""
+    if mark is not None and mark.uniform is None and (is_discrete(tensor) or tensor.numel() <= LIMIT):
+        return host(tensor)
+    value = 0 if mark is None or mark.uniform is None else mark.uniform
+    return torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+
+
+def put(tensor: Any, values: Any, state: int) -> None:
+    """Write values into a GPU tensor, and remember that they are known.
+
+    Where it is a part of a larger storage that is not known, the rest of integers and booleans is zero from then on,
+    and floating-point numbers stay unknown.
+    """
+    before = mark_of(tensor)
+    if before is None and is_discrete(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.nbytes < storage.nbytes():
+            if storage.nbytes() > LIMIT * tensor.element_size():
+                return
+            ctypes.memset(storage.data_ptr(), 0, storage.nbytes())
+    elif before is None:  # without looking at its storage: see the top
+        base = tensor._base if tensor._is_view() else tensor
+        if tensor.nbytes < base.nbytes or (base is tensor and tensor.storage_offset()):
+            return
+    if before is not None and before.uniform is not None:
+        before = None
+    host(tensor).copy_(values)
+    remember(tensor, state if before is None else max(state, before.state))
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the tensors of an operator's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in flat(part)]
+    return [tensor for part in value for tensor in flat(part)] if isinstance(value, (list, tuple)) else []

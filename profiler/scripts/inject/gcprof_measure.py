@@ -89,11 +89,9 @@ class MeasuredWatch(Watch):
     def _watch_processes(self) -> None:
         """Leave forked processes, such as those of a DataLoader, alone."""
 
-    def end_process(self) -> None:
-        if os.getpid() == self.process and not self.is_ended:
-            with suppress(Exception):  # CUDA may be gone
-                _tell_device()
-        super().end_process()
+    def _tell_last(self) -> None:
+        _tell_device()
+        super()._tell_last()
 
     def _apart(self, work: Callable[[], None]) -> None:
         """Do work whose allocations are not the script's."""
@@ -185,12 +183,9 @@ class HostWatch(MeasuredWatch):
         for row, (peak, live) in zip(self.passes, peaks, strict=False):
             _write({**row, "devices": {"cpu": (peak, live, None)}})
 
-    def end_process(self) -> None:
-        if os.getpid() == self.process and not self.is_ended:
-            self._finish()
-            _tell_device()
-            _write({"kind": "end", "steps": self.step})
-            self.is_ended = True
+    def _tell_last(self) -> None:
+        _tell_device()
+        self._finish()
 
 
 def _events(tree: Iterable[Any]) -> list[tuple[int, str, int]]:

@@ -29,9 +29,8 @@ from typing import Any
 import torch
 from torch.library import Library, fallthrough_kernel
 
-known: Any = import_module("gcprof_known")  # beside this file
+computing: Any = import_module("gcprof_computing")  # beside this file
 lines: Any = import_module("gcprof_lines")
-computing: Any = import_module("gcprof_computing")
 FAKE = torch._C._dispatch_key_parse("Fake")
 BELOW = torch._C._dispatch_keyset_full_after(FAKE)
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -123,7 +122,7 @@ class Values:
 
     def _sized(self, plan: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that reads the size of its result, or what it compares, of the GPU."""
-        if not known.is_ours(args[0]):
+        if not computing.is_ours(args[0]):
             return plan.func(*args, **kwargs)
         if plan.name in computing.COMPARES:
             plan.func(*args, **kwargs)
@@ -146,10 +145,10 @@ class Values:
         finally:
             answer(ctypes.c_int64(0), 0)
             self._here.count = None
-        for made, value in zip(known.flat(out), known.flat(values), strict=True):
+        for made, value in zip(computing.flat(out), computing.flat(values), strict=True):
             if made.shape == value.shape:
-                known.put(made, value, state)
-        if state == known.ASSUMED:
+                computing.put(made, value, state)
+        if state == computing.ASSUMED:
             self.assumptions.told(plan.name, first.shape, is_size=True)
         return out
 
@@ -174,11 +173,11 @@ class Values:
         is_included = torch._C._dispatch_tls_is_dispatch_key_included(FAKE)
         _include(FAKE, False)
         try:
-            mark = known.mark_of(tensor)
-            if mark is not None and mark.state_of(tensor) == known.REAL:
-                return known.value_of(tensor, mark).item()
-            is_discrete = known.is_discrete(tensor)
-            value = known.value_of(tensor, mark).item() if mark is not None else tensor.dtype.is_complex * 0j or 0.0
+            mark = computing.mark_of(tensor)
+            if mark is not None and mark.state_of(tensor) == computing.REAL:
+                return computing.value_of(tensor, mark).item()
+            is_discrete = computing.is_discrete(tensor)
+            value = computing.value_of(tensor, mark).item() if mark is not None else tensor.dtype.is_complex * 0j or 0.0
             if is_discrete and mark is None:
                 value = False if tensor.dtype == torch.bool else 0
             self._note_read(tensor, value)
@@ -189,7 +188,7 @@ class Values:
 
     def _note_read(self, tensor: Any, value: Any) -> None:
         line = lines.line_now()
-        is_integer = known.is_discrete(tensor) and tensor.dtype != torch.bool
+        is_integer = computing.is_discrete(tensor) and tensor.dtype != torch.bool
         is_size = is_integer and not sys._getframe(2).f_code.co_filename.startswith(TORCH)  # of a rank, or the like
         if is_size and value > 1:
             self.assumptions.counts[int(value)] = line

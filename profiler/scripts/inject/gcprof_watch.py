@@ -35,8 +35,8 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-counters: Any = import_module("gcprof_counters").counters  # beside this file
-holding: Any = import_module("gcprof_holders")
+holding: Any = import_module("gcprof_holders")  # beside this file
+counters: Any = holding.counters
 lines: Any = import_module("gcprof_lines")
 GENERATES = {"generate", "sample", "sampling"}  # functions that call a model for its output, step by step
 STACK_SIGNAL, TOLD = signal.SIGRTMIN + 20, "told"  # as in profiler/scripts/launch.py
@@ -205,7 +205,6 @@ class Watch:
         self._replace(autograd, "backward", self._around(autograd.backward, "backward", "after the backward"))
         self._replace(autograd, "grad", self._around(autograd.grad, "backward", "after the backward"))
         self._replace(torch, "save", self._around(torch.save, "saving", None))
-        self._replace(optimizers.Optimizer, "__init__", self._before_optimizer(optimizers.Optimizer.__init__))
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach and not _observed:  # once and for all: PyTorch cannot take an observer away
             _observed.append(_out_of_memory)
@@ -336,14 +335,6 @@ class Watch:
             return
         self._count_step()
 
-    def _before_optimizer(self, plain: Callable[..., None]) -> Callable[..., None]:
-        @wraps(plain)
-        def init(optimizer: Any, *words: Any, **keywords: Any) -> None:
-            self.is_by_hand = False
-            plain(optimizer, *words, **keywords)
-
-        return init
-
     def _count_backward(self) -> None:
         """Count a backward pass, and what followed it, as a step where there is no optimizer to make any."""
         if self.is_by_hand is None:
@@ -354,12 +345,12 @@ class Watch:
             self._count_step()
 
     def _has_optimizer(self) -> bool:
-        """Whether an optimizer that was made before the watch began has parameters of the model."""
+        """Whether there is an optimizer; in a notebook, where others may be left, one of the model's parameters."""
+        found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
         model = self.root()
         ours = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-        found = [one for one in gc.get_objects() if issubclass(type(one), optimizers.Optimizer)]
         groups = [group for optimizer in found for group in getattr(optimizer, "param_groups", ())]
-        return any(id(parameter) in ours for group in groups for parameter in group["params"])
+        return any(not _kept or id(parameter) in ours for group in groups for parameter in group["params"])
 
     def _count_step(self) -> None:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -472,6 +463,10 @@ class Watch:
             text = {"error": type(error).__name__, "text": str(error)[:500], "line": where}
             _write({"kind": "raised", **text, "time": time.time()})
 
+    def _tell_last(self) -> None:
+        """Tell what is known at the end of the process alone."""
+        self._tell()
+
     def _exit_at_once(self, status: int) -> NoReturn:
         if not status:  # it ends as it wishes
             self.end_process()
@@ -480,8 +475,8 @@ class Watch:
     def end_process(self) -> None:
         if os.getpid() == self.process and not self.is_ended:
             self.is_ended = True
-            with suppress(Exception):  # CUDA may be gone
-                self._tell()
+            with suppress(RuntimeError):  # CUDA may be gone
+                self._tell_last()
             if self.phase == "after the backward" and self.is_by_hand is not False:
                 self._steps = None
                 self._count_backward()
@@ -492,29 +487,22 @@ class Watch:
     def _watch_processes(self) -> None:
         """Watch processes that multiprocessing forks, and hear of errors that it catches in all that it starts."""
         kind: Any = processes.BaseProcess
-        run, bootstrap, watch = kind.run, kind._bootstrap, self
+        run, watch = kind.run, self
 
         @wraps(run)
         def run_and_tell(self: Any) -> None:
             try:
                 run(self)
-            except SystemExit as error:
-                if error.code:
+            except BaseException as error:
+                if not isinstance(error, SystemExit):
+                    watch.tell_raised(error)
+                elif error.code:
                     watch.tell_raised(error.__context__ or error)  # torch.multiprocessing ends so after an error
                 raise
-            except BaseException as error:
-                watch.tell_raised(error)
-                raise
-
-        @wraps(bootstrap)
-        def begin_and_end(self: Any, *words: Any, **keywords: Any) -> Any:
-            try:
-                return bootstrap(self, *words, **keywords)
             finally:
                 watch.end_process()
-                atexit.unregister(watch.end_process)
 
-        kind.run, kind._bootstrap = run_and_tell, begin_and_end
+        kind.run = run_and_tell
         os.register_at_fork(after_in_child=self.begin_forked)
 
     def begin_forked(self) -> None:

@@ -1,4 +1,4 @@
-"""What the operators of one step compute and move, from which `profiler/scripts/estimate.py` estimates its seconds.
+"""What the operators of one step compute and move, from which `profiler/scripts/report.py` estimates its seconds.
 
 Of the second step, as the first one makes optimizer state; imported by `gcprof_watch` beside it where strategies are
 compared. Torch and the standard library alone.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-known: Any = import_module("gcprof_known")  # beside this file
+computing: Any = import_module("gcprof_computing")  # beside this file
 STEP = 2  # of the main optimizer, from 1
 LARGE = 1 << 20  # bytes of a copy to the host which no log or metric makes
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -52,7 +52,7 @@ class Work:
     def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if not self._is_on or func.is_view:
             return
-        given, made = known.flat((args, kwargs)), known.flat(out)
+        given, made = computing.flat((args, kwargs)), computing.flat(out)
         devices = {tensor.device.type for tensor in (*given, *made)}
         if "cuda" not in devices:
             return

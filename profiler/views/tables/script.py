@@ -24,9 +24,8 @@ from profiler.core.units import (
     seconds_text,
 )
 from profiler.runs.store import Run
-from profiler.scripts import estimate
 from profiler.scripts.records import variants as stored_variants
-from profiler.scripts.report import IN_STEPS, Process, Variant, name_of, phase_name, phase_text
+from profiler.scripts.report import IN_STEPS, Process, Variant, estimate_caveat, name_of, phase_name, phase_text
 from profiler.views.tables.grid import Table, numbers, of_lines, telling, words
 
 SCHEMA = 1
@@ -381,7 +380,7 @@ def _time_notes(variants: Sequence[Variant]) -> Iterator[str]:
             yield "times are of this CPU; those of another device are not known by them"
         has_ranks = any(len(one.processes) > 1 for one in variants)
         for gpu in dict.fromkeys(one.gpu for one in variants if one.gpu):
-            yield estimate.caveat(gpu_specs.find(gpu), has_ranks=has_ranks)
+            yield estimate_caveat(gpu_specs.find(gpu), has_ranks=has_ranks)
     for variant in variants:
         why = next((process.estimate_why for process in variant.processes if process.estimate_why), None)
         if why and variant.outcome == "ok":
