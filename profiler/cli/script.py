@@ -220,11 +220,11 @@ def filled(axes: list[str], words: Sequence[str]) -> list[tuple[dict[str, str], 
         raise UserError(f"the command has {{{bare}}}, and nothing says what it is", hint=hint)
     made = []
     for combination in product(*lists.values()):
-        values = dict(zip(lists, combination, strict=True))
+        chosen = dict(zip(lists, combination, strict=True))
         typed = [*words]
-        for name, value in values.items():
+        for name, value in chosen.items():
             typed = [word.replace(f"{{{name}}}", value) for word in typed]
-        made.append((values, tuple(typed)))
+        made.append((chosen, tuple(typed)))
     return made
 
 
