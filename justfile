@@ -63,25 +63,13 @@ gpu-packages version="3.12":
 bench-startup *words:
     {{python}} -m benchmarks.startup {{words}}
 
-# recorded step time, against a bare loop
-bench-overhead:
-    {{python}} -m benchmarks.overhead
-
 # measured ratios, against loops of plain PyTorch in processes of their own: writes docs/loops.md; on quiet cores
 bench-loops:
     {{python}} -m benchmarks.loops -o docs/loops.md
 
-# a whole run, against the steps that it ran
-bench-cost:
-    {{python}} -m benchmarks.cost
-
 # whole commands, each beside an import of torch; on quiet cores
 bench-answers *words:
     {{python}} -m benchmarks.answers {{words}}
-
-# Llama-70B over 64 and 4096 ranks, rehearsed; against the arithmetic of sharding
-bench-ranks:
-    {{python}} -m benchmarks.ranks
 
 # the best plans of long chains; against PyTorch's knapsacks and integer programming
 bench-planner:

@@ -114,6 +114,9 @@ def main() -> None:
 
 
 def _answer(row: dict[str, Any]) -> None:
+    torch.Tensor.all = _passing(torch.Tensor.all)
+    if masks := sys.modules.get("transformers.masking_utils"):
+        masks.fast_all = _passing(masks.fast_all)  # type: ignore[attr-defined]  # the same test, as a sum
     try:
         hollow.choose(f"rehearse:{row['device']}")
         text = json.dumps(run(row))
@@ -123,11 +126,11 @@ def _answer(row: dict[str, Any]) -> None:
     os._exit(0)  # autograd's threads are not waited for
 
 
-def run(row: dict[str, Any]) -> dict[str, int]:
-    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most."""
-    torch.Tensor.all = _passing(torch.Tensor.all)
-    if masks := sys.modules.get("transformers.masking_utils"):
-        masks.fast_all = _passing(masks.fast_all)  # type: ignore[attr-defined]  # the same test, as a sum
+def run(row: dict[str, Any], *, timed: int = 0, gradients: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:
+    """Return the bytes of one step: its peak, what the forward saves, and what the allocator holds at most.
+
+    On a real device, the milliseconds of so many `timed` steps too; `gradients` gets those of the first step.
+    """
     with torch.device("cuda"):
         module, batch, loss = built(row["model"], row["batch_size"])
     if row["precision"] == "bf16":
@@ -160,14 +163,26 @@ def run(row: dict[str, Any]) -> dict[str, int]:
         optimizer.step()
 
     step()
+    if gradients is not None:
+        gradients |= {name: weight.grad.cpu() for name, weight in module.named_parameters() if weight.grad is not None}
     torch.cuda.reset_peak_memory_stats()
     step()
-    return {
+    figures = {
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "saved_bytes": saved[0],
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "num_blocks": len(blocks),
     }
+    return figures | ({"milliseconds": [_milliseconds(step) for _ in range(timed)]} if timed else {})
+
+
+def _milliseconds(step: Callable[[], None]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    step()
+    end.record()
+    end.synchronize()
+    return round(begin.elapsed_time(end), 3)
 
 
 def _passing(every: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

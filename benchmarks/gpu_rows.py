@@ -18,86 +18,48 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from benchmarks.instrument_rows import DEVICES, MODELS, Row, rows
-from profiler.core import catalogue, gpu_specs
-from profiler.core.case import OPERATORS, Case, Choice, Trial, decode, encode
+from benchmarks.instrument import READINGS, case_of
+from benchmarks.instrument_rows import DEVICES, LLAMA, Row, rows
+from profiler.core import gpu_specs
+from profiler.core.case import OPERATORS, Case, Trial, decode, encode
 from profiler.core.devices import FAKE, REHEARSE
 from profiler.core.record import Record
 from profiler.engines.local import Local
-from profiler.training import models, optimizers, strategies
 
-STAGE_SECONDS = 60.0
-SELECTED_MODELS = {  # with their batches, besides those of `benchmarks.instrument`
-    "transformer:layers=2,width=384,heads=6,sequence=200,dropout=0": 24,
-    "transformer:layers=2,width=512,vocabulary=8192": 16,
-    "mnist-cnn:channels=64": 64,
-    "hf:bert:sequence=128": 16,
-    "hf:gpt2:sequence=256": 4,
-    "hf:llama:sequence=256,hidden_size=1024,intermediate_size=2816,num_hidden_layers=12,num_attention_heads=16,"
-    "num_key_value_heads=16": 4,
-    "hf:qwen2:sequence=256,hidden_size=896,intermediate_size=4864,num_hidden_layers=6,num_attention_heads=14,"
-    "num_key_value_heads=2": 4,
-    "hf:t5:sequence=128": 8,
-    "hf:vit": 8,
-    "hf:whisper": 4,
+SELECTED = {  # by model and batch, besides those of `benchmarks.instrument`: precision, optimizer, strategy
+    ("mlp:width=1024,depth=8", 8192): "fp32 sgd none, fp32 foreach all, amp-bf16 foreach none, bf16 fused none,"
+    " fp32 single none",
+    ("transformer:layers=4,width=256", 32): "fp32 sgd none, fp32 foreach all, fp32 fused selective:save=attention,"
+    " fp32 sgd offload, amp-bf16 foreach none, amp-bf16 foreach all, amp-fp16 sgd none, bf16 fused recursive",
+    ("transformer:layers=2,width=384,heads=6,sequence=200,dropout=0", 24): "bf16 sgd none",
+    ("transformer:layers=2,width=512,vocabulary=8192", 16): "fp32 foreach none",  # backward of an embedding
+    ("llama", 8): "bf16 fused none, fp32 sgd all",
+    ("mnist-cnn:channels=64", 64): "fp32 sgd none, fp32 sgd segments:k=2",
+    ("cifar-resnet", 64): "fp32 sgd none, amp-bf16 foreach sqrt",
+    ("torchvision:resnet50", 8): "fp32 sgd none, fp32 sgd all, amp-bf16 sgd none, bf16 sgd segments:k=2,"
+    " fp32 sgd selective:save=conv",
+    ("torchvision:densenet121", 8): "fp32 sgd none",
+    ("torchvision:efficientnet_b0", 8): "fp32 sgd none",
+    ("torchvision:mobilenet_v3_large", 8): "amp-fp16 foreach none",
+    ("torchvision:inception_v3", 8): "fp32 sgd none",
+    ("torchvision:convnext_tiny", 8): "fp32 fused none",
+    ("torchvision:swin_t", 8): "fp32 sgd none, fp32 sgd all",
+    ("torchvision:vit_b_16", 8): "amp-bf16 foreach recursive",
+    ("timm:convnext_nano", 8): "bf16 fused none",
+    ("timm:ghostnet_100", 8): "fp32 sgd none",
+    ("hf:bert:sequence=128", 16): "fp32 foreach none, fp32 foreach hf, amp-bf16 foreach all",
+    ("hf:gpt2:sequence=256", 4): "fp32 foreach none, bf16 fused all",
+    (f"hf:llama:sequence=256,{LLAMA}", 4): "bf16 foreach none",
+    ("hf:t5:sequence=128", 8): "fp32 sgd none",
+    ("hf:whisper", 4): "fp32 sgd none",
+    ("hf:vit", 8): "amp-bf16 foreach none",
+    (f"hf:qwen2:sequence=256,{LLAMA}", 4): "bf16 foreach none",
 }
-BATCHES = SELECTED_MODELS | {model: batch_size for kind in MODELS.values() for model, batch_size in kind.items()}
-FOREACH, FUSED, SINGLE = (f"torch:AdamW:{word}" for word in ("foreach=true", "fused=true", "foreach=false"))
-MLP, TRANSFORMER, RESNET = "mlp:width=1024,depth=8", "transformer:layers=4,width=256", "torchvision:resnet50"
-BERT, GPT2 = "hf:bert:sequence=128", "hf:gpt2:sequence=256"
-LLAMA, QWEN = (next(name for name in BATCHES if name.startswith(f"hf:{kind}:sequence")) for kind in ("llama", "qwen2"))
-SELECTED = (  # model, precision, optimizer, strategy
-    # matrix products, optimizers, casts
-    (MLP, "fp32", "sgd", "none"),
-    (MLP, "fp32", FOREACH, "all"),
-    (MLP, "amp-bf16", FOREACH, "none"),
-    (MLP, "bf16", FUSED, "none"),
-    (MLP, "fp32", SINGLE, "none"),
-    # attention, norms, sums
-    (TRANSFORMER, "fp32", "sgd", "none"),
-    (TRANSFORMER, "fp32", FOREACH, "all"),
-    (TRANSFORMER, "fp32", FUSED, "selective:save=attention"),
-    (TRANSFORMER, "fp32", "sgd", "offload"),
-    (TRANSFORMER, "amp-bf16", FOREACH, "none"),
-    (TRANSFORMER, "amp-bf16", FOREACH, "all"),
-    (TRANSFORMER, "amp-fp16", "sgd", "none"),
-    (TRANSFORMER, "bf16", FUSED, "recursive"),
-    ("transformer:layers=2,width=384,heads=6,sequence=200,dropout=0", "bf16", "sgd", "none"),
-    ("transformer:layers=2,width=512,vocabulary=8192", "fp32", FOREACH, "none"),  # backward of an embedding
-    ("llama", "bf16", FUSED, "none"),
-    ("llama", "fp32", "sgd", "all"),
-    # convolutions, BatchNorm
-    ("mnist-cnn:channels=64", "fp32", "sgd", "none"),
-    ("mnist-cnn:channels=64", "fp32", "sgd", "segments:k=2"),
-    ("cifar-resnet", "fp32", "sgd", "none"),
-    ("cifar-resnet", "amp-bf16", FOREACH, "sqrt"),
-    (RESNET, "fp32", "sgd", "none"),
-    (RESNET, "fp32", "sgd", "all"),
-    (RESNET, "amp-bf16", "sgd", "none"),
-    (RESNET, "bf16", "sgd", "segments:k=2"),
-    (RESNET, "fp32", "sgd", "selective:save=conv"),
-    ("torchvision:densenet121", "fp32", "sgd", "none"),
-    ("torchvision:efficientnet_b0", "fp32", "sgd", "none"),
-    ("torchvision:mobilenet_v3_large", "amp-fp16", FOREACH, "none"),
-    ("torchvision:inception_v3", "fp32", "sgd", "none"),
-    ("torchvision:convnext_tiny", "fp32", FUSED, "none"),
-    ("torchvision:swin_t", "fp32", "sgd", "none"),
-    ("torchvision:swin_t", "fp32", "sgd", "all"),
-    ("torchvision:vit_b_16", "amp-bf16", FOREACH, "recursive"),
-    ("timm:convnext_nano", "bf16", FUSED, "none"),
-    ("timm:ghostnet_100", "fp32", "sgd", "none"),
-    # transformers
-    (BERT, "fp32", FOREACH, "none"),
-    (BERT, "fp32", FOREACH, "hf"),
-    (BERT, "amp-bf16", FOREACH, "all"),
-    (GPT2, "fp32", FOREACH, "none"),
-    (GPT2, "bf16", FUSED, "all"),
-    (LLAMA, "bf16", FOREACH, "none"),
-    ("hf:t5:sequence=128", "fp32", "sgd", "none"),
-    ("hf:whisper", "fp32", "sgd", "none"),
-    ("hf:vit", "amp-bf16", FOREACH, "none"),
-    (QWEN, "bf16", FOREACH, "none"),
-)
+OPTIMIZERS = {
+    "foreach": "torch:AdamW:foreach=true",
+    "fused": "torch:AdamW:fused=true",
+    "single": "torch:AdamW:foreach=false",
+}
 
 
 def main() -> int:
@@ -117,7 +79,7 @@ def main() -> int:
     lock, until = threading.Lock(), time.monotonic() + asked.seconds
 
     def work() -> None:
-        with Local(stage_seconds=STAGE_SECONDS) as engine:
+        with Local(stage_seconds=60.0) as engine:
             while time.monotonic() < until:
                 try:
                     case = queue.get_nowait()
@@ -141,26 +103,14 @@ def main() -> int:
 
 def cases() -> list[Case]:
     """The selection, then every other row that `benchmarks.instrument` has for its first device, each once."""
-    selected = [
-        Row(kind="selected", model=m, batch_size=BATCHES[m], device=DEVICES[0], precision=p, optimizer=o, strategy=s)
-        for m, p, o, s in SELECTED
-    ]
-    found: dict[tuple[str, ...], Row] = {}
-    others = (row for row in rows() if row.device == DEVICES[0] and ".py:" not in row.model)  # no paths in records
-    for row in (*selected, *others):
-        found.setdefault((row.model, row.precision, row.optimizer, row.strategy), row)
-    return [
-        Case(
-            model=catalogue.resolve(Choice(row.model), models.TABLE),
-            strategy=catalogue.resolve(Choice(row.strategy), strategies.TABLE),
-            optimizer=catalogue.resolve(Choice(row.optimizer), optimizers.TABLE),
-            batch_size=row.batch_size,
-            precision=row.precision,
-            device="cuda:0",
-            verify="off",
-        )
-        for row in found.values()
-    ]
+    chosen = [
+        Row(kind="selected", model=model, batch_size=batch_size, precision=precision, strategy=strategy,
+            optimizer=OPTIMIZERS.get(optimizer, optimizer))
+        for (model, batch_size), texts in SELECTED.items()
+        for precision, optimizer, strategy in (text.split() for text in texts.split(","))
+    ]  # fmt: skip
+    chosen += [row for row in rows() if row.device == DEVICES[0] and ".py:" not in row.model]  # no paths in records
+    return list(dict.fromkeys(case_of(row, "cuda:0") for row in chosen))
 
 
 def against(file: Path, most: int | None) -> int:
@@ -190,8 +140,7 @@ def _apart(measured: Record, other: Record) -> str:
     """The relative difference of peak, saved and reserved bytes."""
     if other.outcome != "ok":
         return f"{other.outcome}: {(other.detail or '')[:60]}"
-    names = ("peak_bytes", "saved_bytes", "reserved_bytes")
-    pairs = [(getattr(measured.readings, name), getattr(other.readings, name)) for name in names]
+    pairs = [(getattr(measured.readings, name), getattr(other.readings, name)) for name in READINGS]
     return " ".join(f"{theirs / own - 1:+9.3%}" if own and theirs is not None else f"{'-':>9}" for own, theirs in pairs)
 
 

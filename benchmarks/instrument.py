@@ -192,17 +192,21 @@ def judge(row: Row, bare: BareLoop, rehearsing: Local, estimating: Local | None)
 
 def record(engine: Local, row: Row, evidence: str) -> Record:
     """What gcprof says of the row's step."""
-    case = Case(
+    (found,) = engine.run([Trial(case=case_of(row, evidence + row.device))])
+    return found
+
+
+def case_of(row: Row, device: str) -> Case:
+    """The row's step on a device."""
+    return Case(
         model=catalogue.resolve(Choice(row.model), models.TABLE),
         strategy=catalogue.resolve(Choice(row.strategy), strategies.TABLE),
         optimizer=catalogue.resolve(Choice(row.optimizer), optimizers.TABLE),
         batch_size=row.batch_size,
         precision=row.precision,
-        device=evidence + row.device,
+        device=device,
         verify="off",
     )
-    (found,) = engine.run([Trial(case=case)])
-    return found
 
 
 def _bytes(found: Record | None) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """Whether times are told apart as often as they should be, on a machine that is not quiet: `just bench-noise`.
 
 First simulated: how often the interval of a ratio holds the truth under noise of several kinds, how often `none` is
-told from itself, and how often a step that is slower by a tenth is found; beside it the same number of steps by the
-rule of before, medians of processes in rounds. Then real: runs of `none` against itself and runs with a planted delay,
-with so many processes that only compute beside them. Writes docs/noise.md with -o. Fails where a bound is missed.
+told from itself, and how often a step that is slower by a tenth is found. Then real: runs of `none` against itself and
+runs with a planted delay, with so many processes that only compute beside them. Writes docs/noise.md with -o. Fails
+where a bound is missed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, of_rounds, verdict
+from profiler.analysis.time_ratio import TimeRatio, floor_of, of_pairs, verdict
 from profiler.core import schedule
 from profiler.core.stats import RoundSteps, Sampling, calm_ratios, pair_ratios, step_order
 from profiler.measuring.devices import open_device
@@ -41,21 +41,6 @@ REAL_SECONDS = 0.25  # of one real round: 40 runs of both kinds at three loads a
 SURE = ("faster", "slower")
 STEPS = "step_seconds", "plain_step_seconds", "processor_seconds", "plain_processor_seconds"
 Noise = Callable[[random.Random], Callable[[float], float]]
-
-
-class Series(NamedTuple):
-    """Steps with the strategy and without it in one process, in pairs; then as many in processes of their own."""
-
-    pairs: list[tuple[float, ...]]
-    rounds: list[float]
-
-    @property
-    def after(self) -> TimeRatio:
-        return of_pairs(self.pairs)
-
-    @property
-    def before(self) -> TimeRatio:
-        return of_rounds(self.rounds)
 
 
 # Simulated
@@ -124,71 +109,46 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Sequence[int], count: int) -> Series:
-    """A run of rounds of so many pairs, of strategies that are all as slow; the pairs are those of the first one."""
-    pairs, rounds = [], []
+def simulated(draw: random.Random, noise: Noise, slower: float, *, pairs_of: Sequence[int], count: int) -> TimeRatio:
+    """The ratio of a run of rounds of so many pairs, of the first of strategies that are all as slow."""
+    rounds = []
     for number, num_pairs in enumerate(pairs_of, start=1):
         step = noise(draw)
         cycles = [
             {place: step(slower if place else 1.0) for place in step_order(cycle, count, round_number=number)}
             for cycle in range(num_pairs)
         ]
-        pairs.append(pair_ratios([steps[1] for steps in cycles], [steps[0] for steps in cycles]))
-        own_process, other_process = noise(draw), noise(draw)
-        own_median, other_median = (
-            median(one(true) for _ in range(num_pairs)) for one, true in ((own_process, slower), (other_process, 1.0))
-        )
-        rounds.append(own_median / other_median)
-    return Series(pairs, rounds)
+        rounds.append(pair_ratios([steps[1] for steps in cycles], [steps[0] for steps in cycles]))
+    return of_pairs(rounds)
 
 
 def simulate(pairs_of: Sequence[int], count: int) -> tuple[list[str], bool]:
     """The table of simulated noise, and whether a bound was missed."""
     beside = f", {count} strategies together" if count > 1 else ""
+    sizes = f"rounds of {', '.join(map(str, pairs_of))} pairs{beside}"
     lines = [
-        f"| rounds of {', '.join(map(str, pairs_of))} pairs{beside} "
-        "| interval holds the truth: before | now | half its width: before | now "
-        "| `none` told from itself: before | now | 10 % found: before | now |",
-        "|---|" + "---:|" * 8,
+        f"| {sizes} | interval holds the truth | half its width | `none` told from itself | 10 % found |",
+        "|---|---:|---:|---:|---:|",
     ]
     missed = False
     for name, noise in NOISES.items():
         draw = random.Random(7)
-        truth, alike = (
+        slower, alike = (
             [simulated(draw, noise, true, pairs_of=pairs_of, count=count) for _ in range(TRIES)]
             for true in (SLOWER, 1.0)
         )
-        held = [share(holds(ratio) for ratio in ratios) for ratios in _sides(truth)]
-        width = [median(half_width(ratio) for ratio in ratios) for ratios in _sides(truth)]
-        told = [share(map(is_told_before, alike)), share(verdict(series.after) in SURE for series in alike)]
-        found = [share(map(is_slower_before, truth)), share(verdict(series.after) == "slower" for series in truth)]
-        missed |= not LEAST <= held[1] <= MOST or told[1] > MOST_TOLD
-        cells = (f"{value:.1%}" for pair in (held, width, told, found) for value in pair)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        held = share(ratio.low is not None and ratio.low <= SLOWER <= ratio.high for ratio in slower)
+        told = share(verdict(ratio) in SURE for ratio in alike)
+        found = share(verdict(ratio) == "slower" for ratio in slower)
+        missed |= not LEAST <= held <= MOST or told > MOST_TOLD
+        lines.append(f"| {name} | {held:.1%} | {half_width(slower):.1%} | {told:.1%} | {found:.1%} |")
         print(lines[-1], flush=True)
     return lines, missed
 
 
-def _sides(every: Sequence[Series]) -> tuple[list[TimeRatio], list[TimeRatio]]:
-    return [series.before for series in every], [series.after for series in every]
-
-
-def holds(ratio: TimeRatio) -> bool:
-    return ratio.low is not None and ratio.high is not None and ratio.low <= SLOWER <= ratio.high
-
-
-def half_width(ratio: TimeRatio) -> float:
-    return ((ratio.high or 0.0) - (ratio.low or 0.0)) / 2 / ratio.ratio
-
-
-def is_told_before(series: Series) -> bool:
-    """As reports told it: the range of the rounds does not hold 1."""
-    low, high = series.before.interval or (1.0, 1.0)
-    return not low <= 1 <= high
-
-
-def is_slower_before(series: Series) -> bool:
-    return (series.before.low or 0.0) > 1
+def half_width(ratios: Iterable[TimeRatio]) -> float:
+    """Half the interval of the median run, as a fraction of its ratio."""
+    return median(((ratio.high or 0.0) - (ratio.low or 0.0)) / 2 / ratio.ratio for ratio in ratios)
 
 
 def share(found: Iterable[bool]) -> float:
@@ -239,65 +199,42 @@ def spin() -> None:
         sum(range(100_000))
 
 
-def real(work: Work) -> Series:
-    """A run of three rounds, here all in one process; the two sides of `before` one after the other."""
-    steps, rounds = [], []
-    for number, least_pairs in enumerate(FEW_PAIRS):
-        found = _read(work, switch=work.switch, least_pairs=least_pairs)
+def real(work: Work) -> TimeRatio:
+    """The ratio of a run of three rounds, here all in one process."""
+    steps = []
+    for least_pairs in FEW_PAIRS:
+        found: dict[str, Any] = timing.read(
+            open_device("cpu"), work.step, warmup=1, samples=5, sampling=Sampling(max_seconds=REAL_SECONDS),
+            switch=work.switch, least_pairs=least_pairs,
+        )  # fmt: skip
         steps.append(RoundSteps(*(found[name] for name in STEPS)))
-        medians = {}
-        for on in (False, True) if number % 2 else (True, False):
-            work.switch(on)
-            medians[on] = median(_read(work)["step_seconds"])
-        work.switch(True)
-        rounds.append(medians[True] / medians[False])
-    return Series(calm_ratios(steps), rounds)
-
-
-def _read(work: Work, **how: Any) -> dict[str, Any]:
-    seconds = REAL_SECONDS if how else REAL_SECONDS / 2
-    sampling = Sampling(max_seconds=seconds)
-    return timing.read(open_device("cpu"), work.step, warmup=1, samples=5, sampling=sampling, **how)
+    return of_pairs(calm_ratios(steps))
 
 
 def measure(loads: Sequence[int], tries: int) -> tuple[list[str], bool]:
-    """The table of real runs, and whether a bound was missed."""
+    """The table of real runs, and whether a bound was missed. The floor of a run is that of the `none` run after it."""
     lines = [
-        f"| {tries} runs each | load average then | `none` told from itself: before | now | 10 % found: before | now "
-        "| half the interval: before | now |",
-        "|---|---:|" + "---:|" * 6,
+        f"| {tries} runs each | load average then | `none` told from itself | 10 % found | half the interval |",
+        "|---|---:|---:|---:|---:|",
     ]
     missed = False
     for number in loads:
         with load(number):
             alike, planted = ([real(Work(is_planted)) for _ in range(tries)] for is_planted in (False, True))
             average = os.getloadavg()[0]
-        told = [share(map(is_told_before, alike)), share(_told(series, alike) for series in alike)]
-        found = [
-            share(map(is_slower_before, planted)),
-            share(
-                verdict(series.after, floor=floor_of(alike[at].after)) == "slower" for at, series in enumerate(planted)
-            ),
-        ]
-        width = [median(half_width(ratio) for ratio in ratios) for ratios in _sides(planted)]
-        missed |= told[1] > MOST_TOLD or found[1] < FOUND.get(number, 0.0)
-        cells = (f"{value:.1%}" for pair in (told, found, width) for value in pair)
-        lines.append(f"| {number} busy processes beside | {average:.1f} | {' | '.join(cells)} |")
+        floors = [floor_of(ratio) for ratio in (*alike[1:], alike[0])]
+        told = share(verdict(ratio, floor=floor) in SURE for ratio, floor in zip(alike, floors, strict=True))
+        found = share(verdict(ratio, floor=floor) == "slower" for ratio, floor in zip(planted, floors, strict=True))
+        missed |= told > MOST_TOLD or found < FOUND.get(number, 0.0)
+        cells = f"{average:.1f} | {told:.1%} | {found:.1%} | {half_width(planted):.1%}"
+        lines.append(f"| {number} busy processes beside | {cells} |")
         print(lines[-1], flush=True)
     return lines, missed
 
 
-def _told(series: Series, alike: Sequence[Series]) -> bool:
-    """Whether a run of `none` is told from itself, by the floor that another run of it gives."""
-    other = alike[(alike.index(series) + 1) % len(alike)]
-    return verdict(series.after, floor=floor_of(other.after)) in SURE
-
-
 PAGE = """# Times on a noisy machine
 
-`just bench-noise` wrote this page. It shows how often [the rule](telling-apart.md) is right, beside the rule of before:
-steps of a strategy and of `none` in processes of their own, their ratio in each of three rounds, and the range of the
-three as what can be told.
+`just bench-noise` wrote this page. It shows how often [the rule](telling-apart.md) is right.
 
 ## Simulated
 
@@ -311,7 +248,7 @@ Half its width is that of the median run.
 {real}
 
 On {cores} cores, by one thread; a step is 40 products of matrices of 128 x 128, and what is planted is four more of
-them. Pairs of which a step waited for a core are left out now, as everywhere. The rounds of a run are in one process
+them. Pairs of which a step waited for a core are left out, as everywhere. The rounds of a run are in one process
 here, each of {seconds:g} s. A load of so many processes was started beside whatever else ran: the load average is of
 the minute before the end, theirs included. `none` against itself should be told apart in no more than 5 %, a tenth be
 found in 90 % without load and in 60 % with four processes beside.

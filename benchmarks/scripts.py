@@ -2,8 +2,8 @@
 
 Each script of tests/scripts runs unchanged, in a folder of its own, on hollow GPUs: once with nothing beside it but a
 line at its end that says what PyTorch's allocator says, and once under `gcprof rehearse`. Fails where the two do not
-agree to the byte. `-o` writes the table; `--keep FILE` goes on with the rows of an earlier run that was cut. With
-`--traps` the programs are those of tests/scripts/traps, each run once, and the table is the document's second.
+agree to the byte. With `--traps` the programs are those of tests/scripts/traps, each run once, under the watch. `-o`
+writes the table into its part of the document; `--keep FILE` goes on with the rows of an earlier run that was cut.
 """
 
 from __future__ import annotations
@@ -12,77 +12,106 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from difflib import ndiff
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from benchmarks import traps as trapped
-from benchmarks.traps import HEADING, TrapRow
 from profiler import __version__
-from profiler.core import gpu_specs
 from profiler.core.units import bytes_text
 from tests.scripts import runs
 from tests.scripts.runs import Run, Script
 from tests.scripts.traps import traps
 
-HEAD = """# Training scripts, rehearsed
+MOST_LETTERS = 200  # of a reason
+SECOND = "## Programs with traps"
+SCRIPTS_HEAD = f"""# Training scripts, rehearsed
 
-Each row is a command that trains something, run as it stands on GPUs that were not there, each a {device}, by
-`gcprof rehearse --device {word} -- COMMAND`. Nothing here was measured. Peak and reserved are those of the process
-that reserves most; the phase is that of its peak. They are held to the same command on the same GPUs without the
-watch, with one line at its end that prints `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`: equal is
-said where both numbers of all processes are, to the byte. Without the watch no value of the GPU is known, so of three
+Each row is a command that trains something, run as it stands on GPUs that were not there, by
+`gcprof rehearse --device {runs.DEVICE} -- COMMAND`. Nothing here was measured. Peak and reserved are those of the
+process that reserves most; the phase is that of its peak. They are held to the same command on the same GPUs without
+the watch, with one line at its end that prints `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`: equal
+is said where both numbers of all processes are, to the byte. Without the watch no value of the GPU is known, so of three
 scripts (`word_language_model`, `trainer`, `trainer_lora`) what a library reads there, whether a mask is causal and
 whether rows are packed, is decided by hand, as it is on a GPU. Seconds are of the whole command, with its import of
-torch, under the watch and without it.
+torch, under the watch and without it. The scripts are those of `tests/scripts`.
 
-The scripts are those of `tests/scripts`; lines changed are those of the files that ran, against these.
+MADE
 
-Made by `python -m benchmarks.scripts` with gcprof {version} and torch {torch}, on {cores} cores that other work
-shared: a load of {first} before the first row and {last} after the last.
+| command | peak | reserved | phase of the peak | line | processes | equal | seconds | without |
+|---|--:|--:|---|---|--:|---|--:|--:|
+"""
+TRAPS_HEAD = f"""{SECOND}
 
-| command | lines changed | peak | reserved | phase of the peak | line | processes | equal | seconds | without |
-|---|--:|--:|--:|---|---|--:|---|--:|--:|
+Programs in the usual idiom of their libraries, which trip over what a GPU without arithmetic lacks: values that decide
+sizes, ranks that talk, libraries with CUDA code of their own. Each is run unchanged, once, by
+`gcprof rehearse --device DEVICE --limit {traps.LIMIT_SECONDS} -- COMMAND`; they are those of `tests/scripts/traps` and
+`tests/scripts`. Peak and reserved are those of the process that reserves most; where a size was assumed they hold for
+the assumed values; shortages are those of memory that the program caught.
+
+MADE
+
+| program | command | device | ran to its end | peak | reserved | processes | assumed | shortages | seconds |
+|---|---|---|---|--:|--:|--:|---|--:|--:|
 """
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A command, watched and not."""
+    """A command, watched; and not, if it is none of the traps."""
 
     script: Script
-    alone: Run
     watched: Run
-    lines_changed: int  # of the script that ran, against the one in tests/scripts
+    alone: Run | None = None
+    packages: dict[str, str] = {}  # versions of those that it needs
 
     @property
-    def is_equal(self) -> bool:
-        are_good = self.alone.exit_code == self.watched.exit_code == 0
-        return are_good and bool(self.alone.figures) and self.alone.figures == self.watched.figures
+    def variants(self) -> list[dict[str, Any]]:
+        return self.watched.document.get("variants", [])
 
-    def text(self, command: str) -> str:
-        """Return the row of the table."""
-        phase = _peak_phase(self.watched)
-        most = max(self.watched.figures, key=lambda figures: figures.reserved_bytes)
-        step = {True: ", first step", False: ""}[phase["is_first_step"]]
-        cells = (
-            f"`{command}`",
-            str(self.lines_changed),
-            bytes_text(most.peak_bytes),
-            bytes_text(most.reserved_bytes),
-            f"{phase['name']}{step}",
-            phase["line"],
-            str(len(self.watched.figures)),
-            "yes" if self.is_equal else "**no**",
-            f"{self.watched.seconds:.0f}",
-            f"{self.alone.seconds:.0f}",
-        )
-        return f"| {' | '.join(cells)} |\n"
+    @property
+    def processes(self) -> list[dict[str, Any]]:
+        return [process for variant in self.variants for process in variant["processes"]]
 
+    @property
+    def is_good(self) -> bool:
+        """Whether it ran to its end, and took what it takes without the watch."""
+        if self.alone is None:
+            outcomes = [variant["outcome"] for variant in self.variants]
+            return self.watched.exit_code == 0 and outcomes == ["ok"] and bool(self.processes)
+        are_over = self.alone.exit_code == self.watched.exit_code == 0
+        return are_over and bool(self.alone.figures) and self.alone.figures == self.watched.figures
 
-Kind = TypeVar("Kind", Row, TrapRow)
+    @property
+    def reason(self) -> str:
+        """Why it did not end, in gcprof's words; in the script's own where gcprof has none."""
+        dead = sorted((process for process in self.processes if process["died"]), key=lambda process: process["died"])
+        stuck = [one["detail"] for one in (*dead[:1], *self.variants) if one["detail"]]
+        last = [line for line in self.watched.said.splitlines() if line.strip()][-1:]
+        text = " ".join(stuck[:1] or last) or f"it ended with {self.watched.exit_code}"
+        half = MOST_LETTERS // 2
+        text = f"{text[:half]} ... {text[-half:]}" if len(text) > MOST_LETTERS else text  # the line is at its end
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    @property
+    def text(self) -> str:
+        """The row of its table."""
+        script, most = self.script, max(self.watched.figures, key=lambda of: of.reserved_bytes, default=None)
+        nbytes = [bytes_text(most.peak_bytes), bytes_text(most.reserved_bytes)] if most else ["", ""]
+        seconds = f"{self.watched.seconds:.0f}"
+        if self.alone:
+            phases = max((one["phases"] for one in self.processes), key=lambda of: max(p["reserved_bytes"] for p in of))
+            phase = max(phases, key=lambda phase: phase["peak_bytes"])
+            name = f"{phase['name']}, first step" if phase["is_first_step"] else phase["name"]
+            is_equal = "yes" if self.is_good else "**no**"
+            more = [name, phase["line"], str(len(self.processes)), is_equal, seconds, f"{self.alone.seconds:.0f}"]
+            return f"| `{_command(script)}` | {' | '.join([*nbytes, *more])} |\n"
+        device = script.device if script.num_gpus == 1 else f"{script.device}:{script.num_gpus}"
+        ended = "yes" if self.is_good else f"**no**: {self.reason}"
+        is_assumed = any(value["is_size"] for process in self.processes for value in process.get("assumed", ()))
+        shortages = str(sum(len(process["shortages"]) for process in self.processes) or "")
+        more = [str(len(self.processes)), "yes" if is_assumed else "no", shortages, seconds]
+        return f"| {script.name} | `{_command(script)}` | {' | '.join([device, ended, *nbytes, *more])} |\n"
 
 
 def main() -> int:
@@ -92,88 +121,45 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="append each row to this file, and run none again that it has")
     parser.add_argument("--traps", action="store_true", help="programs of which each trips over something")
     asked = parser.parse_args()
-    first, absent = _load(), list[str]()
-    if asked.traps:
-        tried = _rows(traps.TRAPS, asked, TrapRow, trapped.run, absent)
-        if asked.output and tried:
-            _write(asked.output, _traps(tried, absent), is_second=True)
-        return int(not tried)
-    rows = _rows(runs.TABLE, asked, Row, run, absent)
-    if asked.output and rows:
-        _write(asked.output, _page(rows, absent, first=first), is_second=False)
-    different = [row for row in rows if not row.is_equal]
-    for row in different:
-        print(f"{row.script.name}: {row.watched.figures}, not {row.alone.figures}", file=sys.stderr)
-    return int(bool(different) or not rows)
-
-
-def _rows(
-    table: dict[str, Script],
-    asked: argparse.Namespace,
-    kind: type[Kind],
-    run: Callable[[Script], Kind],
-    absent: list[str],
-) -> list[Kind]:
-    """Return a row for each script of the table that is asked for: known already, or run now."""
-    known = _known(asked.keep, kind)
-    rows = []
-    for name, script in table.items():
+    lines = asked.keep.read_bytes().splitlines() if asked.keep and asked.keep.exists() else []
+    known = {row.script.name: row for row in (msgspec.json.decode(line, type=Row) for line in lines)}
+    rows, absent = list[Row](), ""
+    for name, script in (traps.TRAPS if asked.traps else runs.TABLE).items():
         if asked.names and name not in asked.names:
             continue
         if script.missing:
-            absent.append(f"{name}: {', '.join(script.missing)} not installed")
-            print(absent[-1], file=sys.stderr)
+            absent += f"\nNot run: {name}: {', '.join(script.missing)} not installed.\n"
             continue
-        rows.append(known[name] if name in known else run(script))
+        rows.append(known.get(name) or run(script, is_trap=asked.traps))
+        print(rows[-1].text, end="", flush=True)
         if asked.keep and name not in known:
             with asked.keep.open("ab") as file:
                 file.write(msgspec.json.encode(rows[-1]) + b"\n")
-        print(rows[-1].text(_command(script)), end="", flush=True)
-    return rows
+    print(absent, file=sys.stderr)
+    if asked.output and rows:
+        _write(asked.output, rows, absent, is_second=asked.traps)
+    return int(not rows or (not asked.traps and not all(row.is_good for row in rows)))
 
 
-def _write(path: Path, text: str, *, is_second: bool) -> None:
-    """Write one of the two tables to the document, and leave the other as it is."""
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    first, _, second = before.partition(HEADING)
-    whole = f"{first.rstrip()}\n\n{text}" if is_second else text + (f"\n{HEADING}{second}" if second else "")
-    path.write_text(whole, encoding="utf-8")
-
-
-def _known(path: Path | None, kind: type[Kind]) -> dict[str, Kind]:
-    """Return the rows of a file by the names of their scripts."""
-    lines = path.read_bytes().splitlines() if path and path.exists() else []
-    rows = [msgspec.json.decode(line, type=kind) for line in lines]
-    return {row.script.name: row for row in rows}
-
-
-def run(script: Script) -> Row:
-    """Run a script in a folder of its own, without the watch and with it."""
+def run(script: Script, *, is_trap: bool) -> Row:
+    """Run a script in a folder of its own, with the watch and, if it is no trap, without."""
     with tempfile.TemporaryDirectory() as name:
         here, kept = Path(name, "scripts"), Path(name, "kept")
         here.mkdir()
         kept.mkdir()
+        if is_trap:
+            limit = ("--limit", str(traps.LIMIT_SECONDS))
+            here = traps.copied(here)
+            watched = runs.rehearsed(script.words, *limit, cwd=here, num_gpus=script.num_gpus, device=script.device)
+            names = packages_distributions()
+            packages = {package: version(names[package][0]) for package in script.needs if package in names}
+            return Row(script=script, watched=watched, packages=packages)
         runs.copied(here)
         alone = runs.control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
         watched = runs.rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         if not watched.figures:
             raise SystemExit(f"{script.name}: no figures: {watched.said[-2000:]}")
-        return Row(script=script, alone=alone, watched=watched, lines_changed=_lines_changed(script, here))
-
-
-def _lines_changed(script: Script, here: Path) -> int:
-    """Return how many lines of the files that ran are not those of tests/scripts."""
-    names = [word for word in script.words if (here / word).is_file()]
-    folders = (runs.FOLDER, here)
-    pairs = [[(folder / name).read_text(encoding="utf-8").splitlines() for folder in folders] for name in names]
-    return sum(line.startswith("+ ") for ours, ran in pairs for line in ndiff(ours, ran))
-
-
-def _peak_phase(watched: Run) -> dict[str, Any]:
-    """Return the phase of the peak of the process that reserves most."""
-    processes = watched.document["variants"][0]["processes"]
-    largest = max(processes, key=lambda process: max(phase["reserved_bytes"] for phase in process["phases"]))
-    return max(largest["phases"], key=lambda phase: phase["peak_bytes"])
+        return Row(script=script, watched=watched, alone=alone)
 
 
 def _command(script: Script) -> str:
@@ -185,42 +171,18 @@ def _command(script: Script) -> str:
     return " ".join(words)
 
 
-def _page(rows: Sequence[Row], absent: Sequence[str], *, first: float) -> str:
-    import torch
-
-    head = HEAD.format(
-        device=gpu_specs.find(runs.DEVICE).name,
-        word=runs.DEVICE,
-        version=__version__,
-        torch=torch.__version__,
-        cores=os.cpu_count(),
-        first=f"{first:.1f}",
-        last=f"{_load():.1f}",
+def _write(path: Path, rows: list[Row], absent: str, *, is_second: bool) -> None:
+    """Write one of the two tables to the document, and leave the other as it is."""
+    options, head = (" --traps", TRAPS_HEAD) if is_second else ("", SCRIPTS_HEAD)
+    made = f"Made by `python -m benchmarks.scripts{options}` with gcprof {__version__} and torch {version('torch')}, on"
+    made += f" {os.cpu_count()} cores that other work shared."
+    packages = sorted({f"{name} {number}" for row in rows for name, number in row.packages.items()})
+    made += f" {sum(row.is_good for row in rows)} of {len(rows)} ran to their end. Packages: {', '.join(packages)}." * (
+        is_second
     )
-    left_out = "".join(f"\nNot run: {line}.\n" for line in absent)
-    return head + "".join(row.text(_command(row.script)) for row in rows) + left_out
-
-
-def _traps(rows: Sequence[TrapRow], absent: Sequence[str]) -> str:
-    import torch
-
-    packages = dict(sorted(pair for row in rows for pair in row.packages.items()))
-    head = trapped.HEAD.format(
-        heading=HEADING,
-        limit=traps.LIMIT_SECONDS,
-        num=len(rows),
-        num_ran=sum(row.has_run for row in rows),
-        version=__version__,
-        torch=torch.__version__,
-        cores=os.cpu_count(),
-        packages=", ".join(f"{name} {version}" for name, version in packages.items()),
-    )
-    left_out = "".join(f"\nNot run: {line}.\n" for line in absent)
-    return head + "".join(row.text(_command(row.script)) for row in rows) + left_out
-
-
-def _load() -> float:
-    return os.getloadavg()[0]
+    text = head.replace("MADE", made) + "".join(row.text for row in rows) + absent
+    first, mark, second = (path.read_text(encoding="utf-8") if path.exists() else "").partition(SECOND)
+    path.write_text(f"{first.rstrip()}\n\n{text}" if is_second else f"{text}\n{mark}{second}", encoding="utf-8")
 
 
 if __name__ == "__main__":
