@@ -32,9 +32,9 @@ Each row is a command that trains something, run as it stands on GPUs that were 
 `gcprof rehearse --device {runs.DEVICE} -- COMMAND`. Nothing here was measured. Peak and reserved are those of the
 process that reserves most; the phase is that of its peak. They are held to the same command on the same GPUs without
 the watch, with one line at its end that prints `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`: equal
-is said where both numbers of all processes are, to the byte. Without the watch no value of the GPU is known, so of three
-scripts (`word_language_model`, `trainer`, `trainer_lora`) what a library reads there, whether a mask is causal and
-whether rows are packed, is decided by hand, as it is on a GPU. Seconds are of the whole command, with its import of
+is said where both numbers of all processes are, to the byte. Without the watch no value of the GPU is known, so of
+three scripts (`word_language_model`, `trainer`, `trainer_lora`) what a library reads there, whether a mask is causal
+and whether rows are packed, is decided by hand, as it is on a GPU. Seconds are of the whole command, with its import of
 torch, under the watch and without it. The scripts are those of `tests/scripts`.
 
 MADE
