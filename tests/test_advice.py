@@ -11,7 +11,7 @@ from profiler.analysis.advice import MOST_POINTS, advise, budget_frontier, certa
 from profiler.analysis.live_bytes import categories
 from profiler.analysis.rows import Row, is_apart, rows
 from profiler.core.record import Record
-from profiler.views.report.sentence import budget, sentence
+from profiler.views.report.section import budget, sentence
 from tests import examples, make
 from tests.make import MIB
 

@@ -280,9 +280,8 @@ def test_a_command_loses_its_folders(tmp_path: Path):
 def test_a_picture_of_nothing_is_none():
     nothing = rows([make.failed("none", "crashed", "signal 11")])
 
-    assert [
-        draw(nothing, "a") for draw in (pictures.frontier, pictures.memory, pictures.samples, pictures.timelines)
-    ] == [None] * 4
+    assert [draw(nothing, "a") for draw in (pictures.frontier, pictures.timelines)] == [None] * 2
+    assert [pictures.strategies(nothing, kind, "a") for kind in pictures.STRATEGIES] == [None] * 2
 
 
 def test_points_and_budget_lie_where_the_frontier_is_drawn():

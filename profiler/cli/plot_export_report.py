@@ -174,7 +174,7 @@ def report(
     from profiler.core import optional_deps
     from profiler.views.export.files import refuse_output, write_whole
 
-    render = optional_deps.load("profiler.views.report", needs="jinja2").render
+    page = optional_deps.load("profiler.views.report", needs="jinja2")
 
     from profiler.views.redaction import LEVELS
 
@@ -183,10 +183,9 @@ def report(
     refuse_output(output, force=force)
     loaded = [read_run(word) for word in words]
     of_scripts = [script_folder.variants_of(run) is not None for run in loaded]  # each is checked
-    if any(of_scripts):
-        if not all(of_scripts):
-            raise UserError("runs of scripts and of models are on pages of their own", hint="name them one by one")
-        render = optional_deps.load("profiler.views.report.script", needs="jinja2").render
+    if any(of_scripts) and not all(of_scripts):
+        raise UserError("runs of scripts and of models are on pages of their own", hint="name them one by one")
+    render = page.render_scripts if any(of_scripts) else page.render
     aside(f"wrote {write_whole(output, render(loaded, redact=level), force=force)}")
     if open_it and not webbrowser.open(output.resolve().as_uri()):
         aside(f"note: there is no browser to open it with; open {output} yourself")

@@ -21,14 +21,17 @@ from profiler.analysis.rows import Row, rows
 from profiler.core.errors import UserError
 from profiler.core.units import MISSING, bytes_text, count_text, few
 from profiler.runs.store import Run
+from profiler.scripts.records import variants
+from profiler.scripts.report import Process, Variant, name_of
 from profiler.views.redaction import redacted
-from profiler.views.report.grids import Twins
-from profiler.views.report.section import PageLimits, section
+from profiler.views.report.section import PageLimits, prediction_pairs, section
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.columns import groups, setting
 from profiler.views.tables.evidence import device
 from profiler.views.tables.grid import Table, of_lines
+from profiler.views.tables.script import explained, process_table, sentence
 
+MOST_PROCESSES = 200  # of a run of a script
 LONGEST_NAME, LONGEST_COMMAND, LONGEST_MODEL, LONGEST_CELL = 80, 2000, 60, 100  # letters
 NUM_NAMED = 3  # strategies that the summary of all runs names
 
@@ -104,12 +107,12 @@ def parts(runs: Sequence[tuple[Run, list[list[Row]], int]], limits: PageLimits) 
     """
     run_parts, num_shown = [], 0
     for number, (run, run_groups, num_owed) in enumerate(runs[: max(limits.sections, 1)], start=1):
-        twins = Twins(row for group in run_groups for row in group)
+        pairs = prediction_pairs(row for group in run_groups for row in group)
         shown = run_groups[: limits.sections - num_shown]
         sections = []
         for at, group in enumerate(shown, start=1):
             anchor = f"run-{number}-{at}"
-            sections.append(section(group, twins=twins, anchor=anchor, limits=limits, number=num_shown + at - 1))
+            sections.append(section(group, pairs=pairs, anchor=anchor, limits=limits, number=num_shown + at - 1))
             sections[-1]["group_title"] = ", ".join([short(group[0].case.model, LONGEST_MODEL), *setting(group)])
             sections[-1]["device"] = device(group)
         num_shown += len(shown)
@@ -158,3 +161,43 @@ def agreement(shown: Sequence[dict[str, Any]]) -> str:
         return f"All {them} say the same: {next(iter(taken))}."
     named = [f"{name} ({number} of {total})" for name, number in taken.most_common()]
     return f"The {them} do not say the same: {few(named, NUM_NAMED)}."
+
+
+def render_scripts(runs: Sequence[Run], *, redact: str = "default") -> bytes:
+    """Return the page in UTF-8; `redact` is default, all or none. Raises UserError if no run has a record."""
+    if not any(run.records for run in runs):
+        raise UserError("nothing to report: there is no record yet", hint="run the command again")
+    parts = [_script_part(run) for run in redacted(runs, level=redact)]
+    return filled("script.html", script="", parts=parts, redact=redact, hidden="lines")
+
+
+def _script_part(run: Run) -> dict[str, Any]:
+    found = variants(run.records)
+    num = sum(len(variant.processes) for variant in found)
+    left_out = [f"only {MOST_PROCESSES} of {num} processes are shown"] if num > MOST_PROCESSES else []
+    is_cut = ["the command was ended from outside"] if run.status == "partial" else []
+    return {
+        "anchor": "run",
+        "name": short(run.folder.name, LONGEST_NAME),
+        "created": plain(run.manifest.created),
+        "command": short(run.manifest.command, LONGEST_COMMAND),
+        "remarks": [*map(plain, run.warnings), *is_cut, *left_out],
+        "variants": [
+            {
+                "name": plain(name_of(variant)),
+                "sentence": plain(sentence(variant, found)),
+                "evidence": "rehearsed, not measured" if variant.gpu else "measured",
+                "processes": [_process(variant, process) for process in variant.processes[:MOST_PROCESSES]],
+            }
+            for variant in found
+        ],
+    }
+
+
+def _process(variant: Variant, process: Process) -> dict[str, Any]:
+    return {
+        "table": process_table([process], variant.processes),
+        "lines": [*map(plain, explained(process, variant.processes))],
+        "peaks": [phase.peak_bytes or 0 for phase in process.phases],
+        "most": process.reserved_bytes or process.peak_bytes or 0,
+    }

@@ -25,6 +25,10 @@ from profiler.views.tables.evidence import peak_name
 
 STYLE = Style(suffix="svg", width=8.5)
 LONGEST = 80  # characters of a name in the description of a point
+STRATEGIES = {
+    "memory": (MEMORY, "Peak memory of each strategy, by category"),
+    "samples": (SAMPLES, "Every sample of the step time of each strategy"),
+}
 Picture = dict[str, Any]  # what pictures.html draws
 
 
@@ -75,22 +79,13 @@ def said(row: Row) -> str:
     return f"{name}: {peak}, {kind} {seconds_text(row.step_seconds)}{slower}{noise}"
 
 
-def memory(rows: Sequence[Row], anchor: str) -> Picture | None:
-    """Return the peak of each strategy by category; None if no row has a peak."""
-    shown = [row for row in rows if MEMORY.has(row)]
+def strategies(rows: Sequence[Row], kind: str, anchor: str) -> Picture | None:
+    """Return the peaks of the strategies by category (memory), or their samples of the step; None if no row has any."""
+    view, words = STRATEGIES[kind]
+    shown = [row for row in rows if view.has(row) and not (kind == "samples" and row.case.has_estimated_times)]
     if not shown:
         return None
-    figure = draw(shown, kind="memory", style=STYLE, has_titles=False)
-    return _picture(figure, "Peak memory of each strategy, by category", f"{anchor}-memory")
-
-
-def samples(rows: Sequence[Row], anchor: str) -> Picture | None:
-    """Return the samples of the step; None if no time was sampled."""
-    shown = [row for row in rows if SAMPLES.has(row) and not row.case.has_estimated_times]
-    if not shown:
-        return None
-    figure = draw(shown, kind="samples", style=STYLE, has_titles=False)
-    return _picture(figure, "Every sample of the step time of each strategy", f"{anchor}-samples")
+    return _picture(draw(shown, kind=kind, style=STYLE, has_titles=False), words, f"{anchor}-{kind}")
 
 
 def timelines(rows: Sequence[Row], anchor: str) -> Picture | None:

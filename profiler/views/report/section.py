@@ -1,26 +1,59 @@
-"""The contents of a section of the report, which shows one group of rows, for the template."""
+"""A section of the report, which shows one group of rows: its advice in words, its tables and its pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from profiler.analysis.advice import Advice, advise, budget_frontier
+from profiler.analysis.advice import Advice, BudgetPoint, Limit, advise, budget_frontier
 from profiler.analysis.live_bytes import peak_parts
+from profiler.analysis.prediction_error import foretells
 from profiler.analysis.rows import Row
-from profiler.core.record import Readings
-from profiler.core.units import MISSING, bytes_text
-from profiler.views.report import grids, pictures, sentence
-from profiler.views.report.grids import Twins
+from profiler.analysis.timing_doubts import NOISY
+from profiler.core.case import Case
+from profiler.core.plan_file import strategy_label
+from profiler.core.record import PHASES, Environment, Equality, Readings
+from profiler.core.stats import spread
+from profiler.core.units import MISSING, bytes_text, change_range_text, error_text, few, seconds_text, spread_text
+from profiler.views.report import pictures
 from profiler.views.sanitize import plain, short, shortened
-from profiler.views.tables.columns import group_table, heading, ratio_text, reasons
-from profiler.views.tables.evidence import peak_name
+from profiler.views.tables.columns import NOISE, group_table, heading, ratio_text, reasons, remarks
+from profiler.views.tables.evidence import outcome, peak_name
 from profiler.views.tables.explanation import module_name
+from profiler.views.tables.grid import Table, of_lines
+from profiler.views.tables.samples import TIMES, samples_of
 
-LONGEST_REASON, LONGEST_TITLE = 300, 240  # letters
+LONGEST_REASON, LONGEST_NOTE, LONGEST_TITLE = 300, 600, 240  # letters
 NUM_STOPS = 40  # of the slider, evenly spaced, besides those at the choices
+
+LONGEST_NAME = 60  # characters of a name within a sentence
+MAX_NAMED = 2  # rivals by name; more are counted
+HALF = (0.475, 0.525)
+REASONS = {
+    "optimizer": "the peak is then in the optimizer's step, which holds no activations",
+    "static": "{size} of that peak is static, which no checkpointing lowers",
+    "transient": "{size} of that peak is transient, in the {phase}",
+    "saved": "{size} of that peak is what the forward still keeps for the backward",
+}
+
+FACTS = {  # the fields of an environment that are shown, with their heads
+    "device_name": "device",
+    "device_bytes": "memory of the device",
+    "device_uuid": "number of the device",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "torch": "torch",
+    "python": "Python",
+    "system": "system",
+    "num_threads": "threads",
+    "gcprof": "gcprof",
+}
+MOST_BESIDE = 4  # environments beside each other
+NUM_MISSING = 3  # parameters without a gradient that are named
+Pair = tuple[Row, Row]  # a prediction, and a row by which its error is known
 
 
 class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,37 +68,39 @@ class PageLimits(msgspec.Struct, frozen=True, kw_only=True):
     timelines: int  # of a section
 
 
-def section(rows: Sequence[Row], *, twins: Twins, anchor: str, limits: PageLimits, number: int) -> dict[str, Any]:
-    """Return all that is shown of one group of rows; `twins` are those of all groups of the run.
+def section(
+    rows: Sequence[Row], *, pairs: Sequence[Pair], anchor: str, limits: PageLimits, number: int
+) -> dict[str, Any]:
+    """Return all that is shown of one group of rows; `pairs` are the predictions of the run beside other rows.
 
     `number` counts the sections of the page: those beyond the limits have no pictures.
     """
     advice = advise(rows)
     shown, drawn = chosen(rows, advice, limits.rows), chosen(rows, advice, limits.lines)
     traced = chosen([row for row in rows if row.readings.timeline], advice, limits.timelines)
-    is_drawn = number < limits.drawn
+    own, is_drawn = set(map(id, rows)), number < limits.drawn
     return {
         "anchor": anchor,
         "title": short(heading(rows), LONGEST_TITLE),
         "evidence": rows[0].evidence,
-        "sentence": sentence.sentence(advice, rows),
+        "sentence": sentence(advice, rows),
         "brief": _brief(advice),
         "is_drawn": is_drawn,
         "frontier": pictures.frontier(shown, anchor) if number < limits.frontiers else None,
-        "memory": pictures.memory(drawn, anchor) if is_drawn else None,
+        "memory": pictures.strategies(drawn, "memory", anchor) if is_drawn else None,
         "timelines": pictures.timelines(traced, anchor) if is_drawn else None,
-        "dots": pictures.samples(drawn, anchor) if is_drawn else None,
+        "dots": pictures.strategies(drawn, "samples", anchor) if is_drawn else None,
         "budgets": _budgets(rows, advice),
         "table": msgspec.structs.replace(group_table(shown, is_bare=True), title="Every strategy"),
         "num_left_out": len(rows) - len(shown),
         "reasons": [plain(shortened(text, LONGEST_REASON)) for text in reasons(shown)],
-        "phases": grids.phases(drawn),
+        "phases": _phases(drawn),
         "explanation": _explanation(drawn),
-        "predictions": grids.predictions(drawn, twins=twins, most=limits.rows),
-        "equality": grids.equality(drawn),
-        "samples": grids.samples(drawn, most=limits.samples),
-        "environments": grids.environments(rows),
-        "remarks": grids.remarks(shown),
+        "predictions": _predictions([pair for pair in pairs if own & set(map(id, pair))][: limits.rows]),
+        "equality": _equality(drawn),
+        "samples": _samples(drawn, most=limits.samples),
+        "environments": _environments(rows),
+        "remarks": [plain(shortened(text, LONGEST_NOTE)) for text in remarks(shown)],
     }
 
 
@@ -89,7 +124,7 @@ def _brief(advice: Advice) -> tuple[str, ...]:
         return (MISSING,) * 4
     none_peak = bytes_text(none.readings.peak_bytes if none else None)
     change = MISSING if row is none else ratio_text(row)
-    return none_peak, sentence.name(row), bytes_text(row.readings.peak_bytes), change
+    return none_peak, name(row), bytes_text(row.readings.peak_bytes), change
 
 
 def _budgets(rows: Sequence[Row], advice: Advice) -> dict[str, Any] | None:
@@ -102,10 +137,10 @@ def _budgets(rows: Sequence[Row], advice: Advice) -> dict[str, Any] | None:
     even = {least + (most - least) * at // NUM_STOPS for at in range(NUM_STOPS + 1)}
     stops = sorted(even | {advised} | {stair.budget_bytes for stair in budget_points})
     choices = [
-        {"case": stair.best.case.id, "budget_bytes": stair.budget_bytes, "said": sentence.budget(stair)}
+        {"case": stair.best.case.id, "budget_bytes": stair.budget_bytes, "said": budget(stair)}
         for stair in budget_points
     ]
-    nothing = sentence.no_budget(budget_points[0])
+    nothing = no_budget(budget_points[0])
     return {"stops": stops, "start": stops.index(advised), "nothing": nothing, "choices": choices}
 
 
@@ -127,7 +162,7 @@ def _explained(row: Row) -> str | None:
         f"{bytes_text(parts.transient)} transient",
     ]
     where = f" in the {readings.peak_phase}" if readings.peak_phase else ""
-    text = f"{sentence.name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
+    text = f"{name(row)}: {peak_name(row)} {bytes_text(readings.peak_bytes)}{where}: {', '.join(held)}"
     return "; ".join([text, *_traced(readings)])
 
 
@@ -139,3 +174,229 @@ def _traced(readings: Readings) -> list[str]:
     at = f"at {timeline.operator} of {module_name(plain(timeline.module or ''))}"
     largest = [f"{module_name(plain(name))} {bytes_text(nbytes)}" for name, nbytes in timeline.modules.items()]
     return [f"{at}; the most is held by {', '.join(largest)}"]
+
+
+def sentence(advice: Advice, rows: Sequence[Row]) -> str:
+    """Return the advice in one sentence, which says so if it does not rest on measurements."""
+    text = f"{_first(advice, rows)}{_below(advice, rows)}."
+    return text if rows[0].evidence == "measured" else f"{rows[0].evidence.capitalize()}, not measured: {text}"
+
+
+def name(row: Row) -> str:
+    """Return the strategy, short enough for a sentence."""
+    return short(row.case.strategy, LONGEST_NAME)
+
+
+def budget(stair: BudgetPoint) -> str:
+    """Return the best strategy from a budget upwards in words, with those whose times cannot be told from its own."""
+    row = stair.best
+    peak = f"peak {bytes_text(row.readings.peak_bytes)}"
+    time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
+    change = [_change(row)] if row.time_ratio and row.case.strategy != "none" else []
+    why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
+    rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
+    return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
+
+
+def _change(row: Row) -> str:
+    ratio = ratio_text(row)
+    return f"a time {NOISE}" if ratio == NOISE else f"{ratio} time"
+
+
+def no_budget(stair: BudgetPoint) -> str:
+    """Return the text for every budget below the lowest peak."""
+    lowest = f"the lowest peak is {bytes_text(stair.budget_bytes)}, by {name(stair.best)}"
+    return f"nothing {stair.best.evidence} fits: {lowest}"
+
+
+def _first(advice: Advice, rows: Sequence[Row]) -> str:
+    chosen, baseline = advice.chosen, advice.baseline
+    if chosen is None:
+        outcomes = dict.fromkeys(outcome(row) for row in rows if row.outcome != "ok")
+        why = f": {', '.join(outcomes)}" if outcomes else ""
+        return f"no row has a peak that could be compared{why}"
+    if baseline is None:
+        return _without_baseline(chosen, advice, rows)
+    if chosen is baseline:
+        verdict = f"keep none: nothing here saves 2 % of its peak of {_peak(chosen)}"
+        return f"none peaks at {_peak(chosen)}, and there is no other to compare with" if _is_alone(rows) else verdict
+    ratio = chosen.peak_ratio or 0
+    fall = "halves the peak" if HALF[0] <= ratio <= HALF[1] else f"lowers the peak by {(1 - ratio) * 100:.0f} %"
+    sizes = f" ({_peak(baseline)} to {_peak(chosen)})"
+    return f"{name(chosen)} {fall}{sizes} {_time(chosen, advice.certainty)}{_rivals(advice.rivals)}"
+
+
+def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
+    none = next((row for row in rows if row.case.strategy == "none"), None)
+    failed = "ran out of memory" if none and none.outcome == "out_of_memory" else "has no result"
+    why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
+    best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
+    time = f", {_estimated(chosen)}{seconds_text(chosen.step_seconds)} a step" if chosen.step_seconds else ""
+    noisy = ", but the times are noisy" if (chosen.step_spread or 0) > NOISY else ""
+    return f"{why}; {best} of what ran is {name(chosen)} ({_peak(chosen)}{time}){_rivals(advice.rivals)}{noisy}"
+
+
+def _is_alone(rows: Sequence[Row]) -> bool:
+    return sum(row.outcome == "ok" and row.readings.peak_bytes is not None for row in rows) == 1
+
+
+def _time(row: Row, certainty: str) -> str:
+    """Return what the lower peak costs in time, in words."""
+    ratio = row.time_ratio or 0
+    more = f"{abs(ratio - 1) * 100:.0f} % {'more' if ratio >= 1 else 'less'} time"
+    limits = row.time_ratio_range
+    of = "at 95 %" if row.time and row.time.num_pairs else "over the rounds"
+    over = f" ({change_range_text(limits)} % {of})" if limits and limits[0] < limits[1] else ""
+    return {
+        "missing": "at a cost in time that is not known here",
+        "estimated": f"for an estimated {more}",
+        "single": f"for {more}, of too few steps to be sure",
+        "noisy": "in a time that is too noisy to tell",
+        "same": f"in a time that cannot be told from that of none{over}",
+        "sure": f"for {more}{over}",
+    }[certainty]
+
+
+def _below(advice: Advice, rows: Sequence[Row]) -> str:
+    """Return the lowest peak that can be reached, and why it is no lower if its parts are known, in words."""
+    lowest, limit = advice.lowest, advice.limit
+    if lowest is None or (_is_alone(rows) and advice.baseline):
+        return ""
+    kind = lowest.evidence
+    by = "" if lowest is advice.chosen else f", which {name(lowest)} reaches,"
+    return f"; below {_peak(lowest)}{by} nothing {kind} here helps{_because(limit) if limit else ''}"
+
+
+def _because(limit: Limit) -> str:
+    text = REASONS[limit.kind].format(size=bytes_text(limit.nbytes), phase=limit.phase or "step")
+    is_same = limit.kind == "transient" and limit.num_alike > 2
+    alike = f" and {limit.num_alike} strategies peak alike"
+    return f", because {text}{alike if is_same else ''}"
+
+
+def _rivals(rivals: Sequence[Row]) -> str:
+    if not rivals:
+        return ""
+    verb = "is" if len(rivals) == 1 else "are"
+    return f", and {_named(rivals)} {verb} as fast as far as can be told"
+
+
+def _named(rows: Sequence[Row]) -> str:
+    names = [name(row) for row in rows]
+    return few(names, MAX_NAMED) if len(names) > MAX_NAMED else " and ".join(names)
+
+
+def _peak(row: Row) -> str:
+    return bytes_text(row.readings.peak_bytes)
+
+
+def _estimated(row: Row) -> str:
+    return "estimated " if row.case.has_estimated_times else ""
+
+
+def _phases(rows: Sequence[Row]) -> Table | None:
+    """Return the bytes live at the points of the step that a record stores."""
+    heads = (
+        "strategy",
+        "before the forward",
+        "forward peak",
+        "kept for the backward",
+        "backward peak",
+        "optimizer peak",
+    )
+    lines = [(strategy_label(row.case.strategy), *_points(row.readings)) for row in rows if row.readings.phases]
+    return _table("Live memory over the step", heads, lines, texts=1)
+
+
+def _points(readings: Readings) -> tuple[str, ...]:
+    peaks = {name: watermarks.allocated for name, watermarks in (readings.phases or {}).items()}
+    forward, backward, optimizer = (bytes_text(peaks.get(phase)) for phase in PHASES)
+    return bytes_text(readings.start_bytes), forward, bytes_text(readings.saved_bytes), backward, optimizer
+
+
+def prediction_pairs(rows: Iterable[Row]) -> list[Pair]:
+    """Return each prediction with the rows of the same point by which its error is known."""
+    predicted: dict[Case, list[Row]] = {}
+    known = [row for row in rows if row.prediction_error is not None]
+    for row in known:
+        if row.evidence == "predicted":
+            predicted.setdefault(row.case.twin, []).append(row)
+    return [
+        (prediction, row)
+        for row in known
+        for prediction in predicted.get(row.case.twin, ())
+        if row.evidence == prediction.prediction_against and foretells(prediction.case, row.case)
+    ]
+
+
+def _predictions(pairs: Sequence[Pair]) -> Table | None:
+    """Return predictions beside what was measured or rehearsed."""
+    against = " or ".join(sorted({other.evidence for _, other in pairs}))
+    heads = ("strategy", "predicted peak", f"{against} peak", "peak off by", "estimated step", "measured step")
+    shown = heads if any(other.step_seconds is not None for _, other in pairs) else heads[:-2]
+    lines = []
+    for pair in pairs:
+        peaks = [bytes_text(row.readings.peak_bytes) for row in pair]
+        times = [seconds_text(row.step_seconds) for row in pair]
+        lines.append((strategy_label(pair[0].case.strategy), *peaks, error_text(pair[1].prediction_error), *times))
+    return _table(f"Predicted and {against}", shown, [line[: len(shown)] for line in lines], texts=1)
+
+
+def _equality(rows: Sequence[Row]) -> Table | None:
+    """Return what the equality pass found."""
+    heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
+    numbers = ("largest difference", "noise floor")
+    lines = [(strategy_label(row.case.strategy), *_equal(row, row.equality)) for row in rows if row.equality]
+    return _table("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
+
+
+def _equal(row: Row, equality: Equality) -> tuple[str, ...]:
+    verdicts = (equality.loss_equal, equality.buffers_equal, equality.random_state_equal)
+    more = len(equality.missing) - NUM_MISSING
+    missing = [*equality.missing[:NUM_MISSING], *([f"and {more} more"] if more > 0 else [])]
+    lost = f"{equality.num_without_gradient} without gradient" if equality.num_without_gradient else MISSING
+    named = f"no gradient: {', '.join(missing)}" if missing else equality.worst_parameter or lost
+    differences = [
+        MISSING if value is None else f"{value:.2g}" for value in (equality.largest_difference, equality.noise_floor)
+    ]
+    are_equal = ["equal" if is_equal else "differ" for is_equal in verdicts]
+    return equality.against, row.gradients, *are_equal, named, *differences
+
+
+def _samples(rows: Sequence[Row], *, most: int) -> Table | None:
+    """Return the raw samples of every part of the step in seconds, up to `most`, and their spread."""
+    heads = ("strategy", "part", "samples in seconds, the rounds in order", "median", "spread")
+    lines = []
+    for row in rows:
+        for name in TIMES:
+            if times := samples_of(row, name):
+                more = f" and {len(times) - most:,} more" if len(times) > most else ""
+                shown = " ".join(f"{value:.6g}" for value in times[:most]) + more
+                figures = seconds_text(median(times)), spread_text(spread(times))
+                lines.append((strategy_label(row.case.strategy), name, shown, *figures))
+    return _table("Raw samples", heads, lines, texts=3)
+
+
+def _environments(rows: Sequence[Row]) -> Table | None:
+    """Return a column per environment, those that differ only in their start being one, and a line per known fact."""
+    starts: dict[Environment, list[str]] = {}
+    for row in rows:
+        if row.environment:
+            timeless = msgspec.structs.replace(row.environment, started=None)
+            starts.setdefault(timeless, []).append(row.environment.started or "")
+    distinct = list(starts)[:MOST_BESIDE]
+    lines = [(head, *(_value(environment, name) for environment in distinct)) for name, head in FACTS.items()]
+    shown = [line for line in lines if set(line[1:]) != {MISSING}]
+    shown.append(("first trial began (UTC)", *(min(starts[environment]) or MISSING for environment in distinct)))
+    values = ["value"] if len(distinct) == 1 else [f"environment {at + 1}" for at in range(len(distinct))]
+    return _table("Environment", ["what", *values], shown, texts=1 + MOST_BESIDE) if distinct else None
+
+
+def _value(environment: Environment, name: str) -> str:
+    value = getattr(environment, name)
+    return bytes_text(value) if name == "device_bytes" else MISSING if value is None else str(value)
+
+
+def _table(title: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Table | None:
+    """Return a table whose columns are numbers after the first `texts`; None without a line."""
+    return Table(title=title, columns=of_lines(heads, lines, numbers=heads[texts:])) if lines else None
