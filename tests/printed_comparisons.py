@@ -7,8 +7,8 @@ import io
 import msgspec
 
 from profiler.analysis.comparison import Comparison, compare_runs
-from profiler.views.tables import comparison, terminal
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables import comparison, grid
+from profiler.views.tables.grid import Paper
 from tests import examples, make
 
 
@@ -29,5 +29,5 @@ def before_and_after() -> Comparison:
 
 def printed(found: Comparison, *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    print(terminal.text(comparison.tables(found), Paper(width, encoding)).plain, file=file)
+    print(grid.text(comparison.tables(found), Paper(width, encoding)).plain, file=file)
     return file.getvalue()

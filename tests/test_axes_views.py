@@ -14,8 +14,8 @@ from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.views.plots.plot import draw
-from profiler.views.tables import pivot, terminal
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables import grid, pivot
+from profiler.views.tables.grid import Paper
 from tests import examples, golden_files, make
 
 CASES = {
@@ -35,7 +35,7 @@ CASES = {
 
 def printed(name: str, **how) -> str:
     records, over = CASES[name]
-    return f"{terminal.text(pivot.tables(examples.table(records), over=over), Paper(**how)).plain}\n"
+    return f"{grid.text(pivot.tables(examples.table(records), over=over), Paper(**how)).plain}\n"
 
 
 def legend(figure):
@@ -258,7 +258,7 @@ def test_a_hundred_columns_are_strips_with_the_names_before_each():
     ]
 
     tables = pivot.tables(examples.table(records), over=("batch_size", "strategy"))
-    lines = terminal.text(tables, Paper(80)).plain.splitlines()
+    lines = grid.text(tables, Paper(80)).plain.splitlines()
 
     peaks = lines[lines.index("peak memory (MiB) by batch size") : lines.index("saved memory (MiB) by batch size")]
     assert max(map(len, lines)) <= 80

@@ -8,8 +8,8 @@ import pytest
 
 from profiler.cli import answer
 from profiler.core.record import BlockSummary, ModelSummary
+from profiler.views.tables.grid import text
 from profiler.views.tables.listing import blocks as table
-from profiler.views.tables.terminal import text
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from profiler.views.tables.columns import main
-from profiler.views.tables.terminal import show
+from profiler.views.tables.grid import show
 from tests import examples, make
 
 CODES = re.compile(r"\x1b\[[\d;]*m")

@@ -10,7 +10,7 @@ import profiler
 from profiler.analysis.explanation import explain
 from profiler.cli import answer
 from profiler.views.tables.explanation import document, tables
-from profiler.views.tables.terminal import Paper, text
+from profiler.views.tables.grid import Paper, text
 from tests.long_explanation import longest
 from tests.traced import SMALL, by_hand, traced
 from tests.user_models.wrapped_optimizers import make

@@ -17,10 +17,10 @@ from profiler.core.case import Choice, encode
 from profiler.core.record import Record
 from profiler.runs import store
 from profiler.views.sanitize import plain, plain_cells
+from profiler.views.tables import grid, samples
 from profiler.views.tables import grid as grids
-from profiler.views.tables import samples, terminal
 from profiler.views.tables.columns import UNSHOWN, main
-from profiler.views.tables.terminal import Paper
+from profiler.views.tables.grid import Paper
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def test_the_table_needs_no_reading_that_is_dropped(tmp_path, name):
 
 def tables(run: store.Run) -> list[str]:
     table = rows(run.records)
-    return [terminal.text([*main(table), *samples.ranks(table)], Paper(width)).plain for width in (None, 80)]
+    return [grid.text([*main(table), *samples.ranks(table)], Paper(width)).plain for width in (None, 80)]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -12,11 +12,11 @@ from profiler.analysis.rows import rows
 from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
 from profiler.planning.solver import best, frontier
-from profiler.views.plots import plan_curves
-from profiler.views.tables import max_batch, plans, terminal
+from profiler.views.plots import lines as plan_lines
+from profiler.views.tables import grid, max_batch, plans
+from profiler.views.tables.grid import Paper
 from profiler.views.tables.max_batch import LargestBatch
 from profiler.views.tables.plans import Shown
-from profiler.views.tables.terminal import Paper
 from tests import golden_files, make
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER
@@ -80,7 +80,7 @@ TABLES = {
 
 
 def printed(name: str, **how) -> str:
-    return f"{terminal.text([TABLES[name]()], Paper(**how)).plain}\n"
+    return f"{grid.text([TABLES[name]()], Paper(**how)).plain}\n"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_the_tables_look_as_they_did(name: str):
 def test_what_was_not_measured_has_no_columns():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    bare = terminal.text([plans.table([Shown(way=way) for way in found], title="t", none=NONE)]).plain
-    whole = terminal.text([plans.table(shown(), title="t", none=NONE)]).plain
+    bare = grid.text([plans.table([Shown(way=way) for way in found], title="t", none=NONE)]).plain
+    whole = grid.text([plans.table(shown(), title="t", none=NONE)]).plain
 
     assert "measured" not in bare
     assert "gradients" not in bare
@@ -159,7 +159,7 @@ def test_one_document_holds_plan_rivals_and_frontier():
 
 def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
     def last(lines: list[LargestBatch]) -> str:
-        return terminal.text([max_batch.table(lines, title="t", limit=20 * MIB)]).plain.splitlines()[-1]
+        return grid.text([max_batch.table(lines, title="t", limit=20 * MIB)]).plain.splitlines()[-1]
 
     assert last(LINES).endswith("-50 %")  # 617.25 of 1234.5
     assert last([msgspec.structs.replace(LINES[0], samples_per_second=None), *LINES[1:]]).endswith("617.2")
@@ -167,9 +167,9 @@ def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plan_curves, "save", lambda figure, **how: drawn.append(figure))
+    monkeypatch.setattr(plan_lines, "save", lambda figure, **how: drawn.append(figure))
 
-    plan_curves.plot(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
+    plan_lines.plot_plans(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
 
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.get_lines()}

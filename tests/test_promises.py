@@ -20,7 +20,7 @@ from profiler.core.record import Readings
 from profiler.core.units import MISSING
 from profiler.runs import store
 from profiler.views.export import csv
-from profiler.views.tables import terminal
+from profiler.views.tables import grid
 from profiler.views.tables.columns import groups, main
 from profiler.workflows import run as workflow
 from tests import examples, make
@@ -132,7 +132,7 @@ def test_promise_4_wrong_gradients_are_no_saving():
 def test_promise_5_what_was_not_measured_is_no_zero():
     unmeasured = make.record("none", readings=Readings())
     (cells,) = csv_module.DictReader(io.StringIO(csv.table(rows([unmeasured]))))
-    table = str(terminal.text(main(rows([unmeasured, make.record("all")]))))
+    table = str(grid.text(main(rows([unmeasured, make.record("all")]))))
     line = next(line for line in table.splitlines() if line.startswith("none "))
 
     assert cells["peak_bytes"] == ""
@@ -178,6 +178,6 @@ def test_promise_9_a_prediction_says_so_and_the_device_stands_beside_the_allocat
 
     (group,) = groups(rows([predicted]))
 
-    assert "predicted" in str(terminal.text(main(group)))
-    assert "predicted" not in str(terminal.text(main(rows([make.record("none")]))))
+    assert "predicted" in str(grid.text(main(group)))
+    assert "predicted" not in str(grid.text(main(rows([make.record("none")]))))
     assert [int(cells[name]) >> 20 for name in ("peak_bytes", "reserved_bytes", "device_bytes")] == [1, 2, 3]

@@ -19,7 +19,7 @@ from profiler.runs import store
 from profiler.runs.store import Writer
 from profiler.views.export.markdown import markdown
 from profiler.views.tables import reproduction
-from profiler.views.tables.terminal import text as laid_out
+from profiler.views.tables.grid import text as laid_out
 from profiler.workflows import reproduce
 from profiler.workflows.reproduce import SIZES, System
 from tests import make

@@ -16,7 +16,7 @@ from profiler.core.trace_data import BUCKETS
 from profiler.engines.local import Local
 from profiler.training.models import built_in, hugging_face
 from profiler.views.tables import max_batch
-from profiler.views.tables.terminal import text
+from profiler.views.tables.grid import text
 from tests import examples, make
 
 GRANULE = 512  # bytes: what PyTorch's allocator rounds up to

@@ -33,9 +33,9 @@ from profiler.views import redaction
 from profiler.views.export.markdown import markdown
 from profiler.views.plots.plot import draw
 from profiler.views.tables import comparison, evidence, max_batch, plans
+from profiler.views.tables.grid import Paper
+from profiler.views.tables.grid import text as text_of
 from profiler.views.tables.progress import trial_line
-from profiler.views.tables.terminal import Paper
-from profiler.views.tables.terminal import text as text_of
 from profiler.workflows.max_batch import Largest
 from tests import examples, three_kinds
 from tests.make import MIB

@@ -12,10 +12,10 @@ from profiler.core.record import Built, Note, Readings
 from profiler.core.stats import Sampling
 from profiler.core.units import MISSING
 from profiler.views.sanitize import plain
-from profiler.views.tables import terminal
+from profiler.views.tables import grid
 from profiler.views.tables.columns import group_table, main, remarks
+from profiler.views.tables.grid import Paper
 from profiler.views.tables.samples import samples
-from profiler.views.tables.terminal import Paper
 from tests import examples, golden_files, make
 from tests.make import MIB
 
@@ -29,7 +29,7 @@ CASES = {
 
 def printed(rows: tuple[Row, ...], *, width: int | None = None, encoding: str = "utf-8") -> str:
     file = io.StringIO()
-    print(terminal.text(main(rows), Paper(width, encoding)).plain, file=file)
+    print(grid.text(main(rows), Paper(width, encoding)).plain, file=file)
     return file.getvalue()
 
 
@@ -122,7 +122,7 @@ def test_a_row_out_of_memory_is_there_with_its_reason():
 def test_an_invalid_row_has_no_percent_and_is_dim():
     records = [make.record("none", peak=200 * MIB), make.record("_planted", peak=50 * MIB, outcome="invalid")]
 
-    text = terminal.text(main(examples.table(records)))
+    text = grid.text(main(examples.table(records)))
 
     line = next(line for line in text.plain.splitlines() if line.startswith("_planted"))
     assert line.count("%") == 1  # its own spread
@@ -189,8 +189,8 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch: pytest.MonkeyPa
     screen, pipe = Terminal(), io.StringIO()
     tables = main(examples.table([make.record("none")]))
 
-    terminal.show(tables, file=screen)
-    terminal.show(tables, file=pipe)
+    grid.show(tables, file=screen)
+    grid.show(tables, file=pipe)
 
     assert "\x1b[1m" in screen.getvalue()
     assert "\x1b" not in pipe.getvalue()
@@ -199,7 +199,7 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(monkeypatch: pytest.MonkeyPa
 def test_samples_are_all_shown_in_order():
     row = make.record("none", seconds=(0.300, 0.100, 0.200))
 
-    text = terminal.text(samples(examples.table([row]))).plain
+    text = grid.text(samples(examples.table([row]))).plain
 
     step = next(line for line in text.splitlines() if line.startswith("step"))
     assert step.split()[-3:] == ["300.0", "100.0", "200.0"]
@@ -214,7 +214,7 @@ def test_the_samples_tell_their_warm_up_and_why_they_ended():
         for number, seconds, more in ((1, (0.1, 0.2, 0.3), limits), (2, (0.2, 0.2, 0.2), enough))
     ]
 
-    lines = terminal.text(samples(examples.table(rounds))).plain.splitlines()
+    lines = grid.text(samples(examples.table(rounds))).plain.splitlines()
 
     assert next(line for line in lines if line.startswith("warm-up")).split()[1:] == [
         "900.0", "500.0", "400.0", "800.0", "600.0",
@@ -233,7 +233,7 @@ def told(seconds: tuple[float, ...], **more) -> Readings:
 def test_samples_break_between_numbers():
     row = make.record("none", seconds=tuple(0.1 + index / 1000 for index in range(30)))
 
-    text = terminal.text(samples(examples.table([row])), Paper(60)).plain
+    text = grid.text(samples(examples.table([row])), Paper(60)).plain
 
     assert max(map(len, text.splitlines())) <= 60
     assert {f"{100 + index:.1f}" for index in range(30)} <= set(text.split())
@@ -242,7 +242,7 @@ def test_samples_break_between_numbers():
 def test_a_row_whose_time_was_not_measured_says_so():
     untimed = make.record("none", readings=examples.untimed_readings(make.record().readings))
 
-    assert "none: time not measured" in terminal.text(samples(examples.table([untimed]))).plain
+    assert "none: time not measured" in grid.text(samples(examples.table([untimed]))).plain
 
 
 def test_a_baseline_without_a_time_is_no_baseline_of_times():

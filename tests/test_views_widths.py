@@ -19,8 +19,7 @@ from profiler.core.stats import Sampling
 from profiler.training import models, strategies
 from profiler.views.tables import explanation, listing, max_batch, reproduction, samples
 from profiler.views.tables.columns import main
-from profiler.views.tables.grid import Table
-from profiler.views.tables.terminal import Paper, text
+from profiler.views.tables.grid import Paper, Table, text
 from tests import examples, golden_files, make
 from tests.long_explanation import longest
 from tests.make import MIB

@@ -126,7 +126,7 @@ def screen_width() -> int | None:
 
 def say(*tables: Table, columns: int | None = None) -> None:
     """Print a result, as wide as was asked for, or as the terminal is."""
-    from profiler.views.tables.terminal import show
+    from profiler.views.tables.grid import show
 
     if tables:
         show(tables, file=sys.stdout, width=columns or screen_width(), color=COLOR.get())

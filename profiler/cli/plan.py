@@ -196,8 +196,8 @@ def _write(planned: Planned, points: list[Point], asked: PlanRequest) -> None:
     else:
         said = SAID.get(planned.evidence or "measured")
         foreseen = f": {said}" if said else ""
-        plan_curves = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
-        plan_curves.plot(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
+        lines = optional_deps.load("profiler.views.plots.lines", needs="matplotlib")
+        lines.plot_plans(points, planned.chain, title=f"{planned.title}{foreseen}", path=path, force=force)
     aside(f"wrote {path}")
 
 

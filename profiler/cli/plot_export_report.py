@@ -69,7 +69,7 @@ def plot(
     # only once there is something to draw
     draw = optional_deps.load(f"profiler.views.plots.{'script' if variants else 'plot'}", needs="matplotlib")
 
-    from profiler.views.plots.figure import STYLES
+    from profiler.views.plots.theme import STYLES
 
     chosen = STYLES[one_of(style, STYLES, flag="--style")]
     path = output or Path(f"{kind}.{chosen.suffix}")

@@ -7,7 +7,7 @@ import pytest
 from profiler.analysis.rows import Row, rows
 from profiler.measuring.bench import switches
 from profiler.runs import store
-from profiler.views.tables import terminal
+from profiler.views.tables import grid
 from profiler.views.tables.columns import main
 from tests.conftest import measured
 from tests.faults.trials import outcomes, run, trial
@@ -24,7 +24,7 @@ def codes(record) -> list[str]:
 
 
 def is_dimmed(row: Row) -> bool:
-    return any(span.style == "dim" for span in terminal.text(main([row])).spans)
+    return any(span.style == "dim" for span in grid.text(main([row])).spans)
 
 
 def check_invalid(folder, strategy: str) -> None:

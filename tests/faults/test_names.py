@@ -13,7 +13,7 @@ import pytest
 from profiler.runs import store
 from profiler.views.export import csv as csv_view
 from profiler.views.sanitize import plain
-from profiler.views.tables import terminal
+from profiler.views.tables import grid
 from profiler.views.tables.columns import main
 from tests import examples
 from tests.faults.names import NAMES, records
@@ -41,7 +41,7 @@ def test_fault_56_a_name_is_stored_as_it_is(tmp_path: Path, text: str):
 def test_fault_56_a_terminal_is_sent_nothing_but_text(text: str):
     file = io.StringIO()
 
-    terminal.show(main(examples.table(records(text))), file=file, width=100)
+    grid.show(main(examples.table(records(text))), file=file, width=100)
 
     shown = file.getvalue()
     assert {unicodedata.category(one) for one in shown.replace("\n", "")} & {"Cc", "Cf", "Cs"} == set()

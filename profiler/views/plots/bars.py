@@ -12,9 +12,8 @@ from profiler.analysis.live_bytes import CATEGORIES, categories
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, scaled, second_unit
 from profiler.views.plots import theme
-from profiler.views.plots.figure import GREY, INK, sized
 from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.theme import BLUE, COLOURS, GREEN, ORANGE, SKY, WORDS, has_peak, is_shown
+from profiler.views.plots.theme import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, SKY, WORDS, has_peak, is_shown, sized
 from profiler.views.tables.columns import change, ratio_text
 from profiler.views.tables.evidence import marked, outcome
 from profiler.views.tables.samples import samples_of

@@ -9,10 +9,11 @@ from matplotlib.axes import Axes
 from profiler.analysis.rows import Row, time_places
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
-from profiler.views.plots.figure import GREY, INK, sized
 from profiler.views.plots.panels import Plot, alike
 from profiler.views.plots.theme import (
     BLUE,
+    GREY,
+    INK,
     SKY,
     VERMILLION,
     Label,
@@ -23,6 +24,7 @@ from profiler.views.plots.theme import (
     name,
     number_axis,
     place,
+    sized,
     stairs,
 )
 from profiler.views.tables.columns import is_point

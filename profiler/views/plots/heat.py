@@ -14,9 +14,8 @@ from profiler.analysis.axes import Axis, Value, grid, two
 from profiler.analysis.memory_fit import device_memory, holds
 from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, bytes_text, scaled
-from profiler.views.plots.figure import FAINT, FONT, GREY, INK, sized
 from profiler.views.plots.panels import Plot, planes, space_of
-from profiler.views.plots.theme import VERMILLION, has_peak, shortened
+from profiler.views.plots.theme import FAINT, FONT, GREY, INK, VERMILLION, has_peak, shortened, sized
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked, value_words
 

@@ -1,8 +1,10 @@
-"""Plots with one line per strategy: how its peak grows with a numeric setting, and its throughput against its peak."""
+"""Plots of lines: each strategy's peak over a numeric setting and its throughput, and the frontier of plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -14,27 +16,40 @@ from profiler.analysis.rows import Row
 from profiler.core.case import Choice
 from profiler.core.plan_file import strategy_label
 from profiler.core.units import byte_unit
-from profiler.views.plots.figure import GREY, INK, sized
+from profiler.planning import candidates
+from profiler.planning.candidates import KINDS, largest_stage, none
+from profiler.planning.chain import Chain
+from profiler.planning.simulator import Cost
+from profiler.planning.solver import Point
 from profiler.views.plots.panels import Plot, batches, curves, space_of
 from profiler.views.plots.theme import (
     BLUE,
     GREEN,
+    GREY,
+    INK,
     ORANGE,
     PURPLE,
     SKY,
+    USUAL,
     VERMILLION,
     Label,
     Pair,
     area,
+    at_work,
     has_peak,
     is_shown,
     limit,
     line_end_share,
     log_axis,
     number_axis,
+    picture,
     place,
+    refuse,
+    save,
     shortened,
+    sized,
     stairs,
+    tell_start,
 )
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
@@ -45,6 +60,14 @@ PROPORTIONAL = "1.00"  # the usual exponent of saved bytes over the batch size: 
 SMOOTH = 40  # pieces of a dotted curve
 NAME = 0.42  # inches of height for a name with its growth
 LOGARITHMIC = 8  # a memory axis is logarithmic if the largest peak is more than so many times the smallest
+PLANS_SIZE = (8.5, 5.4)  # inches
+CROWD = 60  # plans; of more, only the step line is drawn
+RIVALS = {
+    "uniform": ("uniform splits", "o", ORANGE, 9),
+    "first": ("the first N", "^", GREEN, 5),
+    "every": ("every j-th", "s", VERMILLION, 6),
+}  # in different sizes, since they often coincide
+assert tuple(RIVALS) == KINDS, "every kind of rival has its mark"
 
 
 class StrategyLine(NamedTuple):
@@ -196,3 +219,41 @@ THROUGHPUT = Plot(
     needs="a peak, a step time and a size of the batch",
     is_beside=True,
 )
+
+
+def plot_plans(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
+    """Draw the frontier as a step line, with every uniform split, first N and every j-th as points.
+
+    Raises UserError if the suffix is not that of a picture, or if the file exists, without `force`.
+    """
+    refuse(path, force=force)
+    with at_work(USUAL):
+        figure = picture(
+            [partial(_plans, points=points, chain=chain)], [PLANS_SIZE[1]], width=PLANS_SIZE[0], title=title
+        )
+    return save(figure, path=path, force=force)
+
+
+def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
+    size, unit = byte_unit(point.peak_bytes for point in points)
+    base = none(chain).cost
+    extra = [_extra(point, base) for point in points]
+    peaks = [point.peak_bytes / size for point in points]
+    axes.step([*peaks, base.peak_bytes / size], [*extra, extra[-1]], where="post", color=BLUE, label="plans", zorder=3)
+    if len(points) <= CROWD:
+        axes.plot(peaks, extra, ".", color=BLUE, markersize=5, zorder=3)
+    for kind, (words, mark, colour, points_wide) in RIVALS.items():
+        costs = [cost for _, _, cost in candidates.costed(chain, kind)]
+        places = [cost.peak_bytes / size for cost in costs], [_extra(cost, base) for cost in costs]
+        axes.plot(*places, mark, color=colour, markersize=points_wide, mfc="none", linestyle="none", label=words)
+    floor = largest_stage(chain)[1] / size
+    axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
+    axes.set(xlabel=f"peak memory ({unit}), by the costs of the stages", ylabel="extra time of a step (%)")
+    number_axis(axes.xaxis)
+    number_axis(axes.yaxis)
+    tell_start(axes)
+
+
+def _extra(point: Point | Cost, base: Cost) -> float:
+    """Return the extra time in percent of the step without checkpointing; 0 if that takes no time."""
+    return (point.step_seconds / base.step_seconds - 1) * 100 if base.step_seconds else 0.0

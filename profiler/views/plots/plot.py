@@ -12,9 +12,21 @@ from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 from profiler.views import PLOTS
-from profiler.views.plots.figure import MOST, USUAL, Style, at_work, num_lines, picture, refuse, save, sized
 from profiler.views.plots.panels import Plot
-from profiler.views.plots.theme import names_width, tell_start, title
+from profiler.views.plots.theme import (
+    MOST,
+    USUAL,
+    Style,
+    at_work,
+    names_width,
+    num_lines,
+    picture,
+    refuse,
+    save,
+    sized,
+    tell_start,
+    title,
+)
 
 
 def plot(

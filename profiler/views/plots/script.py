@@ -13,8 +13,23 @@ from profiler.core.errors import UserError
 from profiler.core.units import byte_unit, scaled
 from profiler.scripts.report import Process, Variant, name_of, phase_name
 from profiler.views.plots import theme
-from profiler.views.plots.figure import FONT, GREY, INK, MOST, USUAL, Style, at_work, picture, refuse, save, sized
-from profiler.views.plots.theme import BLUE, ORANGE, SKY, VERMILLION
+from profiler.views.plots.theme import (
+    BLUE,
+    FONT,
+    GREY,
+    INK,
+    MOST,
+    ORANGE,
+    SKY,
+    USUAL,
+    VERMILLION,
+    Style,
+    at_work,
+    picture,
+    refuse,
+    save,
+    sized,
+)
 from profiler.views.sanitize import plain, short
 
 WIDTH = 9.0  # inches

@@ -20,8 +20,7 @@ from profiler.core.record import Timeline
 from profiler.core.trace_data import Trace
 from profiler.core.units import byte_unit, bytes_text
 from profiler.views.plots import theme
-from profiler.views.plots.figure import FONT, INK, USUAL, at_work, picture, refuse, save
-from profiler.views.plots.theme import COLOURS, LONGEST_NAME, WORDS
+from profiler.views.plots.theme import COLOURS, FONT, INK, LONGEST_NAME, USUAL, WORDS, at_work, picture, refuse, save
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.evidence import peak_name
 from profiler.views.tables.explanation import where

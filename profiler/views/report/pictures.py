@@ -15,9 +15,9 @@ from profiler.analysis.rows import Row
 from profiler.core.plan_file import strategy_label
 from profiler.core.units import byte_unit, bytes_text, change_text, seconds_text, spread_text
 from profiler.views.plots.bars import MEMORY, SAMPLES
-from profiler.views.plots.figure import Style, at_work
 from profiler.views.plots.frontier import positions
 from profiler.views.plots.plot import draw
+from profiler.views.plots.theme import Style, at_work
 from profiler.views.plots.timeline import draw_steps, recorded
 from profiler.views.sanitize import short
 from profiler.views.tables.columns import is_point, ratio_text

@@ -28,7 +28,7 @@ from profiler.core.units import bytes_text, count_text, left_text, seconds_text
 from profiler.views.sanitize import plain
 from profiler.views.tables.columns import group_table, groups
 from profiler.views.tables.evidence import device_word
-from profiler.views.tables.terminal import Paper, text
+from profiler.views.tables.grid import Paper, text
 
 NUM_LINES = 20
 NUM_BYTES = 64 << 10  # read from the end of a log; a longer line loses its beginning

@@ -17,8 +17,7 @@ from profiler.planning.chain import Chain
 from profiler.planning.solver import Point
 from profiler.views.export import markdown as languages
 from profiler.views.tables import explanation, plans
-from profiler.views.tables.grid import Table
-from profiler.views.tables.terminal import text
+from profiler.views.tables.grid import Table, text
 
 
 class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +103,8 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
         found = self._found
         if found is None:
             return None
-        view = optional_deps.load("profiler.views.plots.plan_curves", needs="matplotlib")
-        png = languages.png(lambda path: view.plot(found.points, found.chain, title=found.title, path=path))
+        view = optional_deps.load("profiler.views.plots.lines", needs="matplotlib")
+        png = languages.png(lambda path: view.plot_plans(found.points, found.chain, title=found.title, path=path))
         return languages.html([self._table(found)], picture=png)
 
     def _repr_markdown_(self) -> str | None:

@@ -13,8 +13,8 @@ from profiler import scripts
 from profiler.core.errors import UserError
 from profiler.scripts.report import Process, read_process
 from profiler.views.export.markdown import html
+from profiler.views.tables.grid import text
 from profiler.views.tables.script import watched
-from profiler.views.tables.terminal import text
 
 
 class Watching:
