@@ -13,7 +13,7 @@ from profiler.analysis.rows import Row
 from profiler.core.units import byte_unit, scaled, second_unit
 from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.theme import BLUE, COLOURS, GREEN, GREY, INK, ORANGE, SKY, WORDS, has_peak, is_shown, sized
+from profiler.views.plots.theme import BLUE, GREEN, GREY, INK, ORANGE, SKY, sized
 from profiler.views.tables.columns import change, ratio_text
 from profiler.views.tables.evidence import marked, outcome
 from profiler.views.tables.samples import samples_of
@@ -28,7 +28,7 @@ MOST_DOTS = 200  # of a strategy
 
 def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     """Draw one bar per row, with its peak and the change against `none` beside it."""
-    drawn = {at: row for at, row in enumerate(rows) if has_peak(row)}
+    drawn = {at: row for at, row in enumerate(rows) if theme.has_peak(row)}
     size, unit = byte_unit(row.readings.peak_bytes for row in drawn.values())
     parts_of = {
         at: {part.name: part.nbytes for part in categories(row.readings)} or {"": row.readings.peak_bytes or 0}
@@ -36,9 +36,9 @@ def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
     }
     ends = dict.fromkeys(drawn, 0)
     for category in (*CATEGORIES, ""):
-        label, colour = (
-            (WORDS.get(category, category), COLOURS[category]) if category else ("peak, parts not measured", SKY)
-        )
+        label, colour = "peak, parts not measured", SKY
+        if category:
+            label, colour = theme.WORDS.get(category, category), theme.COLOURS[category]
         own = {at: parts[category] / size for at, parts in parts_of.items() if category in parts}
         if own:
             lefts = [ends[at] / size for at in own]
@@ -57,7 +57,7 @@ def _memory(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
 
 
 def _has_time(row: Row) -> bool:
-    return is_shown(row) and row.step_seconds is not None
+    return theme.is_shown(row) and row.step_seconds is not None
 
 
 def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
@@ -87,7 +87,7 @@ def _time(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
 
 
 def _has_samples(row: Row) -> bool:
-    return is_shown(row) and bool(samples_of(row, "step"))
+    return theme.is_shown(row) and bool(samples_of(row, "step"))
 
 
 def _samples(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> None:
@@ -141,6 +141,6 @@ def _tall(rows: Sequence[Row], width: float) -> float:
     return 1.2 * _height(rows, width)
 
 
-MEMORY = Plot(panels=alike, has=has_peak, height=_height, draw=_memory, needs="a peak", width=WIDTH)
+MEMORY = Plot(panels=alike, has=theme.has_peak, height=_height, draw=_memory, needs="a peak", width=WIDTH)
 TIME = Plot(panels=alike, has=_has_time, height=_height, draw=_time, needs="a step time", width=WIDTH)
 SAMPLES = Plot(panels=alike, has=_has_samples, height=_tall, draw=_samples, needs="a step time", width=WIDTH)

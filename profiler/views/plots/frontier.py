@@ -9,24 +9,9 @@ from matplotlib.axes import Axes
 from profiler.analysis.rows import Row, time_places
 from profiler.core.case import Case
 from profiler.core.units import byte_unit, second_unit
+from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, alike
-from profiler.views.plots.theme import (
-    BLUE,
-    GREY,
-    INK,
-    SKY,
-    VERMILLION,
-    Label,
-    Pair,
-    area,
-    lower_left,
-    memory_floor,
-    name,
-    number_axis,
-    place,
-    sized,
-    stairs,
-)
+from profiler.views.plots.theme import BLUE, GREY, INK, SKY, VERMILLION, Label, Pair, sized
 from profiler.views.tables.columns import is_point
 from profiler.views.tables.evidence import marked
 
@@ -50,10 +35,10 @@ def draw(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], 
     by_ratio = ", by its ratio to none" if any(row.time and row.time.num_pairs for row in shown) else ""
     axes.set_xlabel(f"step time{by_ratio} ({second_name})")
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})")
-    number_axis(axes.xaxis)
-    number_axis(axes.yaxis)
+    theme.number_axis(axes.xaxis)
+    theme.number_axis(axes.yaxis)
     labels = [*_labels(shown, at), *crosses]
-    return lambda: place(axes, labels, others=list(at.values()), lines=lines)
+    return lambda: theme.place(axes, labels, others=list(at.values()), lines=lines)
 
 
 def positions(rows: Sequence[Row]) -> tuple[dict[Case, Pair], dict[Case, Pair]]:
@@ -77,7 +62,7 @@ def _limits(axes: Axes, points: Sequence[Pair], spans: Iterable[Pair]) -> None:
     ends = [end for span in spans for end in span]
     least, most = max(min(ends), left - wide, 0), min(max(ends), right + wide)
     axes.set_xlim(min(left - 0.14 * wide, least - 0.02 * wide), max(right + 0.22 * wide, most + 0.02 * wide))
-    axes.set_ylim(memory_floor(peaks), max(peaks) + 0.18 * tall)
+    axes.set_ylim(theme.memory_floor(peaks), max(peaks) + 0.18 * tall)
 
 
 def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans: Mapping[Case, Pair]) -> list[Pair]:
@@ -88,8 +73,8 @@ def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans:
     """
 
     def line(points: Sequence[Pair]) -> list[Pair]:
-        lowest = lower_left(points)
-        return stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
+        lowest = theme.lower_left(points)
+        return theme.stairs([(lowest[0][0], axes.get_ylim()[1]), *lowest, (axes.get_xlim()[1], lowest[-1][1])])
 
     fast, slow = ([(spans[case][end], at[case][1]) for case in cases] for end in (0, 1))
     if fast != slow:
@@ -118,7 +103,7 @@ def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Map
         )
         edge = "white" if len(rows) <= CROWD else colour  # of very many only the edges would be seen
         look = {"color": colour, "marker": marker, "edgecolors": edge, "linewidths": sized(0.8), "label": label}
-        axes.scatter(x, y, s=area(46), zorder=5 if marker == "s" else 4, **look)  # type: ignore[arg-type]
+        axes.scatter(x, y, s=theme.area(46), zorder=5 if marker == "s" else 4, **look)  # type: ignore[arg-type]
     return [[(end, at[row.case][1]) for end in spans[row.case]] for row in rows]
 
 
@@ -135,8 +120,8 @@ def _crosses(axes: Axes, rows: Sequence[Row], size: int) -> tuple[list[Label], l
     left, right = axes.get_xlim()
     xs = [left + (right - left) * (index + 0.5) / len(out) for index in range(len(out))]
     look = {"color": VERMILLION, "marker": "x", "linewidths": sized(2), "label": "out of memory, no time"}
-    axes.scatter(xs, [y] * len(out), s=area(52), zorder=4, **look)  # type: ignore[arg-type]
-    labels = [Label(x=x, y=y, text=name(row), must=len(rows) <= ALL_NAMED) for x, row in zip(xs, out, strict=True)]
+    axes.scatter(xs, [y] * len(out), s=theme.area(52), zorder=4, **look)  # type: ignore[arg-type]
+    labels = [Label(x, y, theme.name(row), len(rows) <= ALL_NAMED) for x, row in zip(xs, out, strict=True)]
     return labels, [_level(axes, y, VERMILLION, "memory of the device")] if near else []
 
 
@@ -155,7 +140,9 @@ def _labels(rows: Sequence[Row], at: Mapping[Case, Pair]) -> list[Label]:
         return 0 if row.case.strategy == "none" else 1 if row.case in ends else 2 if row.on_frontier else 3
 
     return [
-        Label(*at[row.case], name(row), few or wanted(row) < 2, "bold" if row.case.strategy == "none" else "normal")
+        Label(
+            *at[row.case], theme.name(row), few or wanted(row) < 2, "bold" if row.case.strategy == "none" else "normal"
+        )
         for row in sorted(rows, key=wanted)
         if few or wanted(row) < 3
     ]

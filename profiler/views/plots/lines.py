@@ -21,36 +21,9 @@ from profiler.planning.candidates import KINDS, largest_stage, none
 from profiler.planning.chain import Chain
 from profiler.planning.simulator import Cost
 from profiler.planning.solver import Point
+from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot, batches, curves, space_of
-from profiler.views.plots.theme import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    USUAL,
-    VERMILLION,
-    Label,
-    Pair,
-    area,
-    at_work,
-    has_peak,
-    is_shown,
-    limit,
-    line_end_share,
-    log_axis,
-    number_axis,
-    picture,
-    place,
-    refuse,
-    save,
-    shortened,
-    sized,
-    stairs,
-    tell_start,
-)
+from profiler.views.plots.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION, Label, Pair, sized
 from profiler.views.tables.columns import COUNTED
 from profiler.views.tables.evidence import marked
 
@@ -104,13 +77,15 @@ def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[
     space = space_of(rows)
     axis = rising(space)
     size_of = {row.case: float(space.settings[row.case][axis.name] or 0) for row in rows}
-    shown = [row for row in rows if has_peak(row)]
+    shown = [row for row in rows if theme.has_peak(row)]
     size, unit = byte_unit(row.readings.peak_bytes for row in shown)
     labels, heights, drawn = list[Label](), list[float](), list[list[Pair]]()
     for line in of_strategies(shown):
         points = sorted((size_of[row.case], (row.readings.peak_bytes or 0) / size) for row in line.rows)
         line.draw(axes, points)
-        labels.append(Label(*points[-1], shortened(strategy_label(line.strategy)) + _fit(axes, line, size_of, size)))
+        labels.append(
+            Label(*points[-1], theme.shortened(strategy_label(line.strategy)) + _fit(axes, line, size_of, size))
+        )
         heights += [y for _, y in points]
         drawn.append(points)
     static = {size_of[row.case]: sum((row.readings.static_bytes or {}).values()) / size for row in shown}
@@ -119,20 +94,20 @@ def _growth(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[
         axes.plot(*zip(*floor, strict=True), color=INK, linestyle="-.", linewidth=sized(1.4), label="static bytes")
         heights += [y for _, y in floor]
     sizes = [size_of[row.case] for row in shown]
-    wide = (max(sizes) / min(sizes)) ** (1 / (0.94 - line_end_share(axes, [label.text for label in labels])))
+    wide = (max(sizes) / min(sizes)) ** (1 / (0.94 - theme.line_end_share(axes, [label.text for label in labels])))
     axes.set(xscale="log", yscale="log", xlim=(min(sizes) / wide**0.06, min(sizes) * wide**0.94))
     axes.set_ylim(min(heights) / 1.4, max(heights) * 1.6)
-    log_axis(axes.yaxis)
+    theme.log_axis(axes.yaxis)
     axes.minorticks_off()
     axes.set_xticks([float(value or 0) for value in axis.values], [f"{value:g}" for value in axis.values])
     top = axes.get_ylim()[1] / 1.12
     for x in {size_of[row.case] for row in rows if row.outcome == "out_of_memory"}:  # which have no peak
-        axes.scatter(x, top, s=area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))
-    limit(axes, rows, size, upright=False)
+        axes.scatter(x, top, s=theme.area(52), color=VERMILLION, marker="x", label="out of memory", linewidths=sized(2))
+    theme.limit(axes, rows, size, upright=False)
     axes.plot([], [], color=GREY, linestyle=":", linewidth=sized(1.2), label="nearest growth, at the name")
     axes.set_xlabel(f"{axis.label} (n)")
     axes.set_ylabel(f"{marked('peak memory', rows)} ({unit})")
-    return lambda: place(axes, labels, lines=drawn)
+    return lambda: theme.place(axes, labels, lines=drawn)
 
 
 def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -> str:
@@ -151,7 +126,7 @@ def _fit(axes: Axes, line: StrategyLine, size_of: dict[Any, float], size: int) -
 
 
 def _has_rate(row: Row) -> bool:
-    return is_shown(row) and row.readings.peak_bytes is not None and samples_per_second(row) is not None
+    return theme.is_shown(row) and row.readings.peak_bytes is not None and samples_per_second(row) is not None
 
 
 def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callable[[], object]:
@@ -169,22 +144,22 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     last = [line.rows[-1] for line in lines]
-    names = [f"{shortened(strategy_label(row.case.strategy))}: {row.case.batch_size}" for row in last]
-    _limits(axes, [at(row) for row in shown], 1 / (0.94 - 0.6 * line_end_share(axes, names)))
+    names = [f"{theme.shortened(strategy_label(row.case.strategy))}: {row.case.batch_size}" for row in last]
+    _limits(axes, [at(row) for row in shown], 1 / (0.94 - 0.6 * theme.line_end_share(axes, names)))
     best = throughput_frontier(shown)
     if best:
         points = [at(row) for row in best]
-        corners = stairs([*points, (axes.get_xlim()[1], points[-1][1])])
+        corners = theme.stairs([*points, (axes.get_xlim()[1], points[-1][1])])
         look = {"color": GREY, "alpha": 0.3, "zorder": 2, "label": "most samples a second up to this peak"}
         axes.plot(*zip(*corners, strict=True), linewidth=sized(5), **look)  # type: ignore[arg-type]
         drawn.append(corners)
-    drawn.append(limit(axes, rows, size, upright=True))
+    drawn.append(theme.limit(axes, rows, size, upright=True))
     axes.set_xlabel(f"{marked('peak memory', rows)} ({unit}); at the marks: batch size")
     axes.set_ylabel("samples a second")
     rest = sorted((row for row in shown if row not in last), key=lambda row: row not in best)
     labels = [Label(*at(row), text) for row, text in zip(last, names, strict=True)]
     labels += [Label(*at(row), str(row.case.batch_size), must=False) for row in rest]
-    return lambda: place(axes, labels, others=[at(row) for row in shown], lines=drawn)
+    return lambda: theme.place(axes, labels, others=[at(row) for row in shown], lines=drawn)
 
 
 def _limits(axes: Axes, points: Sequence[Pair], room: float) -> None:
@@ -192,20 +167,20 @@ def _limits(axes: Axes, points: Sequence[Pair], room: float) -> None:
     xs, ys = zip(*points, strict=True)
     tall = (max(ys) - min(ys)) or max(ys)
     axes.set_ylim(max(0.0, min(ys) - 0.15 * tall), max(ys) + 0.15 * tall)
-    number_axis(axes.yaxis)
+    theme.number_axis(axes.yaxis)
     if max(xs) > LOGARITHMIC * min(xs):
         wide = (max(xs) / min(xs)) ** room
         axes.set(xscale="log", xlim=(min(xs) / wide**0.06, min(xs) * wide**0.94))
-        log_axis(axes.xaxis)
+        theme.log_axis(axes.xaxis)
         return
     wide = ((max(xs) - min(xs)) or max(xs)) * room
     axes.set_xlim(max(0.0, min(xs) - 0.06 * wide), min(xs) + 0.94 * wide)
-    number_axis(axes.xaxis)
+    theme.number_axis(axes.xaxis)
 
 
 GROWTH = Plot(
     panels=curves,
-    has=has_peak,
+    has=theme.has_peak,
     height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.strategy for row in rows})),
     draw=_growth,
     needs="a peak",
@@ -224,14 +199,14 @@ THROUGHPUT = Plot(
 def plot_plans(points: Sequence[Point], chain: Chain, *, title: str, path: Path, force: bool = False) -> Path:
     """Draw the frontier as a step line, with every uniform split, first N and every j-th as points.
 
-    Raises UserError if the suffix is not that of a picture, or if the file exists, without `force`.
+    Raises UserError if the suffix is not that of a theme.picture, or if the file exists, without `force`.
     """
-    refuse(path, force=force)
-    with at_work(USUAL):
-        figure = picture(
+    theme.refuse(path, force=force)
+    with theme.at_work(theme.USUAL):
+        figure = theme.picture(
             [partial(_plans, points=points, chain=chain)], [PLANS_SIZE[1]], width=PLANS_SIZE[0], title=title
         )
-    return save(figure, path=path, force=force)
+    return theme.save(figure, path=path, force=force)
 
 
 def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
@@ -249,9 +224,9 @@ def _plans(axes: Axes, *, points: Sequence[Point], chain: Chain) -> None:
     floor = largest_stage(chain)[1] / size
     axes.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="floor: static bytes and the largest stage")
     axes.set(xlabel=f"peak memory ({unit}), by the costs of the stages", ylabel="extra time of a step (%)")
-    number_axis(axes.xaxis)
-    number_axis(axes.yaxis)
-    tell_start(axes)
+    theme.number_axis(axes.xaxis)
+    theme.number_axis(axes.yaxis)
+    theme.tell_start(axes)
 
 
 def _extra(point: Point | Cost, base: Cost) -> float:

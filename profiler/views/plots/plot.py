@@ -12,21 +12,9 @@ from profiler.analysis.rows import Row
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 from profiler.views import PLOTS
+from profiler.views.plots import theme
 from profiler.views.plots.panels import Plot
-from profiler.views.plots.theme import (
-    MOST,
-    USUAL,
-    Style,
-    at_work,
-    names_width,
-    num_lines,
-    picture,
-    refuse,
-    save,
-    sized,
-    tell_start,
-    title,
-)
+from profiler.views.plots.theme import USUAL, Style, sized
 
 
 def plot(
@@ -36,8 +24,8 @@ def plot(
 
     Raises UserError for another suffix, for a file that exists, without `force`, and if no row has the numbers.
     """
-    refuse(path, force=force)  # before the work of drawing it
-    return save(draw(rows, kind=kind, style=style, over=over), path=path, force=force, style=style)
+    theme.refuse(path, force=force)  # before the work of drawing it
+    return theme.save(draw(rows, kind=kind, style=style, over=over), path=path, force=force, style=style)
 
 
 def draw(
@@ -51,11 +39,11 @@ def draw(
         if any(row.evidence == "rehearsed" for row in rows):
             hint = "a rehearsal gives bytes alone: --kind memory draws them, `gcprof predict` estimates times"
         raise UserError(f"nothing to plot: no row has {view.needs}", hint=hint)
-    if len(panels) > MOST:
-        hint = f"one holds {MOST}; --kind heat, growth and throughput show many cases in one panel"
+    if len(panels) > theme.MOST:
+        hint = f"one holds {theme.MOST}; --kind heat, growth and throughput show many cases in one panel"
         raise UserError(f"{len(panels)} panels are too many for one picture", hint=hint)
-    with at_work(style):
-        lines, columns = num_lines(len(panels), style.max_columns if view.is_beside else 1)
+    with theme.at_work(style):
+        lines, columns = theme.num_lines(len(panels), style.max_columns if view.is_beside else 1)
         usual = (view.width if columns == 1 else 0.85 * view.width) * sized(1)
         width = style.width / columns if style.width else usual
         high = [sized(view.height(panel, width / sized(1))) for panel in panels]
@@ -65,14 +53,14 @@ def draw(
         def drawn(panel: Sequence[Row]) -> Callable[[Axes], Callable[[], object] | None]:
             def draw_panel(axes: Axes) -> Callable[[], object] | None:
                 if has_titles:
-                    beside = sized(1.2) if view.is_beside else max(sized(1.2), names_width(panel))
-                    title(axes, panel, inches=width - beside)
+                    beside = sized(1.2) if view.is_beside else max(sized(1.2), theme.names_width(panel))
+                    theme.title(axes, panel, inches=width - beside)
                 finish = view.draw(axes, panel, among)
-                tell_start(axes)
+                theme.tell_start(axes)
                 return finish
 
             return draw_panel
 
-        return picture(
+        return theme.picture(
             [drawn(panel) for panel in panels], heights, width=width * columns, columns=columns, ratio=style.ratio
         )

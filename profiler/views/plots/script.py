@@ -13,23 +13,7 @@ from profiler.core.errors import UserError
 from profiler.core.units import byte_unit, scaled
 from profiler.scripts.report import Process, Variant, name_of, phase_name
 from profiler.views.plots import theme
-from profiler.views.plots.theme import (
-    BLUE,
-    FONT,
-    GREY,
-    INK,
-    MOST,
-    ORANGE,
-    SKY,
-    USUAL,
-    VERMILLION,
-    Style,
-    at_work,
-    picture,
-    refuse,
-    save,
-    sized,
-)
+from profiler.views.plots.theme import BLUE, FONT, GREY, INK, ORANGE, SKY, USUAL, VERMILLION, Style, sized
 from profiler.views.sanitize import plain, short
 
 WIDTH = 9.0  # inches
@@ -46,16 +30,16 @@ def bars(variants: Sequence[Variant], *, path: Path, force: bool = False, style:
 
     Ranks and processes have a panel each, by their place. Raises UserError as `points` does.
     """
-    refuse(path, force=force)
+    theme.refuse(path, force=force)
     places: dict[str, Shown] = {}
     for variant, process in _shown(variants):
         places.setdefault(process.label(variant.processes), []).append((variant, process))
     size, unit = byte_unit(_most(process) for group in places.values() for _, process in group)
     heights = [AROUND + BAR_INCHES * len(_names(group)) * max(1.0, 0.6 * len(group)) for group in places.values()]
     panels = [partial(_bars, label=label, group=group, size=size, unit=unit) for label, group in places.items()]
-    with at_work(style):
-        figure = picture(panels, heights, width=style.width or WIDTH)
-    return save(figure, path=path, force=force, style=style)
+    with theme.at_work(style):
+        figure = theme.picture(panels, heights, width=style.width or WIDTH)
+    return theme.save(figure, path=path, force=force, style=style)
 
 
 def points(variants: Sequence[Variant], *, path: Path, force: bool = False) -> Path:
@@ -63,20 +47,20 @@ def points(variants: Sequence[Variant], *, path: Path, force: bool = False) -> P
 
     Raises UserError for another suffix, for a file that exists, without `force`, and for too many processes.
     """
-    refuse(path, force=force)
+    theme.refuse(path, force=force)
     shown = _shown(variants)
     size, unit = byte_unit(_most(process) for _, process in shown)
     panels = [partial(_points, variant=variant, process=process, size=size, unit=unit) for variant, process in shown]
-    with at_work(USUAL):
-        figure = picture(panels, [POINTS_INCHES] * len(panels), width=WIDTH)
-    return save(figure, path=path, force=force)
+    with theme.at_work(USUAL):
+        figure = theme.picture(panels, [POINTS_INCHES] * len(panels), width=WIDTH)
+    return theme.save(figure, path=path, force=force)
 
 
 def _shown(variants: Sequence[Variant]) -> Shown:
     shown = [(variant, process) for variant in variants for process in variant.processes if process.phases]
     if not shown:
         raise UserError("nothing to draw: no process used a GPU", hint="`gcprof show` says what ran")
-    if len(shown) > MOST:
+    if len(shown) > theme.MOST:
         raise UserError(f"{len(shown)} processes are too many for one picture", hint="--to csv has them all")
     return shown
 

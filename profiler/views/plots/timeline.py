@@ -20,7 +20,7 @@ from profiler.core.record import Timeline
 from profiler.core.trace_data import Trace
 from profiler.core.units import byte_unit, bytes_text
 from profiler.views.plots import theme
-from profiler.views.plots.theme import COLOURS, FONT, INK, LONGEST_NAME, USUAL, WORDS, at_work, picture, refuse, save
+from profiler.views.plots.theme import FONT, INK, USUAL
 from profiler.views.sanitize import plain, short
 from profiler.views.tables.evidence import peak_name
 from profiler.views.tables.explanation import where
@@ -86,8 +86,8 @@ def plot(traces: Mapping[str, Trace], *, title: str, path: Path, force: bool = F
 
     Raises UserError for another suffix, for a file that exists, without `force`, and if there is nothing to draw.
     """
-    refuse(path, force=force)
-    return save(draw(traces, title=title), path=path, force=force)
+    theme.refuse(path, force=force)
+    return theme.save(draw(traces, title=title), path=path, force=force)
 
 
 def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
@@ -95,7 +95,7 @@ def draw(traces: Mapping[str, Trace], *, title: str) -> Figure:
     if not traces:
         raise UserError("nothing to draw: no strategy was traced", hint="name one with --strategies none")
     steps = [traced(name, trace) for name, trace in traces.items()]
-    with at_work(USUAL):
+    with theme.at_work(USUAL):
         return draw_steps(steps, title=title, along="operators of the step, in their order")
 
 
@@ -109,7 +109,7 @@ def draw_steps(steps: Sequence[Step], *, title: str, along: str) -> Figure:
         "xlabel": along,
     }
     panels = [partial(_panel, step=step, size=size, unit=unit, limits=limits) for step in steps]
-    return picture(panels, [inches] * len(steps), width=WIDTH, title=title, is_shared=True, around=1.5)
+    return theme.picture(panels, [inches] * len(steps), width=WIDTH, title=title, is_shared=True, around=1.5)
 
 
 def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str, object]) -> Callable[[], None]:
@@ -126,7 +126,7 @@ def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str,
     mark = axes.plot([number], [nbytes / size], "v", color=INK, clip_on=False, label="peak")[0]
     mark.set_transform(mark.get_transform() + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans))
     over = {"xycoords": "axes fraction", "offset": (0, 4)}
-    name = theme.note(axes, short(step.name, LONGEST_NAME), (0, 1), size=FONT, ha="left", weight="bold", **over)  # type: ignore[arg-type]
+    name = theme.note(axes, short(step.name, theme.LONGEST_NAME), (0, 1), size=FONT, ha="left", weight="bold", **over)  # type: ignore[arg-type]
     peak = theme.note(axes, ": ".join(filter(None, (step.words, step.where))), (1, 1), ha="right", **over)  # type: ignore[arg-type]
 
     def finish() -> None:
@@ -140,17 +140,17 @@ def _panel(axes: Axes, *, step: Step, size: int, unit: str, limits: Mapping[str,
 
 def _stack(axes: Axes, step: Step, size: int) -> None:
     """Draw the categories as a stack, with those that checkpointing does not change at the bottom."""
-    present = [category for category in COLOURS if any(step.nbytes.get(category, ()))]
+    present = [category for category in theme.COLOURS if any(step.nbytes.get(category, ()))]
     axes.stackplot(
         step.places,
         [[nbytes / size for nbytes in step.nbytes[category]] for category in present],
-        colors=[COLOURS[category] for category in present],
+        colors=[theme.COLOURS[category] for category in present],
         step="mid",
         linewidth=0,
     )
     visible = LEAST * axes.get_ylim()[1] * size
     for category in (name for name in present if max(step.nbytes[name]) >= visible):
-        theme.legend_square(axes, WORDS.get(category, category), COLOURS[category])
+        theme.legend_square(axes, theme.WORDS.get(category, category), theme.COLOURS[category])
 
 
 def _phases(axes: Axes, step: Step) -> list[tuple[Annotation, int, int]]:
