@@ -37,7 +37,7 @@ ENVIRONMENT = {
 PYTHON = (sys.executable,)
 PYTEST = (*PYTHON, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu")
 BYTES = ("tests/test_predict.py", "tests/test_leaks.py", "tests/test_equality.py")
-OTHERS = ("tests/test_gpu.py", "tests/faults/test_gpu_workers.py", "tests/faults/test_gpu_conditions.py")
+OTHERS = ("tests/test_gpu.py", "tests/faults/test_gpu_conditions.py")
 IMPORTED = "import transformers, torchvision.models, timm, accelerate, torch._dynamo"
 BERT = "hf:bert:head=classification,sequence=128 --batch-size 64 --optimizer adamw"
 COMPILED = "transformer:layers=4,width=256 --strategies all,compile-budget"

@@ -137,7 +137,7 @@ def test_a_model_is_predicted_commented_and_held_to_a_memory(job):
     said = (job / "said").read_text()
     assert said == (job / "summary").read_text()
     assert re.match(r"<!-- gcprof [0-9a-f]{16} -->\n## gcprof\n", said)
-    assert "predicted, not measured" in said
+    assert "rehearsed, not measured" in said
     assert "| all |" in said
     assert "The gate `max-memory` holds." in said
     assert "--method POST repos/me/mine/issues/7/comments" in (job / "calls").read_text()

@@ -71,7 +71,7 @@ def test_a_call_has_its_own_budget_settings_and_evidence(tmp_path):
 def test_one(model, peak_memory):
     adam = peak_memory(model, batch, {words}, device="h100", budget="1GiB")
     all_ = peak_memory(model, batch, "segments:k=4", {words}, device="h100", budget=2**30)
-    assert (adam.evidence, adam.record.case.device) == ("predicted", "fake:h100")
+    assert (adam.evidence, adam.record.case.device) == ("rehearsed", "rehearse:h100")
     assert all_ < adam
 
 def test_two(model, peak_memory):
@@ -80,7 +80,8 @@ def test_two(model, peak_memory):
 def test_measured(model, peak_memory):
     measured = peak_memory(model, batch, loss=loss, by="measured", device="cpu", samples=1, budget="1GiB")
     assert measured.evidence == "measured"
-    assert measured == peak_memory(model, batch, loss=loss, device="cpu", budget="1GiB")
+    squares = batch[1].nbytes - 4  # of mse_loss, whose mean keeps their storage: an estimate does not know
+    assert measured == peak_memory(model, batch, loss=loss, device="cpu", budget="1GiB") + squares
 
 def test_rehearsed(model, peak_memory):
     with pytest.raises(Exception, match="by: 'rehearsed' is not known"):

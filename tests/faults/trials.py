@@ -12,12 +12,10 @@ from pathlib import Path
 import psutil
 
 from profiler.cli import answer
-from profiler.core.case import Choice, Trial, decode, encode
+from profiler.core.case import Choice, Trial, decode
 from profiler.core.record import Record
-from profiler.engines.child import Ended
 from profiler.engines.local import Local
-from profiler.engines.worker import attempt, tell
-from profiler.measuring.trial import measure
+from profiler.engines.worker import tell
 from profiler.runs import store
 from tests import make
 from tests.program import PATIENCE_SECONDS
@@ -57,19 +55,6 @@ def gone(pids: set[int]) -> bool:
     return not alive
 
 
-def unprotected(engine: Local, *trials: Trial) -> tuple[list[Record], Ended]:
-    """What trials give that share one process, one after another, and how that process ends."""
-    with engine._child("tests.faults.trials:one_after_another", encode(trials).decode(), "unprotected") as child:
-        ended = child.wait(PATIENCE_SECONDS)
-    return [decode(line, Record) for line in child.lines], ended
-
-
-def one_after_another(request: str, channel: int) -> None:
-    """Runs in the child."""
-    for one in decode(request, tuple[Trial, ...]):
-        tell(channel, attempt(one, on_pass=lambda name: None, by=measure))
-
-
 def imported(module: str, channel: int) -> None:
     """Runs in the child: whether the server gave it the module."""
     tell(channel, {"is_there": module in sys.modules})
@@ -82,8 +67,9 @@ def escape(request: str, channel: int) -> None:
     os._exit(0)
 
 
-def escape_and_stay(request: str, channel: int) -> None:
-    """Runs in the child: the same, and does not end."""
-    words = [sys.executable, "-c", "import time; time.sleep(3600)"]
-    tell(channel, {"pid": subprocess.Popen(words, start_new_session=True).pid})
-    signal.pause()
+def end(request: str, channel: int) -> None:
+    """End without a result; under `all`, kill the server before."""
+    (trial,) = decode(request, tuple[Trial, ...])
+    if trial.case.strategy == "all":
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()  # until the system ends this process too

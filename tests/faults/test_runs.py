@@ -1,0 +1,367 @@
+"""However a run ends, what it printed is stored, nothing of it lives on, and it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiler.analysis import progress
+from profiler.analysis.rows import latest, rows
+from profiler.cli import answer
+from profiler.core import safe_files
+from profiler.core.case import Trial
+from profiler.core.errors import UserError
+from profiler.core.record import Equality, Record
+from profiler.engines import local
+from profiler.engines.child import Server
+from profiler.engines.local import Local, in_waves
+from profiler.runs import find, store
+from profiler.runs.store import Writer
+from profiler.workflows import run as workflow
+from tests import examples, kill, killed, make
+from tests.gpu_records import WELL, notes, record
+from tests.program import PATIENCE_SECONDS, Started, next_words, row_names
+
+SWEEP = ("--model", "mlp", "--segments", "1,2,8", "--device", "cpu", "--rounds", "4", "--samples", "1")
+WHOLE = Counter([*product(("none", "segments:k=1", "segments:k=2"), (1, 2, 3, 4)), ("segments:k=8", 1)])
+STUCK = ("--model", "mlp,tests.faulty:build:kind=hang", "--strategies", "none", "--device", "cpu", "--rounds", "1")
+SHORT = ("--strategies", "none,all", "--device", "cpu", "--rounds", "1", "--samples", "1", "--warmup", "0")
+
+
+def stored(folder: Path) -> Counter[tuple[str, int]]:
+    return Counter((str(record.case.strategy), record.round) for record in store.load(folder).records)
+
+
+# --- signals, and kill -9 of the whole run
+
+
+@pytest.mark.slow
+def test_fault_31_an_interrupted_run_keeps_what_it_has_and_can_be_resumed(
+    here: Path, shared: None, tag: str, capsys: Any
+):
+    with Started("run", *SWEEP, "-o", "run", cwd=here, tag=tag) as run:
+        run.wait_for("[ 1/16] mlp none round 1: ok")
+        run.send(signal.SIGINT)
+        done = run.end()
+
+    told = killed.printed(done.stderr)
+    some = stored(here / "run")
+    assert done.returncode == 130
+    assert "interrupted; what was printed is safe" in done.stderr.splitlines()
+    assert "none" in {line.split(" ")[0] for line in done.stdout.splitlines()}
+    assert {(strategy, number) for _, strategy, number in told} <= some.keys()
+    assert some < WHOLE
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert next_words(done.stderr) == ["run", "--resume", "run"]
+
+    assert answer(next_words(done.stderr)) == 0
+    assert stored(here / "run") == WHOLE
+
+
+@pytest.mark.nightly
+def test_fault_33_a_run_that_is_asked_to_end_ends_its_child_and_says_143(here: Path, tag: str):
+    with Started("run", *STUCK, "-o", "run", "--json", cwd=here, tag=tag) as run:
+        run.wait_for("[1/2] mlp none round 1: ok")  # the other one hangs for an hour
+        alive = len(killed.tagged(tag))
+        run.send(signal.SIGTERM)
+        done = run.end()
+
+    document = json.loads(done.stdout)
+    assert alive >= 2  # the program and its server
+    assert done.returncode == 143
+    assert (document["status"], document["exit_code"], len(document["records"])) == ("partial", 143, 1)
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that takes no more: who writes to it waits until somebody reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    while True:
+        try:
+            os.write(writing, b" " * select.PIPE_BUF)
+        except BlockingIOError:
+            os.set_blocking(writing, True)
+            return reading, writing
+
+
+@pytest.mark.slow
+def test_fault_32_a_second_interrupt_ends_at_once(here: Path, tag: str):
+    reading, writing = full_pipe()
+
+    with Started("run", *STUCK, "-o", "run", cwd=here, tag=tag, stdout=writing) as run:
+        run.wait_for("[1/2]")
+        run.send(signal.SIGINT)
+        run.wait_for("interrupted; what was printed is safe")  # now it wants to print its table, and cannot
+        alive = len(killed.tagged(tag))
+        run.send(signal.SIGINT)
+        done = run.end()
+
+    os.close(reading)
+    os.close(writing)
+    assert alive >= 1
+    assert done.returncode == -signal.SIGINT
+    assert "next: " not in done.stderr
+    assert killed.survivors(tag, patience=PATIENCE_SECONDS) == []
+    assert stored(here / "run") == {("none", 1): 1}
+
+
+@pytest.mark.nightly
+def test_fault_34_a_killed_run_loses_nothing_that_it_printed_and_leaves_nothing_behind(here: Path, shared: None):
+    assert answer(["run", *SWEEP, "-o", "peer"]) == 0
+    moments = random.Random(20261120)
+    folder = here / "run"
+
+    for quarter in range(4):  # start-up, and trials
+        after = moments.uniform(1.8 * quarter, 1.8 * (quarter + 1))
+        assert kill.kill(folder, SWEEP, after=after, patience=PATIENCE_SECONDS).wrong == []
+
+    assert kill.finish(folder, SWEEP, store.load(here / "peer")) == []
+    assert stored(folder) == WHOLE
+
+
+def test_fault_34_what_a_killed_process_was_making_is_swept_away(tmp_path: Path):
+    folder = examples.run(tmp_path / "run", [make.record("none"), make.record("all")]).folder
+    for path in (folder / "derived" / "table.csv", folder / "derived" / "frontier.png", folder / "trials.jsonl"):
+        safe_files.beside(path).write_text("half")
+
+    Writer(folder).close()
+
+    assert [path.name for path in folder.rglob(".*")] == []
+
+
+# --- kill -9 of a trial or of its server: it costs the trial at work alone, which is measured again
+
+
+@pytest.mark.slow
+def test_fault_34_a_killed_server_costs_the_trial_at_work_alone(monkeypatch: pytest.MonkeyPatch):
+    """The second of three trials kills the server; the system tells its death late."""
+    monkeypatch.setattr(local, "PRELOAD", ())
+    monkeypatch.setattr(Server, "alive", lambda self: self.process.returncode is None)
+    trials = [Trial(case=make.case(name)) for name in ("recursive", "all", "sqrt")]
+
+    with Local(entry="tests.faults.trials:end") as engine:
+        outcomes = [record.outcome for record in engine.run(trials)]
+
+    assert outcomes == ["failed", "crashed", "failed"]
+
+
+class Scripted:
+    """An engine whose trials end as they are told to, and then are ok; it keeps what it was asked."""
+
+    logs = None
+
+    def __init__(self, **ends: str) -> None:
+        self.ends = ends
+        self.asked: list[tuple[str, int, bool]] = []  # strategy, round, whether there was something to compare with
+
+    def run(self, plan: Any, done: Any = ()) -> Iterator[Record]:
+        return in_waves(self._wave, plan, done)
+
+    def _wave(self, trials: Any) -> Iterator[Record]:
+        for trial in trials:
+            name = str(trial.case.strategy)
+            self.asked.append((name, trial.round, bool(trial.digests)))
+            outcome = self.ends.pop(name, "ok") if trial.round == 1 else "ok"
+            record = make.record(name, case=trial.case, round=trial.round, outcome=outcome)
+            yield msgspec.structs.replace(record, equality=COMPARED) if outcome == "ok" else record
+
+
+COMPARED = Equality(
+    loss_equal=True, gradients_equal=True, buffers_equal=True, random_state_equal=True, digests={"loss": "3f"}
+)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A run of three strategies in two rounds, of which nothing is done."""
+    trials = tuple(Trial(case=make.case(name), round=number) for number in (1, 2) for name in ("none", "all", "sqrt"))
+    return examples.run(tmp_path / "run", [], more=trials).folder
+
+
+def again(folder: Path, **ends: str) -> list[tuple[str, int, bool]]:
+    """What is measured when a run goes on whose trials ended like this; and how many were said to be left."""
+    left = [left for _, left in workflow.run_owed(Scripted(**ends), store.load(folder))]
+    assert left[-1] == 0
+    engine = Scripted()
+    left = [left for _, left in workflow.run_owed(engine, store.load(folder))]
+    assert left == list(range(len(left)))[::-1]
+    return engine.asked
+
+
+def test_records_that_are_ready_come_first_and_are_measured_no_more(planned: Path):
+    ready = list(Scripted().run([Trial(case=make.case(name)) for name in ("none", "all")]))
+    engine = Scripted()
+
+    found = list(workflow.run_owed(engine, store.load(planned), ready=ready))
+
+    assert [record for record, _ in found[:2]] == ready
+    assert [left for _, left in found] == [5, 4, 3, 2, 1, 0]
+    assert engine.asked == [("sqrt", 1, True), ("none", 2, True), ("all", 2, True), ("sqrt", 2, True)]
+    assert list(store.load(planned).records) == [record for record, _ in found]
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
+def test_fault_34_a_trial_that_was_ended_from_outside_is_measured_again(planned: Path, outcome: str):
+    assert again(planned, all=outcome) == [("all", 1, True), ("all", 2, True)]
+
+    run = store.load(planned)
+    assert progress.exit_code(run.records) == 0
+    assert {row.outcome for row in rows(run.records)} == {"ok"}
+    assert progress.settled(run.records) == latest(run.records)
+
+
+def test_fault_34_what_could_not_be_compared_with_a_killed_baseline_is_measured_again(planned: Path):
+    rest = [("all", 1, True), ("sqrt", 1, True), ("none", 2, True)]
+
+    assert again(planned, none="crashed") == [("none", 1, False), *rest]
+
+
+# --- a disk that is full
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Files take so many bytes, as if the disk were full then."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.slow
+def test_fault_36_a_disk_that_fills_during_the_run_stops_it_and_keeps_what_is_safe(
+    here: Path, shared: None, capsys: Any
+):
+    with no_file_beyond(4000):  # one record, and some of the next
+        code = answer(["run", "--model", "mlp", *SHORT, "-o", "run"])
+
+    out, err = capsys.readouterr()
+    assert code == 74
+    assert "cannot write the result: File too large (it takes " in err
+    assert err.splitlines()[-1] == "next: gcprof run --resume run"
+    assert row_names(out) == ["none"]
+    assert stored(here / "run") == {("none", 1): 1}
+
+    assert answer(["run", "--resume", "run"]) == 0
+    assert stored(here / "run") == {("none", 1): 1, ("all", 1): 1}
+
+
+# --- two runs that mean the same folder
+
+
+def test_fault_39_a_second_writer_gets_in_when_the_first_ends(planned: Path, monkeypatch: pytest.MonkeyPatch):
+    first = Writer(planned)
+    monkeypatch.setattr(time, "sleep", lambda seconds: first.close())
+
+    second = Writer(planned)
+    second.append(make.record())
+    second.close()
+
+    assert second.is_locked
+    assert stored(planned) == {("none", 1): 1}
+
+
+def test_fault_39_two_runs_in_one_folder_do_nothing_twice(planned: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    first, second = (workflow.run_owed(Scripted(), store.load(planned)) for _ in range(2))
+    next(first)
+
+    with pytest.raises(UserError, match="another gcprof is writing"):
+        next(second)
+
+    assert stored(planned) == {("none", 1): 1}
+
+
+# --- a run that goes on: with nothing mixed, and with nothing done twice
+
+
+def texts(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def half(here: Path, shared: None, capsys: Any) -> Path:
+    """A run of two trials of which one is done, as if in an environment with another torch."""
+    assert answer(["run", "--model", "mlp", *SHORT, "-o", "run"]) == 0
+    capsys.readouterr()
+    lines, manifest = here / "run" / "trials.jsonl", here / "run" / "manifest.json"
+    lines.write_bytes(lines.read_bytes().splitlines(keepends=True)[0])
+    document = msgspec.json.decode(manifest.read_bytes())
+    document["environment"].update(OTHERS)
+    manifest.write_bytes(msgspec.json.encode(document))
+    return here / "run"
+
+
+OTHERS = {"gcprof": "0.0.9", "python": "3.10.1", "torch": "1.13.1", "device_name": "an abacus", "num_threads": 77}
+
+
+@pytest.mark.slow
+def test_fault_61_another_environment_is_listed_and_measured_in_a_folder_of_its_own(half: Path, capsys: Any):
+    before = texts(half)
+
+    assert answer(["run", "--resume", "run"]) == 2
+
+    err = capsys.readouterr().err
+    assert [name for name in OTHERS if f"{name} {OTHERS[name]} -> " not in err] == []
+    assert "gcprof run --resume run --new-run" in err
+    assert answer(["run", "--resume", "run", "--new-run"]) == 0
+    assert texts(half) == before
+    (folder,) = find.runs(half.parent / "results")
+    old, new = store.load(half), store.load(folder)
+    assert (new.manifest.plan, new.manifest.command) == (old.manifest.plan, old.manifest.command)
+    assert new.manifest.words == old.manifest.words
+    assert new.manifest.words["strategies"] == "none,all"
+    assert stored(folder) == {("none", 1): 1, ("all", 1): 1}
+
+
+# --- another process on the device, as the run's own word has it: by an engine that runs nothing
+
+SHARED = msgspec.structs.replace(WELL, num_others=1, others_bytes=3 * 2**30)
+
+
+@pytest.mark.slow
+def test_fault_48_other_processes_on_the_gpu_are_counted_with_what_they_hold():
+    alone = msgspec.structs.replace(WELL, num_others=0, others_bytes=0)
+
+    found = notes(record(conditions=(alone, SHARED)))["GCP012"]  # it appears while steps are timed
+
+    assert "the device is shared with 1 other process that holds 3.00 GiB" in found
+    assert "GCP012" not in notes(record(conditions=(alone, alone)))
+    assert "other process;" in notes(record(conditions=(msgspec.structs.replace(SHARED, others_bytes=None),)))["GCP012"]
+
+
+def test_fault_48_where_the_device_must_be_exclusive_the_run_ends_with_3_and_keeps_what_there_is(
+    here, monkeypatch, capsys
+):
+    def run(self: Local, trials: Sequence[Trial], done: Any = ()) -> Iterator[Record]:
+        for trial in trials:
+            yield msgspec.structs.replace(record(conditions=(WELL, SHARED)), case=trial.case, round=trial.round)
+
+    monkeypatch.setattr(Local, "__enter__", lambda self: self)
+    monkeypatch.setattr(Local, "survey", lambda self: {"cpu": record().environment})
+    monkeypatch.setattr(Local, "run", run)
+    words = "run --model mlp --segments 2 --device cpu --rounds 1 -o run --exclusive error"
+
+    assert answer(words.split()) == 3
+
+    err = capsys.readouterr().err
+    assert "the device is shared with 1 other process that holds 3.00 GiB" in err
+    assert "--resume" in err
+    assert len(store.load(here / "run").records) == 1

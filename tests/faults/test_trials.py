@@ -1,0 +1,314 @@
+"""Trials that go wrong, each in a row of its own: real processes throughout; the model is tests/faulty.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+import torch
+
+from profiler.analysis.rows import rows
+from profiler.cli import answer
+from profiler.core import catalogue
+from profiler.core.case import Choice, Trial, encode
+from profiler.core.record import Record, Shortage
+from profiler.core.units import GIB
+from profiler.engines import child as children
+from profiler.engines import error_record
+from profiler.engines.child import LOG_BYTES, TAIL_BYTES, Child
+from profiler.engines.local import RUN_TRIALS, Local
+from profiler.engines.worker import attempt
+from profiler.measuring.bench import switches
+from profiler.measuring.trial import measure
+from profiler.runs import store
+from profiler.views.tables import columns, grid, progress
+from tests import examples, make
+from tests.conftest import measured
+from tests.faults.trials import gone, log_of, offspring, outcomes, run, trial
+from tests.program import PATIENCE_SECONDS, next_words
+
+USERS = Path(__file__).parents[1] / "user_models"
+PACKAGE = str(Path(catalogue.__file__).parents[1])
+LIMIT = 1.0  # seconds of a stage, for what never ends
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+
+WRONG = [  # under `all` alone: kind, exit code, outcome, what is said
+    ("kill", 1, "crashed", "killed in memory by SIGKILL: possibly out of host memory"),
+    ("segv", 1, "crashed", "killed in memory by SIGSEGV"),
+    ("abort", 1, "crashed", "killed in memory by SIGABRT"),
+    ("exit", 1, "failed", "the model's code called sys.exit(0) (faulty.py:198)"),
+    ("exit0", 1, "failed", "ended in memory without a result (exit code 0)"),
+    ("bad_result", 1, "failed", "bad result: "),
+    ("hang", 1, "timed_out", "memory took longer than 3 s"),
+    ("oom", 0, "out_of_memory", "CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ("shape", 1, "failed", "checkpoint mismatch: the recompute gives different tensors: the forward changes 2.is_rec"),
+    ("nograd", 1, "invalid", "1 of 5 parameters have no gradient: 2.scale"),
+    ("dropout_norng", 1, "invalid", "two runs without checkpointing differ by 0.0e+00"),
+    ("spam", 0, "ok", "all"),
+    ("batchnorm", 0, "ok", "--repair-batchnorm mends it"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "code", "outcome", "words"), WRONG, ids=[kind for kind, *_ in WRONG])
+def test_what_goes_wrong_is_a_row_that_says_why_and_the_others_run(here, shared, capsys, kind, code, outcome, words):
+    limit = ("--stage-limit", "3") if kind == "hang" else ()
+
+    assert run(f"{kind},at=recompute", "all,segments:k=1", *limit) == code
+
+    out, err = capsys.readouterr()
+    assert outcomes(here / "run") == {"none": "ok", "all": outcome, "segments:k=1": "ok"}
+    assert words in " ".join(out.split())
+    assert "\x1b" not in out + err
+    row = next(row for row in rows(store.load(here / "run").records) if row.case.strategy == "all")
+    if outcome == "ok":
+        assert row.gradients == "bit-equal"
+    else:  # no saving, and no point that any other is measured by
+        assert (row.peak_ratio, row.time_ratio, row.on_frontier) == (None, None, False)
+    if outcome == "invalid":  # its numbers are there, greyed
+        assert row.readings.peak_bytes is not None
+        assert any(span.style == "dim" for span in grid.text(columns.main([row])).spans)
+    if kind == "segv":
+        assert "\n    planted: about to read at 0" in err.partition("the last it printed (")[2]
+
+
+def noted(record: Record) -> dict[str, str]:
+    return {note.code: note.text for note in record.notes}
+
+
+# --- deaths
+
+
+def test_fault_16_an_error_that_sticks_to_its_process_is_lost_with_its_trial(engine):
+    broken, clean = engine.run([trial("sticky"), trial()])
+
+    assert (broken.outcome, clean.outcome) == ("failed", "ok")
+    assert broken.detail.startswith("RuntimeError: CUDA error: device-side assert triggered (faulty.py:")
+
+
+def begun(engine: Local, kind: str) -> Child:
+    return engine._child(RUN_TRIALS, encode((trial(kind),)).decode(), kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "number"), [("hang", signal.SIGTERM), ("stubborn", signal.SIGKILL)])
+def test_fault_18_a_trial_is_asked_to_end_and_then_made_to(engine, monkeypatch, kind, number):
+    monkeypatch.setattr(children, "GRACE_SECONDS", 0.3)
+
+    with begun(engine, kind) as child:
+        ended = child.wait(LIMIT)
+
+    assert ended.timed_out
+    assert (ended.stage, ended.status) == ("memory", -number)
+
+
+def test_fault_19_what_a_trial_leaves_running_is_ended_with_it(engine):
+    (record,) = engine.run([trial("fork")])
+
+    started = offspring(log_of(engine, record))
+    assert record.outcome == "ok"
+    assert started
+    assert gone(started)
+
+
+@needs_linux
+def test_fault_19_what_left_the_trials_session_is_ended_with_it(engine):
+    with engine._child("tests.faults.trials:escape", "", "escape") as child:
+        child.wait(PATIENCE_SECONDS)
+
+    assert gone({int(json.loads(child.lines[0])["pid"])})
+
+
+# --- memory that is not there
+
+LARGE = """
+import torch
+from torch import nn
+
+def make(batch_size=2):
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 5_000_000_000_000))
+    return module, torch.ones(batch_size, 8), lambda output: output.sum()
+"""
+
+
+def test_fault_12_where_nothing_fits_the_smallest_request_is_told_and_what_to_try(here, shared, capsys):
+    code = run("oom", "none,all")
+
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert outcomes(here / "run") == {"none": "out_of_memory", "all": "out_of_memory"}
+    full = store.load(here / "run").records[0]
+    assert full.shortage == Shortage(of="device", asked_bytes=20 * GIB, free_bytes=3 * GIB // 2)
+    assert full.environment.device_bytes > 0
+    assert "nothing fits into memory: the smallest request that failed was 20.0 GiB with 1.50 GiB free" in out
+    assert "try a smaller --batch-size" in out
+    assert not (here / "run" / "derived" / "frontier.png").exists()
+    assert answer(next_words(err)) == 0
+
+
+def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_path):
+    (tmp_path / "large.py").write_text(LARGE)
+    model = Choice(f"{tmp_path}/large.py:make")
+
+    records = [
+        attempt(Trial(case=make.case(name, model=model, batch_size=2)), on_pass=lambda stage: None, by=measure)
+        for name in ("none", "all")
+    ]
+
+    assert all(record.detail.startswith("while the model was built: ") for record in records)
+    advice = columns.reasons(examples.table(records))[-1]
+    assert "the model with its batch does not fit even before a step" in advice
+    assert not any(word in advice for word in ("--strategies", "--batch-size", "max-batch"))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), "host"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "device"),
+        (RuntimeError("CUDA error: out of memory"), "device"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "device"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (ValueError("can't allocate memory"), None),
+    ],
+)
+def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
+    found = error_record.shortage(error)
+
+    assert (found and found.of) == expected
+    assert found is None or found.asked_bytes is None
+
+
+# --- gradients that are missing, wrong or never twice the same; models that change more than is theirs
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_fault_25_a_reentrant_checkpoint_of_an_input_without_gradient_names_the_parameters():
+    record = measured("mlp", "_planted:fault=reentrant", passes=("equality",))
+
+    assert record.outcome == "invalid"
+    assert record.equality.missing == ("0.weight", "0.bias", "2.weight", "2.bias")
+    assert record.detail == "4 of 6 parameters have no gradient: 0.weight, 0.bias, 2.weight, ..."
+
+
+def test_fault_26_dropout_without_its_random_state_is_invalid_and_names_the_worst_parameter():
+    record = measured("tests.faulty:build:kind=dropout", "_planted:fault=random-state", passes=("equality",))
+
+    assert record.outcome == "invalid"
+    assert record.equality.loss_equal
+    assert record.equality.largest_difference > 0.01
+    assert f"gradients differ by {record.equality.largest_difference:.1e}" in record.detail
+    assert f"worst in {record.equality.worst_parameter}" in record.detail
+
+
+@pytest.mark.slow
+def test_fault_27_a_model_that_is_never_twice_the_same_is_measured_by_its_own_floor(here, shared):
+    assert run("noise", "all") == 0
+
+    none, noisy = rows(store.load(here / "run").records)
+    assert 0 < none.equality.noise_floor < 0.1
+    assert noisy.equality.noise_floor > 0
+    assert (none.gradients, noisy.gradients) == ("within noise", "within noise")
+
+
+def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_its_own(engine):
+    mine = switches()["threads"]
+
+    spoilt, clean = engine.run([trial("flags"), trial()])
+
+    assert (spoilt.outcome, clean.outcome) == ("ok", "ok")
+    assert f"threads {mine} -> 3" in noted(spoilt)["GCP019"]
+    assert "cudnn.benchmark False -> True" in noted(spoilt)["GCP019"]
+    assert "GCP019" not in noted(clean)
+    assert clean.environment.num_threads == int(mine)
+
+
+# --- what a trial prints
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("megabytes", [4, 1024])
+def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out(engine, megabytes):
+    (record,) = engine.run([trial(f"spam,megabytes={megabytes}")])
+
+    log = log_of(engine, record)
+    left_out = int(re.search(rb"\n\[gcprof: (\d+) more bytes left out\]\n", log)[1])
+    assert record.outcome == "ok"
+    assert left_out >= (megabytes << 20) - LOG_BYTES - TAIL_BYTES  # torch's profiler prints, too
+    assert len(log) < LOG_BYTES + TAIL_BYTES + 100
+
+
+def test_fault_20_the_last_lines_are_harmless_and_few(tmp_path):
+    odd = "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00 plain"
+    (tmp_path / "log").write_text("".join(f"    line {number} {odd}\n" for number in range(30)))
+
+    lines = progress.last_lines(tmp_path / "log")
+
+    assert lines == [f"    line {number} red 2J plain" for number in range(10, 30)]
+    assert not {unicodedata.category(one) for line in lines for one in line} & {"Cc", "Cf"}
+
+
+# --- users' own files: told in their lines, not ours
+
+
+def of(model: str) -> Trial:
+    return Trial(case=make.case("none", model=Choice(model), batch_size=None, samples=1, warmup=0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("missing.py:make", "cannot read"),
+        (f"{USERS}/lora.py:finetun", "did you mean 'finetune'?"),
+        (f"{USERS}/lora.py:finetune:rang=2", ":finetune:rank=2'?"),
+        ("tests.user_models.nowhere:make", "there is no module"),
+    ],
+)
+def test_fault_23_what_cannot_be_had_is_refused_before_anything_starts(capsys, no_server, words, complaint):
+    assert answer(["run", "--model", words]) == 2
+
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ("import torch\n\nraise OSError('no such disk')\n\ndef make(): ...\n", "OSError: no such disk (early.py:3)"),
+        ("def make(config, *, depth): ...\n", "missing a required argument: 'config'"),
+    ],
+    ids=["raises", "wants"],
+)
+def test_fault_23_a_file_without_a_model_is_told_with_its_line(tmp_path, engine, text, detail):
+    (tmp_path / "early.py").write_text(text)
+
+    (record,) = engine.run([of(f"{tmp_path}/early.py:make")])
+
+    assert record.outcome == "failed"
+    assert detail in record.detail
+    assert PACKAGE not in log_of(engine, record).decode()
+
+
+@pytest.mark.parametrize(
+    ("factory", "outcome", "detail"),
+    [
+        ("raises", "failed", "KeyError: 'no such checkpoint' (broken.py:17)"),
+        ("wrong_shape", "failed", "mat1 and mat2 shapes cannot be multiplied (2x5 and 4x4) (broken.py:13)"),
+        ("module_alone", "failed", "the factory returned Net, not (module, batch[, loss[, optimizer]])"),
+        ("batch_first", "failed", "the factory returned (Tensor, Net), not"),
+        ("loss_before_batch", "failed", "the factory returned (Net, function, Tensor), not"),
+        ("no_loss", "invalid", "the module's output holds no loss but a tensor of shape (2, 4)"),
+        ("loss_of_many", "invalid", "the loss must be a scalar, got a tensor of shape (2, 4)"),
+        ("loss_of_integers", "invalid", "the loss is of torch.int64, which has no gradient"),
+    ],
+)
+def test_fault_23_what_the_users_code_does_wrong_is_the_outcome_with_the_users_line(engine, factory, outcome, detail):
+    (record,) = engine.run([of(f"{USERS}/broken.py:{factory}")])
+
+    assert record.outcome == outcome
+    assert detail in record.detail
