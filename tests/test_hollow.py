@@ -470,9 +470,28 @@ def test_a_script_takes_them(hollow, tmp_path):
     assert planned.figures[0].peak_bytes - without.figures[0].peak_bytes > MEASURED[0]
 
 
+ATTENTION = """
+import torch
+
+half = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+query, key, value = (torch.empty(8, 12, 256, 64, **half) for _ in "qkv")
+out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+out.sum().backward()
+found = [type(out.grad_fn).__name__, torch.__version__]
+"""
+
+
 @pytest.mark.slow
-def test_where_cudnn_faults_without_a_device_it_is_not_asked_again(hollow, tmp_path):
-    """cuDNN 9.26 does for convolutions in 16 bits on compute capability 8.0; another version may plan them."""
+def test_attention_is_by_the_kernel_that_torch_chooses_on_that_gpu(hollow):
+    """cuDNN's on an H100, as its records show, by torch since 2.11; FlashAttention on others."""
+    kernel, version = hollow.python(ATTENTION)
+    is_cudnn = tuple(map(int, version.split(".")[:2])) >= (2, 11)
+    assert kernel == f"ScaledDotProduct{'Cudnn' if is_cudnn else 'Flash'}AttentionBackward0"
+
+
+@pytest.mark.slow
+def test_convolutions_in_16_bits_are_planned_on_compute_capability_8(hollow, tmp_path):
+    """Where NVRTC within cuDNN 9.26 asks the driver for what only a device has, and faults; ours is asked instead."""
     words = ("rehearse", "cifar-resnet", "--strategies", "none", "--precision", "bf16", "--device", "a100-40")
     done = gcprof(*words, "-o", "run", cwd=tmp_path)
 

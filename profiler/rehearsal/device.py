@@ -87,8 +87,10 @@ def load(folder: Path | None = None) -> None:
     if folder is None:
         folder, verdict = proven_libraries()
         os.environ["HOLLOW_ARCHS"] = verdict.archs
-    os.environ["HOLLOW_CUDNN"] = own_cudnn()
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
+    os.environ["HOLLOW_CUDNN"] = own = own_cudnn()
+    if not own:
+        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN plans no attention
+    os.environ["CUDNN_NVRTC_RUNTIME_LINKING"] = "1"  # to the hollow NVRTC: its own would compile for seconds
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # workers of torch 2.11 find no device
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
     for name in ORDER:
@@ -97,7 +99,7 @@ def load(folder: Path | None = None) -> None:
 
 
 def own_cudnn() -> str:
-    """Return the path of NVIDIA's cuDNN beside the installed torch, which plans convolutions; empty for none."""
+    """Return the path of NVIDIA's cuDNN beside the installed torch, which makes plans; empty for none."""
     spec = importlib.util.find_spec("torch")
     if os.environ.get(PLANS) == "hollow" or spec is None or spec.origin is None:
         return ""

@@ -1,4 +1,4 @@
-/* The graph API of cuDNN, which convolutions take: its plans are asked of NVIDIA's own cuDNN, and never executed.
+/* The graph API of cuDNN, which convolutions and attention take: its plans are asked of NVIDIA's own cuDNN, and never executed.
  *
  *   HOLLOW_CUDNN            path of NVIDIA's libcudnn.so.9; without it, or where it makes no plan without a device, one
  *                           engine for every graph, with HOLLOW_CUDNN_WORKSPACE bytes
@@ -8,8 +8,6 @@
  * ahead-of-time compilation" in its documentation): here those of the hollow device. No handle reaches it.
  */
 #include "hollow.h"
-#include <setjmp.h>
-#include <signal.h>
 #include <cudnn.h>
 #include <dlfcn.h>
 
@@ -94,10 +92,9 @@ static void open_real(void) {
     else if (getenv("HOLLOW_LOG")) fprintf(stderr, "hollow: cuDNN does not take %s\n", text);
 }
 
-static volatile int has_faulted;
 static int is_real(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (has_faulted || workspace()) return 0; /* a process chooses it after it was forked of one that has opened the library */
+    if (workspace()) return 0; /* a process chooses it after it was forked of one that has opened the library */
     pthread_once(&once, open_real);
     return real.create != 0;
 }
@@ -124,37 +121,9 @@ API cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type
 }
 API cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t it) {
     if (is_real()) return real.destroy(it);
-    if (!has_faulted) free(it);
-    return OK;
+    return free(it), OK;
 }
-/* Some engines' code (cuDNN 9.26, 16 bits and few channels on compute capability 8.0) reads what only a device has, and
- * faults. It may hold locks then: NVIDIA's library is not asked again, and what it has made is never freed. */
-static __thread sigjmp_buf *escape;
-static struct sigaction others;
-static void on_fault(int number) {
-    if (escape) siglongjmp(*escape, 1);
-    sigaction(SIGSEGV, &others, 0); /* it faults again, and for others */
-}
-static void catch_faults(void) {
-    struct sigaction ours;
-    memset(&ours, 0, sizeof ours);
-    ours.sa_handler = on_fault;
-    sigaction(SIGSEGV, &ours, &others);
-}
-static cudnnStatus_t finalize_real(cudnnBackendDescriptor_t it) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    sigjmp_buf here;
-    cudnnStatus_t status = OK;
-    pthread_once(&once, catch_faults);
-    if (!sigsetjmp(here, 1)) {
-        escape = &here;
-        status = real.finalize(it);
-    } else
-        has_faulted = 1;
-    escape = 0;
-    return status;
-}
-API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t it) { return is_real() ? finalize_real(it) : OK; }
+API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t it) { return is_real() ? real.finalize(it) : OK; }
 API cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
     return OK;
 }

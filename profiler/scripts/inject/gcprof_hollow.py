@@ -27,8 +27,10 @@ def load(origin: str) -> str | None:
     os.environ["TRITON_LIBCUDA_PATH"] = places[found[1]]
     own_cudnn = os.path.join(os.path.dirname(os.path.dirname(origin)), "nvidia", "cudnn", "lib", "libcudnn.so.9")
     is_planned = os.environ.get("GCPROF_CUDNN") != "hollow" and os.path.exists(own_cudnn)
-    os.environ["HOLLOW_CUDNN"] = own_cudnn if is_planned else ""  # NVIDIA's own plans convolutions
-    os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN plans attention only where NVRTC compiles
+    os.environ["HOLLOW_CUDNN"] = own_cudnn if is_planned else ""  # NVIDIA's own plans convolutions and attention
+    if not is_planned:
+        os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # the hollow cuDNN plans no attention
+    os.environ["CUDNN_NVRTC_RUNTIME_LINKING"] = "1"  # to the hollow NVRTC: its own would compile for seconds
     for name in os.environ["GCPROF_ORDER"].split(","):  # each after those that it depends on
         for path in sorted(glob.glob(os.path.join(places[found[1]], f"{name}.so.*"))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
