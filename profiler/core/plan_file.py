@@ -16,6 +16,8 @@ from profiler.core.case import Choice, encode_indented
 from profiler.core.errors import UserError
 
 SCHEMA = 1
+OFFLOADING = 2  # the schema of plans with inputs in host memory, and otherwise as 1
+HOST = "host"  # after a segment in the planner's notation: its input waits in host memory
 FOLDER = "plans"  # the subfolder of a run folder that holds its plans
 NUMBERED = re.compile(r"(uniform|first|every)-(\d+)", re.ASCII)  # files of plans that follow a rule
 USUAL = "plan.json"  # the default file of the strategy `plan`
@@ -38,6 +40,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     blocks: tuple[str | Segment, ...]
     save: str | None = None  # results to keep: matmul, conv, attention or aten operators, joined by +; None: nothing
+    # The block after it at whose backward its input is fetched from host memory; None: the input stays on the device.
+    fetched_at: str | None = None
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,8 +68,8 @@ def read(path: Path) -> PlanFile:
     try:
         text = safe_files.read_json(path)
         schema = safe_files.written_schema(text)
-        if schema != SCHEMA:
-            raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {SCHEMA}", hint="plan again")
+        if schema not in (SCHEMA, OFFLOADING):
+            raise UserError(f"'{path}' is of schema {schema}, this gcprof reads {OFFLOADING}", hint="plan again")
         return msgspec.json.decode(text, type=PlanFile)
     except OSError as error:
         raise UserError(f"cannot read the plan '{path}': {error.strerror}", hint=HINT) from None
@@ -150,6 +154,13 @@ def _fault(plan: PlanFile) -> str | None:
             return f"'{unknown[0]}' is not one of its blocks"
         if not run or run != blocks[blocks.index(run[0]) :][: len(run)]:
             return f"segment [{' '.join(run)}] is not a sequence of consecutive blocks"
+        if segment.fetched_at is not None and segment.fetched_at not in blocks[blocks.index(run[-1]) + 1 :]:
+            return f"the input of segment [{' '.join(run)}] is fetched at '{segment.fetched_at}', no block after it"
+    within = [inner for segment in plan.segments for inner in every(segment.blocks) if inner.fetched_at is not None]
+    if within:
+        return f"the input of segment [{' '.join(names(within[0]))}] is fetched within another segment"
+    if plan.schema < OFFLOADING and any(segment.fetched_at for segment in plan.segments):
+        return f"inputs in host memory are of schema {OFFLOADING}"
     counts = Counter(name for segment in plan.segments for name in names(segment))
     twice = [name for name, count in counts.items() if count > 1]
     return f"'{twice[0]}' is in two segments" if twice else None
@@ -169,9 +180,10 @@ def _words(items: Iterable[str | Segment], numbers: dict[str, int]) -> str:
 
 def _segment_words(segment: Segment, numbers: dict[str, int]) -> str:
     inside = _words(segment.blocks, numbers)
+    host = f":{HOST}" if segment.fetched_at else ""
     if not segment.save:
-        return f"[{inside}]"
-    return f"{inside if inside.isdigit() else f'[{inside}]'}:{segment.save}"
+        return f"[{inside}]{host}"
+    return f"{inside if inside.isdigit() else f'[{inside}]'}:{segment.save}{host}"
 
 
 def _differences(block: str, before: Iterable[str], now: Iterable[str]) -> list[str]:

@@ -76,7 +76,7 @@ def checkpoint_segments(
     together = [pair for segment in segments for pair in pairwise(flat(segment))]
     seen = refuse_unlinked(workload, together) if together else None
     routed = [
-        _CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in segments
+        CheckpointedSegment(workload, segment, checkpoint or checkpoint_without_reentry, seen) for segment in segments
     ]
     ends_within = bool(together) and not workload.calls  # watch forwards for skipped blocks; Calls watches its own
 
@@ -113,7 +113,13 @@ def recomputes(segments: Iterable[BlockSegment]) -> dict[int, int]:
     return recompute_counts(segments, lambda item: items(item) if isinstance(item, Sequence) else None)
 
 
-class _CheckpointedSegment(Route):
+def checkpointed(workload: Workload) -> dict[str, CheckpointedSegment]:
+    """Return the segment of each block that is checkpointed by itself or with others, in the order of the blocks."""
+    routes = {name: vars(workload.block(name)).get("_route") for name in workload.blocks}
+    return {name: route for name, route in routes.items() if isinstance(route, CheckpointedSegment)}
+
+
+class CheckpointedSegment(Route):
     """One checkpointed segment. It receives the calls of its blocks, unless it is running them."""
 
     def __init__(
@@ -130,6 +136,7 @@ class _CheckpointedSegment(Route):
         for block in (self._blocks[index] for index in behind):
             if isinstance(block, CalledBlock):
                 block.runs_ahead = True
+        self.around: Callable[..., Any] | None = None  # calls the checkpoint: where the input waits in host memory
         self.due = 0  # the position of the block whose call comes next
         self.passed: Any = None  # the segment's output, which every later block is to be given
         # A recompute needs the input of a module (ReLU) that begins a checkpoint
@@ -200,7 +207,8 @@ class _CheckpointedSegment(Route):
         return partial(self._chosen(segment), partial(self._compute, segment))
 
     def _chosen(self, segment: BlockSegment) -> Checkpoint:
-        return segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
+        chosen = segment.checkpoint if isinstance(segment, OwnCheckpoint) else self._checkpoint
+        return partial(self.around, chosen) if self.around and segment is self._segment else chosen
 
     def _compute(self, segment: BlockSegment, *arguments: Any, **keywords: Any) -> Any:
         """Run the segment; segments inside it run under checkpoints of their own."""
@@ -225,7 +233,7 @@ class _WholeForward(Route):
     The segment's first block has then returned the output of all its blocks. Nested forwards are part of the outer one.
     """
 
-    def __init__(self, segments: Sequence[_CheckpointedSegment]) -> None:
+    def __init__(self, segments: Sequence[CheckpointedSegment]) -> None:
         self.segments = segments
 
     def called(self, block: nn.Module, own: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
@@ -247,7 +255,7 @@ class _WholeForward(Route):
             raise segment.refusal("ended", left)
         return value
 
-    def _left(self, before: list[int]) -> list[tuple[_CheckpointedSegment, int]]:
+    def _left(self, before: list[int]) -> list[tuple[CheckpointedSegment, int]]:
         """Return the segments that the forward began and did not end, with the position due; `due` is reset."""
         left = []
         for segment, due in zip(self.segments, before, strict=True):
@@ -257,7 +265,7 @@ class _WholeForward(Route):
         return left
 
 
-def _follow(module: nn.Module, segments: Sequence[_CheckpointedSegment], on: bool) -> None:
+def _follow(module: nn.Module, segments: Sequence[CheckpointedSegment], on: bool) -> None:
     """Start or stop watching the module's forwards for these segments."""
     there = vars(module).get("_route")
     others = [one for one in there.segments if one not in segments] if isinstance(there, _WholeForward) else []

@@ -17,6 +17,7 @@ from profiler.training.checkpointing.block_segments import (
     OwnCheckpoint,
     recompute,
 )
+from profiler.training.checkpointing.offloading import offload_inputs
 from profiler.training.strategies.selective import saving
 from profiler.training.workload import Workload
 
@@ -48,14 +49,20 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
         if segment.save
         for name in plan_file.operators(segment.save)
     }
-    return recompute(
-        msgspec.structs.replace(workload, blocks=names),
+    planned = msgspec.structs.replace(workload, blocks=names)
+    applied = recompute(
+        planned,
         [_block_segment(segment, places) for segment in plan.segments],
         split=plan_file.words(plan),
         nothing="the plan has no segments",
         recomputes=counts,
         kept=tuple(kept),
     )
+    waiting = {plan_file.names(segment)[0]: segment.fetched_at for segment in plan.segments if segment.fetched_at}
+    if waiting:
+        memory = offload_inputs(planned, waiting)
+        applied = msgspec.structs.replace(applied, remark=memory.remark)
+    return applied
 
 
 def fingerprint(
