@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import Cost, simulate
@@ -65,6 +67,17 @@ def _stage(draw: random.Random, scale: int, place: int, *, options: bool, pins: 
         options=tuple(_option(draw, scale, name, saved) for name in names),
         pinned=pins and draw.random() < 0.2,
     )
+
+
+def add_options(chain: Chain, seed: int, most: int) -> Chain:
+    """The chain with up to so many save options for each stage."""
+    draw = random.Random(seed)
+    scale = 1 if seed % 2 else 99_991
+
+    def options(stage: Stage) -> tuple[SaveOption, ...]:
+        return tuple(_option(draw, scale, f"o{number}", stage.saved_bytes) for number in range(draw.randint(0, most)))
+
+    return replace(chain, stages=tuple(replace(stage, options=options(stage)) for stage in chain.stages))
 
 
 def _option(draw: random.Random, scale: int, name: str, saved: int) -> SaveOption:

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from profiler.core import plan_file
+from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile, Segment
-from profiler.training.checkpointing import offloading
+from profiler.planning.plan_code import emit
+from profiler.training.checkpointing import host_memory
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.checkpointing.offloading import offload_inputs
 from profiler.training.strategies.plan import carry_out, fingerprint
@@ -50,16 +52,16 @@ def same(one, other) -> bool:
 def test_fifty_steps_are_those_without_checkpoints_to_the_bit():
     offloaded = workload()
     checkpoint_segments(offloaded, SEGMENTS)
-    memory = offload_inputs(offloaded, FETCHED_AT)
+    remark = offload_inputs(offloaded, FETCHED_AT)
 
     assert same(trained(offloaded), trained(workload()))
-    assert memory.nbytes == 3 * 6 * 16 * 4  # three inputs; buffers are kept from step to step
+    assert "1.12 KiB" in remark().text  # three inputs of 6 x 16 floats; buffers are kept from step to step
 
 
 def test_a_stale_fetch_is_noticed(monkeypatch):
-    monkeypatch.setattr(offloading.HostMemory, "take", lambda self, tensor: torch.zeros_like(tensor))
-    monkeypatch.setattr(offloading.HostMemory, "copy", lambda *given: None)
-    monkeypatch.setattr(offloading.HostMemory, "give_back", lambda *given: None)
+    monkeypatch.setattr(host_memory.HostMemory, "take", lambda self, tensor: torch.zeros_like(tensor))
+    monkeypatch.setattr(host_memory.HostMemory, "copy", lambda *given: None)
+    monkeypatch.setattr(host_memory.HostMemory, "give_back", lambda *given: None)
     offloaded = workload()
     checkpoint_segments(offloaded, SEGMENTS)
     offload_inputs(offloaded, FETCHED_AT)
@@ -124,13 +126,38 @@ def test_a_plan_without_host_memory_is_of_the_schema_before():
     assert b'"schema":1' in msgspec.json.encode(plan)
 
 
+@pytest.mark.parametrize(
+    "segments",
+    [
+        (Segment(blocks=("1", "2"), fetched_at="3"), Segment(blocks=("4",), fetched_at="6"), Segment(blocks=("7",))),
+        (Segment(blocks=("1", Segment(blocks=("2",)), "3"), fetched_at="4"), Segment(blocks=("6",), save="matmul")),
+    ],
+)
+def test_emitted_code_does_the_same_without_gcprof(segments):
+    code = emit(planned(*segments), "python")
+    pasted, space = workload(), {}
+    exec(code, space)
+    space["apply_plan"](pasted.module)
+
+    assert "profiler" not in code
+    assert same(trained(pasted), trained(workload()))
+    assert space["MEMORY"].nbytes == 6 * 16 * 4 * sum(segment.fetched_at is not None for segment in segments)
+
+
+def test_code_for_others_has_no_words_for_host_memory():
+    for kind in ("hf", "fsdp"):
+        with pytest.raises(UserError, match="host"):
+            emit(planned(Segment(blocks=("1",), fetched_at="2")), kind)
+
+
 # --- on a device: bytes by PyTorch's own allocator, and the order of copies by PyTorch's sanitizer
 
 STEP = """
 import sys, torch
 from torch import nn
 import torch.utils.checkpoint
-from profiler.training.checkpointing import offloading
+from profiler.training.checkpointing import host_memory
+from profiler.training.checkpointing.offloading import offload_inputs
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 
@@ -145,7 +172,7 @@ def make(fetched_at):
     module = nn.Sequential(*(Block() for _ in range(6))).cuda()
     made = Workload(module=module, blocks=tuple("012345"), batch=torch.randn(1024, 1024, device="cuda"), loss=None)
     checkpoint_segments(made, [[index] for index in range(6)])
-    offloading.offload_inputs(made, fetched_at, least=1 << 20)
+    offload_inputs(made, fetched_at, least=1 << 20)
     return made
 
 ALL = {"1": "2", "2": "3", "3": "4", "4": "5"}  # the first input is the batch, the last has nothing after it
@@ -193,12 +220,12 @@ def back(self):
     self.fetch()
     (made, _), self._fetched = self._fetched, None
     return made
-offloading.Sent.back = back
+host_memory.Sent.back = back
 """,
     "memory is freed before its copy has landed": """
 def land(self):
     self._tensor = None
-offloading.Sent.land = land
+host_memory.Sent.land = land
 """,
 }
 

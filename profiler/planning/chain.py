@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from math import hypot
+from math import hypot, inf
 from pathlib import Path
 from typing import Annotated
 
@@ -121,6 +121,7 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     notes: tuple[str, ...] = ()  # what is to be known of these costs, in words
     floor_bytes: Bytes = 0  # a peak that no plan changes: the optimizer's
     traced_peak_bytes: Bytes = 0  # of the step without checkpointing; 0: not traced, so that the costs give it
+    host_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # bytes per second to and from host memory; 0: not used
     workspace_bytes: Bytes = 0  # fixed workspace of a library, such as cuBLAS; also part of the stages' bytes
     # By way, as a fraction of what it adds to a stage: the part of the error that all stages have in common.
     doubts: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]] = {}
@@ -132,6 +133,16 @@ def with_sure_options(chain: Chain) -> Chain:
         msgspec.structs.replace(stage, options=tuple(filter(stage.may_pay, stage.options))) for stage in chain.stages
     )
     return msgspec.structs.replace(chain, stages=stages)
+
+
+def with_free_copies(chain: Chain) -> Chain:
+    """Return the chain with copies to host memory that take no time: no plan that waits for copies is faster."""
+    return msgspec.structs.replace(chain, host_rate=inf)
+
+
+def fetches(chain: Chain, stage: int) -> bool:
+    """Whether what waits in host memory can be fetched at a stage: it has a block that the backward reaches."""
+    return bool(chain.stages[stage].blocks) or not any(one.blocks for one in chain.stages)
 
 
 def option_names(chain: Chain) -> tuple[str, ...]:

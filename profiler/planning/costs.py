@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 from msgspec.structs import replace
 
-from profiler.planning.chain import Chain, SaveOption, Stage
+from profiler.planning.chain import Chain, SaveOption, Stage, fetches
 from profiler.planning.pareto import LARGEST, Whole
 
 FINEST = 10**12  # ticks per second: whole picoseconds have the same sum in any order
@@ -21,8 +21,11 @@ class Keep:
         self.saved = costs.saved_bytes
         self.forward = costs.saved_bytes + costs.forward_extra_bytes
         self.backward = stage.output_bytes + costs.own_bytes + costs.backward_extra_bytes
+        self.at_gradient = stage.output_bytes + costs.own_bytes  # when that of the output arrives
+        self.freed = costs.saved_bytes - costs.own_bytes  # with the output
+        self.backward_ticks = round(costs.backward_seconds * second)
         forward_seconds = stage.inner_seconds if in_recompute else costs.forward_seconds
-        self.ticks = round(forward_seconds * second) + round(costs.backward_seconds * second)
+        self.ticks = round(forward_seconds * second) + self.backward_ticks
 
 
 class Costs:
@@ -51,6 +54,9 @@ class Costs:
         ]  # the same for equal stages
         self._forward_sums = np.array([*accumulate(self.forward_ticks)], dtype=np.int64)
         self._plain: list[Whole] = [np.empty(0, dtype=np.int64)]  # by first stage, computed on demand
+        # By stage: the ticks of a copy of its output, and whether one can be fetched at its gradient
+        self.copy_ticks = [round(nbytes / chain.host_rate * second) if chain.host_rate else 0 for nbytes in self.output]
+        self.fetches = [False, *(fetches(chain, stage) for stage in range(len(stages))), False]
         self.pinned = [False, *(stage.pinned for stage in stages), False]
         left = [stage.gradient_bytes for stage in reversed(stages)]
         self.left = [0, *reversed([*accumulate(left)]), 0, 0]  # parameter gradients of this stage and all after it
@@ -105,6 +111,7 @@ def _ticks_in_a_second(chain: Chain) -> int:
     ways = [way for stage in chain.stages for way in stage.ways]
     slowest = sum(number * way.forward_seconds + way.backward_seconds for way in ways)
     slowest += sum(stage.stop_seconds + stage.inner_seconds for stage in chain.stages) * number
+    slowest += sum(2 * stage.output_bytes / chain.host_rate for stage in chain.stages) if chain.host_rate else 0
     second = FINEST
     while slowest * second > LARGEST / 2:
         second //= 10

@@ -8,7 +8,7 @@ from itertools import groupby
 import msgspec
 
 from profiler.core.errors import UserError
-from profiler.core.plan_file import PlanFile, Segment
+from profiler.core.plan_file import HOST, OFFLOADING, SCHEMA, PlanFile, Segment
 from profiler.planning.chain import Chain
 
 Item = int | tuple["Item", ...]  # a kept stage, or a checkpointed run of items
@@ -22,6 +22,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     items: tuple[Item, ...]
     options: tuple[tuple[int, str], ...] = ()  # the stages that are kept under a save option
+    # The first stages of the outermost runs whose inputs wait in host memory: each has landed where the run's forward
+    # ends, and is fetched when the gradient of the output of the stage after the run arrives.
+    offloaded: tuple[int, ...] = ()
 
     def depth(self) -> int:
         """Return the number of checkpoints around the most deeply nested stage."""
@@ -29,8 +32,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(plan: Plan) -> str:
-    """Return `[1-3] 4 [5] 6-12`: stages from 1, brackets around checkpointed runs, `7-9:matmul` for a save option."""
-    return _text(plan.items, dict(plan.options))
+    """Return `[1-3] 4 [5] 6-12`: stages from 1, brackets around checkpointed runs, `7-9:matmul` for a save option.
+
+    `[4-6]:host` is a run whose input waits in host memory.
+    """
+    return _text(plan.items, dict(plan.options), plan.offloaded)
 
 
 def fault(plan: Plan, num_stages: int) -> str | None:
@@ -47,6 +53,9 @@ def fault(plan: Plan, num_stages: int) -> str | None:
     named = [stage for stage, _ in plan.options]
     if named != sorted(set(named)) or not set(named) <= set(stages):
         return "save options are out of order"
+    between = [next(flat(item)) for item in plan.items[1:-1] if isinstance(item, tuple)]
+    if [stage for stage in between if stage in plan.offloaded] != [*plan.offloaded]:
+        return "inputs in host memory are those of checkpointed segments, in order, with stages before and after"
     return None
 
 
@@ -71,14 +80,14 @@ def _depth(item: Item) -> int:
     return 0 if isinstance(item, int) else 1 + max((_depth(inner) for inner in item), default=0)
 
 
-def _text(items: tuple[Item, ...], options: dict[int, str]) -> str:
+def _text(items: tuple[Item, ...], options: dict[int, str], offloaded: tuple[int, ...] = ()) -> str:
     words = []
     numbered = enumerate(items)
     for _, group in groupby(numbered, key=lambda numbered_item: _group_key(numbered_item, options)):
         run = [item for _, item in group]
         first, last = run[0], run[-1]
         if isinstance(first, tuple):
-            words.append(f"[{_text(first, options)}]")
+            words.append(f"[{_text(first, options)}]" + (f":{HOST}" if next(flat(first)) in offloaded else ""))
         else:
             assert isinstance(last, int)
             option = f":{options[first]}" if first in options else ""
@@ -107,9 +116,10 @@ def plan_file_of(chain: Chain, plan: Plan) -> PlanFile:
         )
         hint = "`gcprof stages MODEL -o costs.json` writes stages with their blocks"
         raise UserError(f"{what} plan cannot be applied to a model", hint=hint)
-    pieces = (piece for item in plan.items for piece in _blocks(chain, item, options))
+    pieces = (piece for item in plan.items for piece in _offloaded(chain, plan, item, _blocks(chain, item, options)))
     changed = tuple(piece for piece in pieces if isinstance(piece, Segment))  # plainly kept blocks are in no segment
-    return PlanFile(plan=render(plan), segments=changed, fingerprint=blocks)
+    schema = OFFLOADING if plan.offloaded else SCHEMA
+    return PlanFile(schema=schema, plan=render(plan), segments=changed, fingerprint=blocks)
 
 
 def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Segment]:
@@ -119,3 +129,13 @@ def _blocks(chain: Chain, item: Item, options: dict[int, str]) -> list[str | Seg
         return [Segment(blocks=tuple(inside))]
     names: list[str | Segment] = [block.name for block in chain.stages[item].blocks]
     return [Segment(blocks=tuple(names), save=options[item])] if item in options else names
+
+
+def _offloaded(chain: Chain, plan: Plan, item: Item, pieces: list[str | Segment]) -> list[str | Segment]:
+    """Return the pieces of an outermost item; a segment whose input waits in host memory says where it is fetched."""
+    stages = tuple(flat((item,)))
+    if isinstance(item, int) or stages[0] not in plan.offloaded:
+        return pieces
+    (segment,) = pieces
+    assert isinstance(segment, Segment)
+    return [msgspec.structs.replace(segment, fetched_at=chain.stages[stages[-1] + 1].blocks[-1].name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from textwrap import wrap
 
 from profiler import __version__
@@ -41,7 +42,22 @@ def _python(file: PlanFile, first: str) -> str:
     note = "# A tuple is such a list, and what is kept of it.\n" if saves else ""
     plan = _filled("PLAN = [", [_run(segment) for segment in file.segments], "]")
     parts = templates.SAVING if saves else templates.PLAIN
-    return templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan, first=first)
+    code = templates.PYTHON.substitute(parts, plan=note + _kept(saves) + plan, first=first)
+    return _offloading(code, file) if any(segment.fetched_at for segment in file.segments) else code
+
+
+def _offloading(code: str, file: PlanFile) -> str:
+    """Return the code with inputs in host memory: by the classes that carry a plan out, which are plain PyTorch."""
+    own = Path(__file__).parents[1].joinpath("training", "checkpointing", "host_memory.py").read_text("utf-8")
+    _, _, classes = own.partition("from __future__ import annotations\n\n")
+    fetched = [(names(segment)[0], segment.fetched_at) for segment in file.segments if segment.fetched_at]
+    entries = [[f"{_quoted(first)}: {_quoted(after)},"] for first, after in fetched]
+    waiting = "# The input of the run that begins at one block waits in host memory until the backward is at another.\n"
+    waiting += _filled("FETCHED_AT = {", entries, "}") + "MEMORY = HostMemory()\n"
+    for before, after in templates.OFFLOADING.items():
+        assert before in code
+        code = code.replace(before, after)
+    return f"{classes}\n\n{waiting}\n{code}"
 
 
 def _hugging_face(file: PlanFile, first: str) -> str:
@@ -69,6 +85,8 @@ KINDS: dict[str, Callable[[PlanFile, str], str]] = {"python": _python, "hf": _hu
 def _single(segment: Segment, kind: str) -> str:
     """Return the only block of a segment. Raises UserError if it has more."""
     first, *others = segment.blocks
+    if segment.fetched_at:
+        raise _no_words(kind, segment, "has its input in host memory")
     if others:
         raise _no_words(kind, segment, f"computes {len(names(segment))} blocks together")
     if isinstance(first, Segment):

@@ -124,6 +124,22 @@ SAVING = {
 {OVERLOADS}""",
 }
 
+OFFLOADING = {  # what changes in the code above where inputs wait in host memory
+    "return run.checkpointed(run.run, *": "return run.around(run.checkpointed, run.run, *",
+    "        self.run, self.inside, self.in_tuples = run, False, set()\n": """\
+        self.run, self.inside, self.in_tuples = run, False, set()
+        after = FETCHED_AT.get(_names(run)[0])
+        self.around = OffloadedInput(MEMORY, model.get_submodule(after), least=0) if after else _called
+""",
+    "\n\ndef _names(run):": """
+
+def _called(checkpoint, *args, **kwargs):
+    return checkpoint(*args, **kwargs)
+
+
+def _names(run):""",
+}
+
 HUGGING_FACE = Template('''\
 from transformers.modeling_layers import GradientCheckpointingLayer
 

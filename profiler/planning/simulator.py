@@ -8,7 +8,7 @@ from math import fsum, hypot
 
 import msgspec
 
-from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage
+from profiler.planning.chain import INNER, RECOMPUTED, Chain, SaveOption, Stage, fetches
 from profiler.planning.plan import Item, Plan, fault, flat, segments
 
 
@@ -25,7 +25,10 @@ def simulate(chain: Chain, plan: Plan) -> Cost:
 
     A checkpointed run keeps its input, runs forward without saving, and is run again when its backward comes; its last
     stage then stops at its last saved tensor, and its output is not made. An output is freed after the next stage's
-    backward. Raises ValueError if this is no plan of this chain.
+    backward. An input in host memory is no longer on the device where its run's forward ends, and is there again from
+    the arrival of the gradient of the output of the stage after the run; waits for copies are part of the step.
+
+    Raises ValueError if this is no plan of this chain.
     """
     wrong = fault(plan, len(chain.stages)) or _fault_of_chain(chain, plan)
     if wrong:
@@ -74,6 +77,12 @@ def _fault_of_chain(chain: Chain, plan: Plan) -> str | None:
     for stage, name in plan.options:
         if name not in [option.name for option in chain.stages[stage].options]:
             return f"stage {stage + 1} has no save option '{name}'"
+    ends = [tuple(flat(item))[-1] for item in plan.items if isinstance(item, tuple) and item[0] in plan.offloaded]
+    if ends and not chain.host_rate:
+        return "the rate of copies to host memory is not known"
+    for end in ends:
+        if not fetches(chain, end + 1):
+            return f"stage {end + 2} has no block where an input could be fetched from host memory"
     return None
 
 
@@ -88,6 +97,11 @@ class _Machine:
         self.kept: list[Stage | SaveOption] = list(chain.stages)  # the costs of each where it is kept
         for stage, name in plan.options:
             self.kept[stage] = next(option for option in chain.stages[stage].options if option.name == name)
+        self.rate = chain.host_rate
+        self.offloaded = plan.offloaded
+        self.fetched_at: dict[int, int] = {}  # by the stage at whose gradient its fetch begins: the run's first stage
+        self.landed: dict[int, float] = {}  # by the run's first stage: when its input is there again
+        self.copied = 0.0  # when the last copy ends
         self.seconds: list[float] = []
         self.doubtful: Counter[_Doubtful] = Counter()
         self.live_bytes = self.peak_bytes = 0
@@ -97,10 +111,40 @@ class _Machine:
     def step(self, items: tuple[Item, ...]) -> None:
         last = len(self.stages) - 1
         for item in items:
-            self.forward(item, self.saving_forward)
+            if isinstance(item, tuple) and next(flat(item)) in self.offloaded:
+                self.offloading_forward(item)
+            else:
+                self.forward(item, self.saving_forward)
         self.release("output", last)  # the loss has run, forward and backward
-        self.hold("gradient", last, self.stages[last].output_bytes)
+        self.gradient(last)
         self.backward(items)
+
+    def offloading_forward(self, run: tuple[Item, ...]) -> None:
+        """Run a checkpointed run while its input is copied to the host."""
+        first, *_ = stages = tuple(flat(run))
+        ended = self.copy(first)
+        self.plain_forward(stages)
+        self.wait(ended)
+        self.release("output", first - 1)
+        self.fetched_at[stages[-1] + 1] = first
+
+    def copy(self, first: int) -> float:
+        """Begin to copy a run's input after all other copies; return when it ends."""
+        self.copied = max(self.copied, fsum(self.seconds)) + self.stages[first - 1].output_bytes / self.rate
+        return self.copied
+
+    def wait(self, until: float) -> None:
+        """Wait for a copy."""
+        self.seconds.append(max(0.0, until - fsum(self.seconds)))
+
+    def gradient(self, stage: int) -> None:
+        """Hold the gradient of a stage's output; what is fetched there comes back."""
+        self.hold("gradient", stage, self.stages[stage].output_bytes)
+        first = self.fetched_at.get(stage)
+        if first is not None:
+            self.landed[first] = self.copy(first)
+            self.hold("output", first - 1, self.stages[first - 1].output_bytes)
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def forward(self, item: Item, save: Callable[[int], None]) -> None:
         if isinstance(item, int):
@@ -118,6 +162,9 @@ class _Machine:
     def run_again(self, run: tuple[Item, ...]) -> None:
         """Run the recompute of a checkpointed run, and its backward."""
         *before, last = run
+        first = next(flat(run))
+        if first in self.landed:
+            self.wait(self.landed.pop(first))
         assert isinstance(last, int)
         for item in before:
             self.forward(item, self.inner_recompute)
@@ -168,7 +215,7 @@ class _Machine:
         self.hold("parameters", stage, left)
         if stage:
             self.release("output", stage - 1)
-            self.hold("gradient", stage - 1, self.stages[stage - 1].output_bytes)
+            self.gradient(stage - 1)
 
     def work(self, seconds: float, extra_bytes: int, *, needs: tuple[tuple[str, int], ...]) -> None:
         if any(need not in self.held for need in needs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from profiler.planning.chain import Chain
 from profiler.planning.costs import Costs
 from profiler.planning.dp_table import Inner, KeptIntervals, Table
-from profiler.planning.pareto import Whole
+from profiler.planning.offload_table import OffloadTable
+from profiler.planning.pareto import ParetoFront, Whole
 from profiler.planning.plan import Item, Plan
 from profiler.planning.simulator import simulate
 
@@ -29,12 +30,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 class Frontier:
     """The Pareto frontier of plans: memory rises, time falls."""
 
-    def __init__(self, chain: Chain, costs: Costs, tables: tuple[Inner, ...]) -> None:
-        """`tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones."""
+    def __init__(self, chain: Chain, costs: Costs, whole: ParetoFront, plan: Callable[[int], Plan]) -> None:
+        """`whole` is the front of the whole chain; `plan` returns the fastest within so many of its bytes."""
         self.chain = chain
-        self._costs = costs
-        self._tables = tables
-        whole = tables[0].of(1, costs.num_stages + 1)
+        self._plan = plan
         peaks = np.maximum(whole.nbytes + costs.always, costs.floor)
         first = max(0, int(peaks.searchsorted(costs.floor, "right")) - 1)  # the fastest of those at the floor
         self._nbytes = whole.nbytes[first:]
@@ -56,7 +55,20 @@ class Frontier:
         assert abs(cost.step_seconds - self.step_seconds[index]) < TOLERANCE, "the simulator finds another time"
         return Point(peak_bytes=cost.peak_bytes, step_seconds=cost.step_seconds, plan=plan)
 
-    def _plan(self, nbytes: int) -> Plan:
+
+class Tables:
+    """`tables[n]` solves depth n: 0 the whole chain, 1 a checkpointed segment, ...; the last serves deeper ones."""
+
+    def __init__(self, costs: Costs, tables: tuple[Inner, ...]) -> None:
+        self._costs, self._tables = costs, tables
+
+    @property
+    def whole(self) -> ParetoFront:
+        """The front of the whole chain."""
+        return self._tables[0].of(1, self._costs.num_stages + 1)
+
+    def plan(self, nbytes: int) -> Plan:
+        """Return the fastest plan within so many bytes."""
         options: list[tuple[int, str]] = []
         items = self._items((1, self._costs.num_stages + 1), nbytes, 0, options)
         return Plan(items=items, options=tuple(options))
@@ -86,8 +98,11 @@ class Frontier:
         return tuple(items) if target > self._costs.num_stages else (*items, target - 1)
 
 
-def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None) -> Frontier:
+def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None, offload: bool = False) -> Frontier:
     """Return the frontier of plans with checkpoints nested at most `levels` deep; None is any depth.
+
+    With `offload`, and at the chain's rate of copies, inputs of segments may wait in host memory, at one level. The
+    plans are optimal among those with one copy under way; `with_free_copies(chain)` gives a bound for all.
 
     `points` limits the points that each front keeps. Reported costs stay exact, but faster plans may be missed: by at
     most the result's `lost_fraction` of the fastest plan's time. None keeps all points, and is exact.
@@ -95,6 +110,10 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
     assert levels is None or 1 <= levels <= DEEPEST
     costs = Costs(chain)
     edges = _edges(costs, 1024 if levels == 1 else 160)
+    if offload and chain.host_rate:
+        assert levels == 1, "what is nested has its input on the device"
+        offloading = OffloadTable(costs, edges, points=points)
+        return Frontier(chain, costs, offloading.whole, offloading.plan)
     whole = costs.num_stages
     if levels is None:
         inner: list[Inner] = [Table(costs, edges, inner=None, points=points).fill(range(1, whole + 1))]
@@ -104,7 +123,8 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None)
             deeper = Table(costs, edges, inner=inner[0], points=points)
             inner.insert(0, deeper.fill(range(1, whole + 1)))
     end = Table(costs, edges, inner=inner[0], points=points).fill([whole + 1])
-    return Frontier(chain, costs, (end, *inner))
+    tables = Tables(costs, (end, *inner))
+    return Frontier(chain, costs, tables.whole, tables.plan)
 
 
 def best(frontier: Frontier, budget: int) -> Point | None:

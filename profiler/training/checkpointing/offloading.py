@@ -1,83 +1,18 @@
-"""Inputs of checkpointed segments that wait in pinned host memory: sent and fetched on a stream of their own.
-
-Where a copy must have landed and where its fetch begins are fixed by stage, never by time, so that the bytes of the
-device do not depend on times. Buffers of the device are allocated on the stream that computes; events order the copies.
-"""
+"""Sends inputs of a workload's checkpointed segments to host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
 from profiler.core.record import Note
 from profiler.core.units import bytes_text
 from profiler.training.checkpointing.block_segments import checkpointed
+from profiler.training.checkpointing.host_memory import HostMemory, OffloadedInput
 from profiler.training.workload import Workload
 
-LEAST = 1 << 20  # bytes: smaller inputs stay on the device
 
-
-class HostMemory:
-    """Host buffers, kept from step to step, and the stream on which tensors are copied there and back."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0  # of all buffers; a pinned one takes a power of two
-        self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-
-    def __reduce__(self) -> Any:
-        """A copy of the module has buffers and streams of its own."""
-        return HostMemory, ()
-
-    def remark(self) -> Note | None:
-        """Return a note on the host memory that is taken."""
-        if not self.nbytes:
-            return Note(code="GCP069", text="offloads nothing: no checkpoint has an input that is computed and large")
-        return Note(
-            code="GCP069", text=f"inputs of checkpoints wait in {bytes_text(self.nbytes)} of pinned host memory"
-        )
-
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a free buffer for the tensor, or a new one."""
-        free = self._free.setdefault(_layout(tensor), [])
-        if free:
-            return free.pop()
-        is_pinned = self.stream(tensor.device) is not None
-        self.nbytes += 1 << (tensor.nbytes - 1).bit_length() if is_pinned else tensor.nbytes
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=is_pinned)
-
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Keep a buffer for the next tensor of its layout."""
-        self._free[_layout(buffer)].append(buffer)
-
-    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """Return the stream of all copies of a device, in order; None where they are done at once."""
-        if device.type != "cuda" or not torch.cuda.is_initialized():  # the CPU, or a device that is only traced
-            return None
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return self._streams[device]
-
-    def copy(self, to: torch.Tensor, source: torch.Tensor, device: torch.device) -> torch.cuda.Event | None:
-        """Begin a copy after all that was computed until now; return the event of its end."""
-        stream = self.stream(device)
-        if stream is None:
-            to.copy_(source)
-            return None
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            to.copy_(source, non_blocking=True)
-            event: torch.cuda.Event = stream.record_event()
-        return event
-
-
-def offload_inputs(workload: Workload, fetched_at: Mapping[str, str], *, least: int = 0) -> HostMemory:
-    """Send the inputs of checkpointed segments to host memory; return that memory.
+def offload_inputs(workload: Workload, fetched_at: Mapping[str, str], *, least: int = 0) -> Callable[[], Note]:
+    """Send the inputs of checkpointed segments to host memory; return what says, after a step, how much that takes.
 
     `fetched_at` has, for a block of each segment, the block after it at whose backward its input is fetched. Inputs of
     fewer than `least` bytes stay on the device.
@@ -86,103 +21,10 @@ def offload_inputs(workload: Workload, fetched_at: Mapping[str, str], *, least: 
     segments = checkpointed(workload)
     for name, after in fetched_at.items():
         segments[name].around = OffloadedInput(memory, workload.block(after), least=least)
-    return memory
 
+    def remark() -> Note:
+        text = f"inputs of checkpoints wait in {bytes_text(memory.nbytes)} of pinned host memory"
+        nothing = "offloads nothing: no checkpoint before the last block has a large input that is computed"
+        return Note(code="GCP069", text=text if memory.nbytes else nothing)
 
-class Sent:
-    """A tensor in host memory, for as long as a graph refers to it."""
-
-    def __init__(self, memory: HostMemory, tensor: torch.Tensor) -> None:
-        self._memory = memory
-        self._tensor: torch.Tensor | None = tensor.detach()  # its memory is not used again before the copy has landed
-        self._device = tensor.device
-        self._host = memory.take(tensor)
-        self._landed = memory.copy(self._host, self._tensor, self._device)
-        self._fetched: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
-
-    def land(self) -> None:
-        """Free the device's tensor, once its copy has ended."""
-        _wait(self._landed, self._device)
-        self._tensor = None
-
-    def fetch(self) -> None:
-        """Begin to copy the tensor back, unless that has begun."""
-        if self._fetched is None:
-            made = torch.empty_strided(
-                self._host.shape, self._host.stride(), dtype=self._host.dtype, device=self._device
-            )
-            self._fetched = made, self._memory.copy(made, self._host, self._device)
-
-    def back(self) -> torch.Tensor:
-        """Return the tensor on its device; a second backward of its graph fetches it again."""
-        self.fetch()
-        assert self._fetched is not None
-        (made, event), self._fetched = self._fetched, None
-        _wait(event, self._device)
-        return made
-
-    def __del__(self) -> None:
-        """Give the buffer back: what is sent next waits, on the same stream, for copies that still read it."""
-        if "_host" in self.__dict__:  # there was memory for it
-            self._memory.give_back(self._host)
-
-
-class OffloadedInput:
-    """Calls a segment's checkpoint such that the first argument waits in host memory until the backward.
-
-    It has landed where the segment's forward ends. Its fetch begins where the gradient of the output of the block
-    `fetched_at` arrives; where none does, when the segment is recomputed.
-    """
-
-    def __init__(self, memory: HostMemory, fetched_at: nn.Module, *, least: int) -> None:
-        self._memory, self._least = memory, least
-        self._sent: Sent | None = None  # in a forward that has not reached that block
-        fetched_at.register_forward_hook(self._watch)
-
-    def __call__(
-        self, checkpoint: Callable[..., Any], function: Callable[..., Any], *given: Any, **keywords: Any
-    ) -> Any:
-        if not (given and torch.is_grad_enabled() and self._is_sent(given[0])):
-            return checkpoint(function, *given, **keywords)
-        sent: list[Sent] = []
-        place = _place(given[0])
-
-        def pack(saved: torch.Tensor) -> Any:
-            if sent or _place(saved) != place:
-                return saved  # another argument, or a result that a selective checkpoint keeps
-            sent.append(Sent(self._memory, saved))
-            return sent[0]
-
-        with saved_tensors_hooks(pack, lambda packed: packed.back() if isinstance(packed, Sent) else packed):
-            value = checkpoint(function, *given, **keywords)
-        for one in sent:
-            one.land()
-            self._sent = one
-        return value
-
-    def _is_sent(self, tensor: Any) -> bool:
-        """Whether a tensor is large, and is not a leaf, which stays on the device whatever is done here."""
-        if not isinstance(tensor, torch.Tensor) or tensor.is_leaf or tensor.nbytes < self._least:
-            return False
-        return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # dense
-
-    def _watch(self, block: nn.Module, given: Any, output: Any) -> None:
-        """Fetch what was sent when the gradient of this output arrives."""
-        sent = self._sent
-        outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if sent is not None and outputs and torch._C._current_graph_task_id() == -1:  # not in a recompute
-            self._sent = None
-            outputs[0].register_hook(lambda gradient: sent.fetch())
-
-
-def _wait(event: torch.cuda.Event | None, device: torch.device) -> None:
-    if event is not None:
-        torch.cuda.current_stream(device).wait_event(event)
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), *_layout(tensor)
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return remark

@@ -60,8 +60,7 @@ def carry_out(workload: Workload, plan: PlanFile) -> Applied:
     )
     waiting = {plan_file.names(segment)[0]: segment.fetched_at for segment in plan.segments if segment.fetched_at}
     if waiting:
-        memory = offload_inputs(planned, waiting)
-        applied = msgspec.structs.replace(applied, remark=memory.remark)
+        applied = msgspec.structs.replace(applied, remark=offload_inputs(planned, waiting))
     return applied
 
 

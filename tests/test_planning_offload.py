@@ -1,0 +1,213 @@
+"""Plans with inputs in host memory: their costs by arithmetic, and the best of them by brute force."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from profiler.planning import chain as chains
+from profiler.planning.chain import Chain, StageModule
+from profiler.planning.plan import Item, Plan, plan_file_of, render
+from profiler.planning.simulator import simulate
+from profiler.planning.solver import best, frontier
+from tests.planning_chains import add_options, equal_stages, every_plan, lower_envelope, random_chain
+
+RATES = (1e3, 4e3, 16e3, 64e3)  # bytes per second, where a stage's output is of about 6 bytes, and its forward of 5 ms
+SIZES = [6] * 4 + [5] * 26 + [4] * 90 + [3] * 100 + [2] * 50 + [1] * 30
+OPTIONS = {6: 1, 5: 2}  # of each stage at most, so that brute force ends; of shorter chains 4
+
+
+def equal(number: int, *, copy_seconds: float = 1.0, **at: dict[str, int]) -> Chain:
+    """Stages of a second forward and two backward, whose outputs take so long to copy; `s2` are costs of stage 2."""
+    chain = equal_stages(number, output=10, saved=110, own=100)
+    stages = [replace(stage, backward_seconds=2.0) for stage in chain.stages]
+    for name, costs in at.items():
+        stages[int(name[1:])] = replace(stages[int(name[1:])], **costs)
+    return replace(chain, input_bytes=0, stages=tuple(stages), host_rate=10 / copy_seconds)
+
+
+def offloading(*items: Item, of: tuple[int, ...]) -> Plan:
+    return Plan(items=items, offloaded=of)
+
+
+# --- times: what is not covered by the stages that run meanwhile is waited for
+
+
+@pytest.mark.parametrize(
+    ("plan", "copy_seconds", "waited"),
+    [
+        (offloading(0, (1,), 2, of=(1,)), 1.0, 0),
+        (offloading(0, (1,), 2, of=(1,)), 1.5, 0.5),  # behind the forward of the run, which takes one
+        (offloading(0, (1,), 2, of=(1,)), 3.0, 2 + 1),  # and behind the backward of the next stage, which takes two
+        (offloading(0, (1, 2), 3, of=(1,)), 3.0, 1 + 1),  # the forward of two stages
+        (offloading(0, (1,), (2,), 3, of=(1,)), 3.0, 2 + 0),  # recompute and backward of a run of one stage
+        (offloading(0, (1,), (2, 3), 4, of=(1,)), 3.0, 2 + 1),  # of a longer run only the backward of its first stage
+        (offloading(0, (1,), (2,), 3, of=(1, 2)), 3.0, 2 + 2 + 1 + 0),
+        (offloading(0, (1,), (2,), 3, of=(1, 2)), 4.0, 3 + 3 + 2 + 1),  # the second fetch begins after the first
+    ],
+)
+def test_a_step_waits_for_what_a_copy_takes_longer_than_the_stages_beside_it(plan, copy_seconds, waited):
+    number = plan.items[-1] + 1
+    recomputed = sum(len(item) for item in plan.items if isinstance(item, tuple))
+
+    cost = simulate(equal(number, copy_seconds=copy_seconds), plan)
+
+    assert cost.step_seconds == pytest.approx(3 * number + recomputed + waited)
+
+
+# --- bytes: an input is on the device until its run's forward ends, and from the backward of the stage after the run
+
+
+@pytest.mark.parametrize(
+    ("costs", "peak"),
+    [
+        ({"s2": {"forward_extra_bytes": 500}}, 100 + 10 + 110 + 500),  # the input is away
+        ({"s1": {"plain_forward_extra_bytes": 500}}, 110 + 10 + 500),  # it is not away yet
+        ({"s2": {"backward_extra_bytes": 500}}, 100 + 10 + 100 + 10 + 10 + 500),  # it is back, with a gradient
+        ({"s1": {"backward_extra_bytes": 500}}, 100 + 10 + 10 + 100 + 500),
+        ({"s2": {"backward_extra_bytes": -50}}, 100 + 10 + 100 + 10 + 10),  # what is fetched is there before it frees
+        ({"s0": {"own_saved_bytes": 110}, "s2": {"forward_extra_bytes": 500}}, 110 + 10 + 110 + 500),  # saved anyway
+    ],
+)
+def test_an_input_in_host_memory_is_not_on_the_device_between(costs, peak):
+    assert simulate(equal(3, **costs), offloading(0, (1,), 2, of=(1,))).peak_bytes == peak
+
+
+def test_a_fetch_at_a_run_of_one_stage_is_there_through_its_recompute():
+    chain = equal(4, s2={"forward_extra_bytes": 500, "plain_forward_extra_bytes": 0})
+
+    assert simulate(chain, offloading(0, (1,), (2,), 3, of=(1,))).peak_bytes == 100 + 10 + 10 + 10 + 100 + 500
+    assert simulate(chain, offloading(0, (1,), (2,), 3, of=(2,))).peak_bytes == 100 + 10 + 10 + 10 + 100 + 500
+
+
+# --- plans
+
+
+@pytest.mark.parametrize(
+    ("chain", "plan", "noun"),
+    [
+        (replace(equal(3), host_rate=0.0), offloading(0, (1,), 2, of=(1,)), "rate"),
+        (equal(3), offloading((0,), 1, 2, of=(0,)), "before"),
+        (equal(3), offloading(0, 1, (2,), of=(2,)), "after"),
+        (equal(3), offloading(0, 1, 2, of=(1,)), "segments"),
+        (equal(4), offloading(0, (1, (2,), 3), of=(2,)), "segments"),
+    ],
+)
+def test_what_cannot_wait_in_host_memory_is_no_plan(chain, plan, noun):
+    with pytest.raises(ValueError, match=noun):
+        simulate(chain, plan)
+
+
+def named(chain: Chain, *unnamed: int) -> Chain:
+    def blocks(place: int) -> tuple[StageModule, ...]:
+        return tuple(StageModule(name=f"{place}.{part}", parameters=()) for part in "ab")
+
+    stages = (
+        replace(stage, name=f"{place}", blocks=() if place in unnamed else blocks(place))
+        for place, stage in enumerate(chain.stages)
+    )
+    return replace(chain, stages=tuple(stages))
+
+
+def test_a_plan_file_says_at_which_block_an_input_is_fetched():
+    plan = offloading(0, (1, 2), 3, of=(1,))
+
+    file = plan_file_of(named(equal(4)), plan)
+
+    assert file.plan == render(plan) == "1 [2-3]:host 4"
+    assert [segment.fetched_at for segment in file.segments] == ["3.b"]
+    assert (file.schema, plan_file_of(named(equal(4)), offloading(0, (1, 2), 3, of=())).schema) == (2, 1)
+
+
+def test_nothing_is_fetched_where_the_backward_reaches_no_block():
+    chain = named(equal(4, s2={"pinned": True}), 2)
+
+    found = [point.plan.offloaded for point in frontier(chain, offload=True)]
+
+    assert all(1 not in offloaded for offloaded in found)
+    with pytest.raises(ValueError, match="block"):
+        simulate(chain, offloading(0, (1,), 2, 3, of=(1,)))
+
+
+# --- the best of them
+
+
+def chain_of(seed: int, number: int) -> Chain:
+    chain = add_options(random_chain(seed, number, pins=seed % 3 == 0), seed, OPTIONS.get(number, 4))
+    return replace(chain, host_rate=RATES[seed % 4] * (1 if seed % 2 else 99_991))
+
+
+def every_offloading(chain: Chain) -> Iterator[Plan]:
+    for plan in every_plan(chain, levels=1):
+        between = [item[:1] for item in plan.items[1:-1] if isinstance(item, tuple)]
+        for chosen in product(*(((), first) for first in between)):
+            yield replace(plan, offloaded=sum(chosen, ()))
+
+
+def differs(chain: Chain) -> bool:
+    """Whether the solver's frontier is not that of brute force; its plans are simulated too."""
+    expected = lower_envelope(simulate(chain, plan) for plan in every_offloading(chain))
+    found = frontier(chain, offload=True)
+    points = [(point.peak_bytes, point.step_seconds) for point in found]
+    return len(points) != len(expected) or any(
+        nbytes != peak or abs(seconds - least) > 1e-9
+        for (nbytes, seconds), (peak, least) in zip(points, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("part", [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 30))])
+def test_the_frontier_is_that_of_brute_force(part):
+    assert len(SIZES) == 300
+
+    for seed, number in list(enumerate(SIZES))[part + 4 if part < 2 else part :: 30]:
+        assert not differs(chain_of(seed, number)), (seed, number)
+
+
+def test_host_memory_is_used_where_it_pays():
+    used = [any(point.plan.offloaded for point in frontier(chain_of(seed, 5), offload=True)) for seed in range(40)]
+
+    assert sum(used) > 10
+
+
+def test_without_offload_or_a_rate_the_frontier_is_the_one_before():
+    for seed in range(10):
+        chain = chain_of(seed, 5)
+        plain = [*frontier(replace(chain, host_rate=0.0))]
+
+        assert [*frontier(chain)] == plain == [*frontier(replace(chain, host_rate=0.0), offload=True)]
+
+
+def test_free_copies_bound_the_frontier_and_slow_ones_are_not_used():
+    for seed in range(10):
+        chain = chain_of(seed, 6)
+        free = frontier(chains.with_free_copies(chain), offload=True)
+        plain = [*frontier(chain)]
+
+        for point in frontier(chain, offload=True):
+            fastest = best(free, point.peak_bytes)
+            assert fastest.step_seconds <= point.step_seconds + 1e-9
+        slow = frontier(replace(chain, host_rate=chain.host_rate / 1000), offload=True)
+        assert {point.step_seconds for point in plain} <= {point.step_seconds for point in slow}
+
+
+def test_a_thinned_frontier_loses_no_more_than_it_says():
+    for seed in range(6):
+        chain = replace(chain_of(seed, 4), stages=chain_of(seed, 4).stages + random_chain(seed + 50, 10).stages)
+        exact, thinned = frontier(chain, offload=True), frontier(chain, offload=True, points=8)
+
+        lost = max(point.step_seconds - best(exact, point.peak_bytes).step_seconds for point in thinned)
+        assert lost <= thinned.lost_fraction * exact.step_seconds[-1] + 1e-9
+
+
+def test_long_chains_are_solved_and_every_plan_is_what_it_says():
+    chain = add_options(random_chain(3, 60), 3, 4)
+
+    found = frontier(replace(chain, host_rate=RATES[2]), offload=True)
+
+    draw = random.Random(0)
+    assert any(found.point(index).plan.offloaded for index in draw.sample(range(len(found)), 20))
+    assert found.peak_bytes[0] < frontier(chain).peak_bytes[0]
