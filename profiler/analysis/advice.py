@@ -46,7 +46,7 @@ def advise(rows: Sequence[Row]) -> Advice:
     measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
     if not measured:
         return Advice()
-    baseline = next((row for row in measured if row.case.strategy == "none"), None)
+    baseline = next((row for row in measured if row.case.label == "none"), None)
     good = _good(measured, baseline) if baseline else measured
     chosen = _fastest(good) if good else baseline
     assert chosen, "where nothing is good, there is a baseline that it was compared with"
@@ -122,8 +122,8 @@ def budget_frontier(rows: Sequence[Row]) -> tuple[BudgetPoint, ...]:
     returned, evenly and with both ends: each is true, but a budget in between may have a better one.
     """
     measured = [row for row in rows if row.outcome == "ok" and row.readings.peak_bytes is not None]
-    measured.sort(key=lambda row: (_peak(row), row.case.strategy != "none"))
-    baseline = next((row for row in measured if row.case.strategy == "none"), None)
+    measured.sort(key=lambda row: (_peak(row), row.case.label != "none"))
+    baseline = next((row for row in measured if row.case.label == "none"), None)
     best: list[Row] = []
     for row in measured:
         if not best or _is_better(row, best[-1], baseline):

@@ -14,7 +14,7 @@ from profiler.core.errors import UserError, nearest
 Value = int | float | str | None
 STRATEGY = "strategy"
 HINT = "a list on an option is an axis, as in --batch-size 8,16,32"
-FIELDS = tuple(field for field in Case.__struct_fields__ if field != "model")
+FIELDS = tuple(field for field in Case.__struct_fields__ if field not in ("model", "levers"))
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ def _ranked(space: Space) -> list[Axis]:
 
 def _settings(case: Case, defaults: Mapping[str, Mapping[str, str]], *, several: bool) -> dict[str, Value]:
     """Return the settings of a case; with several models, each is one value, since their options are not comparable."""
-    values = {name: getattr(case, name) for name in FIELDS}
+    values = {name: getattr(case, name) for name in FIELDS} | {STRATEGY: case.label}
     values = {name: None if value is UNSET else value for name, value in values.items()}
     fields = {name: value if value is None or _is_number(value) else str(value) for name, value in values.items()}
     if several:

@@ -221,7 +221,7 @@ def _order(group: Key, label: str, baseline: Mapping[Key, Row], side: Mapping[Ke
         num_close += on_baseline * on_side == 0
         if on_baseline * on_side < 0:
             better, worse = (first, second) if on_baseline > 0 else (second, first)
-            swapped.append((str(better[0].case.strategy), str(worse[0].case.strategy)))
+            swapped.append((str(better[0].case.label), str(worse[0].case.label)))
     if len(every) < 2:
         return None
     return Order(

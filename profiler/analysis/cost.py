@@ -13,7 +13,7 @@ import msgspec
 
 from profiler.core.case import OPERATORS, Case, Trial
 from profiler.core.schedule import DDP_SETTLING, is_time_alone
-from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST, WITHOUT_SWITCH, most_seconds, num_least
+from profiler.core.stats import FIRST_LOOK, MOST_STEPS, SHORTEST, most_seconds, num_least
 
 
 class Bounds(NamedTuple):
@@ -102,7 +102,7 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
     if "time" not in trial.passes:
         return Bounds(0, 0)
     per_sample = 1 if seconds is None else min(MOST_STEPS, max(1, ceil(SHORTEST / seconds)))
-    if trial.is_paired and case.strategy.name not in WITHOUT_SWITCH:
+    if trial.is_paired and case.has_switch:
         pairs = _num_paired(trial, seconds, per_sample)
         shared = pairs.least // 2 if is_time_alone(trial) else 0  # those without a strategy, shared with others
         return Bounds(pairs.least - shared, pairs.most).times(per_sample)
@@ -141,7 +141,7 @@ def _untimed(trial: Trial) -> Bounds:
             # against one process with the batches of all ranks, and once more if bits differ
             steps = steps.plus(Bounds(1 + case.ranks, 1 + 2 * case.ranks))
     settling = DDP_SETTLING if (case.parallel or "").startswith("ddp") else 1
-    is_paired = trial.is_paired and case.strategy.name not in WITHOUT_SWITCH  # a step without it always warms up
+    is_paired = trial.is_paired and case.has_switch  # a step without it always warms up
     warmup = max(1, case.warmup) if is_paired else case.warmup
     always = {"flops": 1, "memory": settling + 1, OPERATORS: 2, "time": 1 + warmup}
     number = sum(count for name, count in always.items() if name in passes)

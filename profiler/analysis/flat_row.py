@@ -47,7 +47,7 @@ def _seconds(phase: str, row: Row) -> float | None:
 TABLE: dict[str, tuple[type, Callable[[Row], Any]]] = {  # the type of a column, tuple for samples, and its reader
     "case": (str, lambda row: row.case.id),
     "model": (str, lambda row: str(row.case.model)),
-    "strategy": (str, lambda row: str(row.case.strategy)),
+    "strategy": (str, lambda row: str(row.case.label)),
     "split": (str, lambda row: row.built and row.built.split),
     "outcome": (str, lambda row: row.outcome),
     "detail": (str, lambda row: row.detail),

@@ -61,7 +61,7 @@ def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
         device=device.name,
         memory_bytes=device.memory_bytes,
         case=case,
-        strategy=str(row.case.strategy) if held else None,
+        strategy=str(row.case.label) if held else None,
         needed_bytes=nbytes,
         extra_flops=flops / plain - 1 if held and plain else None,
     )
@@ -153,7 +153,7 @@ def _side_advice(group: tuple[str, ...], label: str, rows: Sequence[Row]) -> Sid
     if all(row.step_seconds is None for row in fitting):
         return replace(advice, reason="no times")
     best = budget_frontier(fitting)[-1].best
-    strategy = str(best.case.strategy)
+    strategy = str(best.case.label)
     return replace(advice, strategy=strategy, needed_bytes=taken_bytes(best), step_seconds=best.step_seconds)
 
 

@@ -154,9 +154,7 @@ def _points(records: list[Record], run: str, align: Sequence[str]) -> dict[Key, 
             apart = [name for name in MEANING if name not in align and value(row, name) != value(points[key], name)]
             shown = ", ".join(apart) or "how they were sampled"
             hint = f"--align {','.join([*align, *apart])}" if apart else "compare runs of one sweep each"
-            raise UserError(
-                f"two rows of {run} for {row.case.strategy} differ in {shown} alone", hint=hint, exit_code=4
-            )
+            raise UserError(f"two rows of {run} for {row.case.label} differ in {shown} alone", hint=hint, exit_code=4)
         points[key] = row
     return points
 
@@ -169,6 +167,8 @@ def value(row: Row, name: str) -> str:
         return str(row.built.num_parameters) if row.built else ""
     if name == "data":
         return row.data or row.case.data
+    if name == "strategy":
+        return row.case.label
     field = row.case.num_ranks if name == "ranks" else getattr(row.case, name)
     if field is UNSET:
         return next(iter(SETTINGS[name].choices), "none") if name in SETTINGS else "none"

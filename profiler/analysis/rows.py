@@ -208,7 +208,12 @@ def _judged(group: list[Row], *, is_asked: bool) -> dict[Case, Row]:
     judged = {}
     for row in group:
         notes, time_verdict = [], None
-        if none and row is not none and row.outcome == "ok" and not any(note.code == "GCP001" for note in row.notes):
+        if (
+            none
+            and row.case.strategy != "none"
+            and row.outcome == "ok"
+            and not any(note.code == "GCP001" for note in row.notes)
+        ):
             why = reason_of_readings(row.readings, none.readings)
             notes += [Note(code="GCP067", text=why)] if why else []
         more_work = timing_doubts.more_work(row.readings, none.readings) if none else None

@@ -79,7 +79,7 @@ def explain(
     words = msgspec.structs.replace(words, strategies=chosen, device=device or SEVERAL)
     step, why = work(target, words, Terminal(is_quiet=quiet))
     if json:
-        say_bytes(document(why, strategy=str(step.case.strategy), evidence=evidence(step.case, None)))
+        say_bytes(document(why, strategy=str(step.case.label), evidence=evidence(step.case, None)))
         return
     title = heading(step.case, step.followed, with_strategy=True)
     say(*tables(why, title=title, width=screen_width()))
@@ -153,10 +153,10 @@ def timeline(
 
     # only once there is something to draw
     plot = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib").plot
-    panels = {str(step.case.strategy): step.followed.trace for step in steps}
+    panels = {str(step.case.label): step.followed.trace for step in steps}
     path = plot(panels, title=heading(steps[0].case, steps[0].followed), path=output, force=force)
     aside(f"wrote {path}")
-    next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.strategy), *typed)
+    next_command("gcprof", "explain", target, "--strategies", str(steps[-1].case.label), *typed)
 
 
 def _draw_script(target: str, variants: Sequence[Variant], *, strategies: str, output: Path, force: bool) -> None:

@@ -52,24 +52,26 @@ def strategies(
     ] = None,
     everything: options.AlsoHidden = False,
 ) -> None:
-    """List the strategies of checkpointing, with their options.
+    """List the strategies of checkpointing and the levers that go with them (`all+fused`), with their options.
 
     Example: gcprof strategies segments
     """
     from profiler.core import catalogue
     from profiler.core.case import Choice
+    from profiler.training import levers
     from profiler.training.strategies import TABLE
     from profiler.views.tables.listing import details, listing
 
     if name is not None:
-        entry = catalogue.read(name, TABLE, what="strategy")
+        entry = catalogue.read(name, {**TABLE, **levers.TABLE}, what="strategy")
         say(details(entry))
         needed = {
             option.name: option.words[0] if option.words else "4" for option in entry.options if option.default is None
         }
         next_command("gcprof", "run", "--strategies", Choice.of(name, needed))
         return
-    say(listing(catalogue.entries(TABLE, hidden=everything)))
+    beside = listing(catalogue.entries(levers.TABLE), title="levers, after a strategy: all+fused")
+    say(listing(catalogue.entries(TABLE, hidden=everything)), beside)
     next_command("gcprof", "strategies", "segments")
 
 

@@ -33,9 +33,9 @@ def propose_models(incomplete: str) -> list[tuple[str, str]]:
 
 def propose_strategies(incomplete: str) -> list[tuple[str, str]]:
     """Complete a strategy, with its description; in a list, the last one."""
-    from profiler.training.strategies import TABLE
+    from profiler.training import levers, strategies
 
-    return list(_listed(TABLE, incomplete))
+    return list(_listed({**strategies.TABLE, **levers.TABLE}, incomplete))
 
 
 def propose_exports(incomplete: str) -> list[str]:

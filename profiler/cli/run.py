@@ -120,7 +120,7 @@ def _print_trials(checked: CheckedRequest) -> None:
         case = trial.case
         device = f"{'rehearsed on ' if case.is_rehearsed else ''}{device_word(case.device)}"
         words = [
-            f"round {trial.round}", str(case.model), str(case.strategy), f"batch {case.batch_size}",
+            f"round {trial.round}", str(case.model), str(case.label), f"batch {case.batch_size}",
             str(case.optimizer), *settings(case, (*more, "parallel", "ranks")), device, "+".join(trial.passes),
             *(["only where the model calls checkpoints itself"] if trial.if_own else []),
         ]  # fmt: skip

@@ -11,10 +11,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core import devices
+from profiler.core.choices import LEVERS
 from profiler.core.choices import Choice as Choice  # is part of a case for those that import it
 from profiler.core.choices import as_word as as_word
 from profiler.core.choices import split_choices as split_choices
-from profiler.core.stats import Sampling
+from profiler.core.stats import WITHOUT_SWITCH, Sampling
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # the sum of two fits 64 bits
 Real = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # no measurement is larger; its square is still finite
@@ -76,6 +77,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
     command: tuple[str, ...] | UnsetType = UNSET  # of a script: its words, with the values of -L filled in
     values: tuple[tuple[str, str], ...] | UnsetType = UNSET  # of a script: those of -L, by name
     process: Whole | UnsetType = UNSET  # of a script: its place among the command's processes with a GPU, by rank
+    levers: tuple[Choice, ...] | UnsetType = UNSET  # what else changes the step, in their table's order
 
     @property
     def id(self) -> str:
@@ -83,8 +85,23 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
 
     @property
     def baseline(self) -> Case:
-        """The same case without checkpointing."""
-        return msgspec.structs.replace(self, strategy=Choice("none"))
+        """The same case without checkpointing and levers."""
+        return msgspec.structs.replace(self, strategy=Choice("none"), levers=UNSET)
+
+    @property
+    def label(self) -> Choice:
+        """The strategy and the levers as users write them: `all+chunk-loss+fused`."""
+        return Choice("+".join([self.strategy, *self.levers])) if self.levers else self.strategy
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether its strategy and levers can be switched off between two steps of one model."""
+        return self.strategy.name not in WITHOUT_SWITCH and all(LEVERS.get(lever.name) for lever in self.levers or ())
+
+    def under(self, label: Choice) -> Case:
+        """Return the same case under the strategy and the levers of a canonical label."""
+        strategy, *levers = label.parts
+        return msgspec.structs.replace(self, strategy=strategy, levers=tuple(levers) or UNSET)
 
     @property
     def num_ranks(self) -> int:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 
 from profiler.core.errors import UserError
+
+LEVERS = {  # in the order of labels, and of how they are applied: whether a step without it can follow on its model
+    "fused": False,
+}
+JOINT = re.compile(rf"\+(?=(?:{'|'.join(LEVERS)})(?:[:+]|$))")  # not in `selective:save=attention+matmul`
 
 
 class Choice(str):
@@ -41,6 +48,11 @@ class Choice(str):
             raise UserError(f"'{self}' gives {twice} twice", hint=f"{twice}=a|b measures both")
         return {key: value for key, _, value in pairs}
 
+    @property
+    def parts(self) -> tuple[Choice, ...]:
+        """A strategy and its levers, `all+micro-batches:n=4+fused`, each by itself."""
+        return tuple(map(Choice, JOINT.split(self)))
+
     def _halves(self) -> tuple[str, str]:
         name, colon, rest = self.rpartition(":")
         return (name, rest) if colon and "=" in rest else (str(self), "")
@@ -57,10 +69,11 @@ def split_choices(text: str) -> list[Choice]:
         if not piece:
             raise UserError(f"'{text}' has an empty item", hint="separate items by single commas")
         if words and "=" in piece and ":" not in piece.partition("=")[0]:
-            words[-1] += ("," if "=" in words[-1] else ":") + piece
+            words[-1] += ("," if "=" in Choice(words[-1]).parts[-1] else ":") + piece
         else:
             words.append(piece)
-    return [choice for word in words for choice in _span(Choice(word))]
+    spans = (product(*map(_span, Choice(word).parts)) for word in words)
+    return [Choice("+".join(parts)) for span in spans for parts in span]
 
 
 def _span(choice: Choice) -> list[Choice]:

@@ -200,10 +200,9 @@ def strategy_label(strategy: Choice) -> str:
     path = _file(strategy)
     if path is None or len(path.parts) < 2:
         return str(strategy)
-    if path.parent.name != FOLDER:
-        return f"plan:{path.name}"
     numbered = NUMBERED.fullmatch(path.stem)
-    return f"{numbered[1]}({numbered[2]})" if numbered else path.stem
+    plan = f"{numbered[1]}({numbered[2]})" if numbered else path.stem
+    return "+".join([plan if path.parent.name == FOLDER else f"plan:{path.name}", *strategy.parts[1:]])
 
 
 def strategy_labels(strategies: Iterable[Choice]) -> list[str]:
@@ -228,6 +227,6 @@ def files_of_labels(strategies: Iterable[Choice]) -> list[str]:
 
 def _file(strategy: Choice) -> PurePath | None:
     """Return the file of a plan; None for any other strategy."""
-    if not strategy.startswith("plan") or strategy.name != "plan":
+    if not strategy.startswith("plan") or strategy.parts[0].name != "plan":
         return None
-    return PurePath(strategy.options.get("file", USUAL))
+    return PurePath(strategy.parts[0].options.get("file", USUAL))

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 
 from profiler.core.case import OPERATORS, OWN, PASSES, Case, Choice, Trial, Whole
 from profiler.core.errors import UserError
-from profiler.core.stats import WITHOUT_SWITCH
 
 DDP_SETTLING = 3  # steps before memory is read: DDP rebuilds its buckets in the second, and reports that in the third
 REHEARSED_PASSES = ("flops", "memory")
@@ -87,7 +86,7 @@ def in_rounds(cases: Iterable[Case], rounds: int) -> tuple[Trial, ...]:
     process, take more.
     """
     forth = list(cases)
-    has_look = rounds >= len(PAIRS) and not any(case.strategy.name in WITHOUT_SWITCH for case in forth)
+    has_look = rounds >= len(PAIRS) and all(case.has_switch for case in forth)
     return tuple(
         Trial(
             case=case,
@@ -104,7 +103,7 @@ def is_time_alone(trial: Trial) -> bool:
     """Whether a trial measures only the time of a strategy that can share a process with others of its model."""
     case = trial.case
     is_alone = trial.passes == ("time",) and trial.is_paired and not (case.is_predicted or case.is_rehearsed)
-    return is_alone and not (case.ranks or case.repair_batchnorm) and case.strategy.name not in WITHOUT_SWITCH
+    return is_alone and not (case.ranks or case.repair_batchnorm) and case.has_switch
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):

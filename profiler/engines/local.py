@@ -268,7 +268,7 @@ class Local:
 
     def _tells(self, trial: Trial) -> Callable[[str], None]:
         """Return a function that reports each stage of the trial to `at_work`."""
-        words = f"{trial.case.model} {strategy_label(trial.case.strategy)} round {trial.round}"
+        words = f"{trial.case.model} {strategy_label(trial.case.label)} round {trial.round}"
         return lambda stage: self.at_work(f"{words}: {stage}")
 
     def _request(self, trial: Trial) -> str:

@@ -235,7 +235,7 @@ class Bench:
         after = self.device.held_bytes()
         if alone.held_model_bytes() or (before is not None and after is not None and after > before - own):
             return "the model's own code keeps them, without checkpointing too, by a module-level name or by a cycle"
-        return f"{self.trial.case.strategy} keeps them; the model alone leaves nothing behind"
+        return f"{self.trial.case.label} keeps them; the model alone leaves nothing behind"
 
 
 def switches() -> dict[str, str]:

@@ -103,7 +103,7 @@ def _reason(bench: Bench, comparison: _Comparison, result: Equality) -> str | No
         is_explained = result.moved or gradient_verdict.unkept(result) or rewritten
         if not is_explained and (cause := bench.extra("why the gradients differ", comparison.cause)):
             return f"{reason}; {CAUSE}{cause}"
-        what = f"whether `none` or {case.strategy} has the gradients of its loss"
+        what = f"whether `none` or {case.label} has the gradients of its loss"
         reason += bench.extra(what, comparison.judgement) or ""
     return reason
 

@@ -69,7 +69,7 @@ def trace_case(
         with unfused() as compiled, _fakes(case, routing, calibration) as fakes:
             built = assemble(case, build=build, in_calls=in_calls)
             if built.applied.changes_kernels:
-                raise Unsupported(f"{case.strategy} makes its own kernels when it runs: they cannot be predicted")
+                raise Unsupported(f"{case.label} makes its own kernels when it runs: they cannot be predicted")
             on_pass("memory")
             optimizer, step = built.trainer()
             if kind == "cuda":

@@ -19,7 +19,7 @@ from profiler.core.errors import UserError, nearest_or_all, refuse_idle
 from profiler.core.schedule import Shard
 from profiler.request import checks, device_choice
 from profiler.request.checks import MICRO_BATCHES, RANKS, SIZES, UNTIL, Numbers
-from profiler.training import distributed, models, optimizers, strategies
+from profiler.training import distributed, levers, models, optimizers, strategies
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
 TABLES = {  # for the fields of a case that are Choices
@@ -168,8 +168,9 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     chosen_models = _resolved(model_words, "model")
     chosen = strategies_of(request)
     for choice in chosen:
-        if choice.name == "plan":  # checked now: a row skipped later would be taken for a result
-            plan_file.read(Path(choice.options.get("file", plan_file.USUAL)))
+        strategy = choice.parts[0]
+        if strategy.name == "plan":  # checked now: a row skipped later would be taken for a result
+            plan_file.read(Path(strategy.options.get("file", plan_file.USUAL)))
     optimized = _resolved(split_choices("sgd" if request.optimizer is None else request.optimizer), "optimizer")
     for choice in optimized:
         optimizers.refuse_unknown(choice)
@@ -197,7 +198,7 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     cases = [
         Case(
             model=model,
-            strategy=strategy,
+            strategy=Choice("none"),
             optimizer=optimizer,
             batch_size=size or checks.batch_size(model),
             precision=precision,
@@ -208,18 +209,21 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
             parallel=way,
             ranks=ranks,
             **fields,
-        )
-        for device, model, optimizer, size, accumulate, precision, (way, ranks), strategy in points
+        ).under(label)
+        for device, model, optimizer, size, accumulate, precision, (way, ranks), label in points
     ]
+    for case in cases:
+        levers.refuse_conflicts(case)
     return CheckedRequest(trials=_trials(request, cases, rounds), data_directory=request.data, remarks=tuple(remarks))
 
 
 def strategies_of(request: Request) -> list[Choice]:
-    """Return the baseline, then the strategies asked for, each once. Raises UserError.
+    """Return the baseline, then the strategies asked for, with their levers, each once. Raises UserError.
 
     By default they are SEGMENTS if all models are chains, else OF_BLOCKS.
     """
-    named = _resolved([] if request.strategies is None else split_choices(request.strategies), "strategy")
+    labels = [] if request.strategies is None else split_choices(request.strategies)
+    named = [levers.resolved(label) for label in labels]
     segments = request.segments
     if segments is None and not named:
         is_chain = request.model is None or all(one.name in models.CHAINS for one in split_choices(request.model))

@@ -83,7 +83,7 @@ def validate(folder: Path) -> Report:
         seen[key] = number, record
         trial = plan.get(key) if plan is not None else None
         if plan is not None and trial is None:
-            find(where, f"not in the plan: {record.case.strategy}, round {record.round}", is_damage=False)
+            find(where, f"not in the plan: {record.case.label}, round {record.round}", is_damage=False)
         for text in impossible(record, trial.passes if trial else None):
             find(where, text)
     if owed := progress.owed((plan or {}).values(), records):

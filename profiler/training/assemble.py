@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from profiler.core.record import Applied, Built, Note
 from profiler.training import (
     blocks,
     distributed,
+    levers,
     marked_functions,
     models,
     optimizers,
@@ -190,11 +191,11 @@ def assemble_beside(built: Assembled, case: Case) -> Assembled:
     switched.
     """
     if built.workload.calls or case.repair_batchnorm or case.parallel:
-        raise Unsupported(f"{case.strategy} needs a model of its own")
+        raise Unsupported(f"{case.label} needs a model of its own")
     workload, applied = _applied(case, built.workload, None)
     switch = _switch(applied, built.own_calls)
     if workload is not built.workload or switch is None:
-        raise Unsupported(f"{case.strategy} needs a model of its own")
+        raise Unsupported(f"{case.label} needs a model of its own")
     switch(False)
     applied = msgspec.structs.replace(applied, notes=(*applied.notes, *built.remarks), switch=None)
     return msgspec.structs.replace(built, case=case, applied=applied, switch=switch)
@@ -222,7 +223,7 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
     uncount = count_calls(workload, calls) if calls is not None else lambda: None
     apply, options = catalogue.load(case.strategy, strategies.TABLE)
     if case.parallel:
-        return workload, apply(workload, **options)
+        return levers.with_levers(case, workload, apply(workload, **options))
 
     def by_calls(blocks: Workload) -> Workload:
         uncount()
@@ -236,7 +237,7 @@ def _applied(case: Case, workload: Workload, calls: list[int] | None) -> tuple[W
     )
     if remark := uncompiled_note([workload.blocks[index] for index in applied.recomputes], compiled):
         applied = msgspec.structs.replace(applied, notes=(*applied.notes, remark))
-    return workload, applied
+    return levers.with_levers(case, workload, applied)
 
 
 def apply_strategy(
@@ -343,13 +344,10 @@ def _from_catalogue(case: Case, data_directory: str | None) -> Build:
 
 
 def _optimizer(case: Case, workload: Workload) -> torch.optim.Optimizer:
-    if isinstance(workload.optimizer, torch.optim.Optimizer):
-        return workload.optimizer
-    if workload.optimizer is not None:
-        return workload.optimizer(workload.module.parameters())
     build, options = catalogue.load(case.optimizer, optimizers.TABLE)
-    optimizer: torch.optim.Optimizer = build(workload.module.parameters(), **options)
-    return optimizer
+    given = partial(build, **options) if workload.optimizer is None else workload.optimizer
+    made = given if isinstance(given, torch.optim.Optimizer) else given(workload.module.parameters())
+    return reduce(lambda optimizer, change: change(optimizer), workload.optimizer_changes, made)
 
 
 def count_calls(workload: Workload, calls: list[int]) -> Callable[[], None]:

@@ -51,6 +51,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     settling: int = 1
     calls: dict[str, nn.Module] = {}  # blocks that are calls instead of submodules, by name
     loss_modules: tuple[nn.Module, ...] = ()  # that the loss itself is or refers to
+    optimizer_changes: tuple[Callable[[torch.optim.Optimizer], torch.optim.Optimizer], ...] = ()  # by levers
 
     def block(self, name: str) -> nn.Module:
         """Return the block of this name."""

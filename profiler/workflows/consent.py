@@ -20,6 +20,7 @@ from profiler.core.errors import UserError
 from profiler.request.spec import TABLES, Request
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
+from profiler.training import levers
 
 MEMBER = re.compile(r"[A-Za-z0-9]\w*(?:[.-]\w+)*", re.ASCII)  # a family's member: resnet18, vit_base_patch16_224.augreg
 WORDS = re.compile(r"\w+(?:\+\w+)*", re.ASCII)  # the value of an option of our own: own, 224, matmul+gelu, 16+32
@@ -89,7 +90,8 @@ def refuse_file(asked: Request, typed: Request, *, path: Path) -> None:
         text = getattr(asked, key)
         if not text or getattr(typed, key):
             continue
-        if key == "data" or not all(is_plain(choice, TABLES[FLAGS[key]]) for choice in split_choices(text)):
+        known = {**TABLES.get(FLAGS.get(key, ""), {}), **levers.TABLE}  # a lever leads nowhere, nor does one alone
+        if key == "data" or not all(is_plain(choice.parts[0], known) for choice in split_choices(text)):
             message = f"{path}: {key} = '{text}' names code or a place that is not gcprof's own"
             raise UserError(message, hint=f"if it is meant, type it: --{key} '{text}'")
 

@@ -74,7 +74,7 @@ def explanation_of(
 
 def heading(case: Case, step: Followed, *, with_strategy: bool = False) -> str:
     """Return the model and settings that were followed, and how, in one line."""
-    named = [str(case.strategy)] if with_strategy else []
+    named = [str(case.label)] if with_strategy else []
     at_work = optimizer(case, is_own=step.has_own_optimizer)
     settings = ", ".join([*named, batch(case), at_work, case.precision, device_word(case.device).removeprefix(FAKE)])
     return f"{case.model}, {settings}: {evidence(case, None)}"
@@ -107,7 +107,7 @@ def followed_steps(
         engine.at_work = screen.at_work
         steps = []
         for place, trial in enumerate(trials, start=1):
-            screen.at_work(f"step {place} of {len(trials)}: {strategy_label(trial.case.strategy)}")
+            screen.at_work(f"step {place} of {len(trials)}: {strategy_label(trial.case.label)}")
             step = followed(engine, trial, with_choices=with_choices and trial.case == trial.case.baseline)
             steps.append(FollowedStep(case=trial.case, followed=step, record=_record_of(records, trial.case)))
         if with_choices:
@@ -139,7 +139,7 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
     first = records[0].case.baseline
     cases = list(dict.fromkeys(record.case for record in records if record.case.twin.baseline == first.twin))
     wanted = _wanted(words, cases)
-    chosen = [case for case in cases if case == case.baseline or case.strategy in wanted]
+    chosen = [case for case in cases if case == case.baseline or case.label in wanted]
     refuse_cases(chosen, target, named=wanted)
     followed = [case if case.is_rehearsed else case.foreseen for case in chosen]
     calibrated = calibrations(records)
@@ -152,7 +152,7 @@ def _trials_of_run(records: Sequence[Record], target: str, words: Request) -> li
 def _wanted(words: Request, cases: Sequence[Case]) -> list[Choice]:
     """Return the strategies that were named. Raises UserError for one that the run does not have."""
     named = spec.strategies_of(words)
-    measured = [case.strategy for case in cases]
+    measured = [case.label for case in cases]
     for choice in named:
         if choice not in measured:
             raise UserError(f"'{choice}' is not a row of this run", hint=f"it has {', '.join(dict.fromkeys(measured))}")
@@ -164,11 +164,11 @@ def followed(engine: Engine, trial: Trial, *, with_choices: bool = False) -> Fol
 
     `with_choices` adds what other blocks come to.
     """
-    failing = f"'{trial.case.model}' under '{trial.case.strategy}' ended without a result"
+    failing = f"'{trial.case.model}' under '{trial.case.label}' ended without a result"
     module = REHEARSED if trial.case.is_rehearsed else WORKER
     entry = f"{module}:follow_with_choices" if with_choices else f"{module}:follow"
     answer = engine.ask(entry, encode(trial).decode(), failing=failing)
-    step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.strategy))
+    step: Followed = read_answer(answer, "followed", Followed, of=str(trial.case.label))
     return step
 
 

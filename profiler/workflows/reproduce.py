@@ -69,7 +69,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def _compared(case: Case) -> tuple[object, ...]:
     """Return what makes a case one of a system: not how long or how often it ran, and not where."""
-    return case.model, case.strategy, case.optimizer, case.precision, case.batch_size, case.accumulate, case.blocks
+    return case.model, case.label, case.optimizer, case.precision, case.batch_size, case.accumulate, case.blocks
 
 
 def systems_folder() -> Path:

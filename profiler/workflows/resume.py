@@ -102,7 +102,7 @@ def _named_words(before: Run, words: Request) -> dict[str, set[str]]:
     for key, field in consent.FLAGS.items():
         of_run = {getattr(case, field) for case in cases}
         if (text := getattr(words, key)) is not None and field in TABLES:
-            choices = split_choices(text)
+            choices = [one.parts[0] for one in split_choices(text)]  # a lever leads nowhere
             named[field] = {
                 one if one in of_run else catalogue.resolve(one, TABLES[field], what=field) for one in choices
             }

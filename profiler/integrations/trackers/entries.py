@@ -62,7 +62,7 @@ def _entry(row: Row, run: Run) -> LoggedRow:
     metrics = {name: getattr(row.readings, name) for name in READ} | {name: getattr(row, name) for name in DERIVED}
     return LoggedRow(
         id=hashlib.sha256(f"{run.folder.name}/{row.case.id}".encode()).hexdigest()[:16],
-        name=str(row.case.strategy),
+        name=str(row.case.label),
         started=started.timestamp(),
         parameters={name: value if isinstance(value, bool | int) else str(value) for name, value in fields.items()},
         tags={name: str(value) for name, value in tags.items() if value is not None},

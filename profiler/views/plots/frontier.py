@@ -89,9 +89,9 @@ def _frontier(axes: Axes, cases: Sequence[Case], at: Mapping[Case, Pair], spans:
 def _points(axes: Axes, rows: Sequence[Row], at: Mapping[Case, Pair], spans: Mapping[Case, Pair]) -> list[list[Pair]]:
     """Draw markers with the intervals of their times; return the lines of the intervals."""
     kinds: dict[tuple[str, str, str], list[Case]] = {}
-    for row in sorted(rows, key=lambda row: (row.case.strategy != "none", not row.on_frontier)):
+    for row in sorted(rows, key=lambda row: (row.case.label != "none", not row.on_frontier)):
         kind = ("surely beaten in memory and time", SKY, "o")
-        if row.case.strategy == "none":
+        if row.case.label == "none":
             kind = ("no checkpointing", INK, "s")
         elif row.on_frontier:
             kind = ("on the frontier", BLUE, "o")
@@ -137,12 +137,10 @@ def _labels(rows: Sequence[Row], at: Mapping[Case, Pair]) -> list[Label]:
     ends = [choose(rows, key=lambda row: at[row.case][axis]).case for axis in (0, 1) for choose in (min, max)]
 
     def wanted(row: Row) -> int:
-        return 0 if row.case.strategy == "none" else 1 if row.case in ends else 2 if row.on_frontier else 3
+        return 0 if row.case.label == "none" else 1 if row.case in ends else 2 if row.on_frontier else 3
 
     return [
-        Label(
-            *at[row.case], theme.name(row), few or wanted(row) < 2, "bold" if row.case.strategy == "none" else "normal"
-        )
+        Label(*at[row.case], theme.name(row), few or wanted(row) < 2, "bold" if row.case.label == "none" else "normal")
         for row in sorted(rows, key=wanted)
         if few or wanted(row) < 3
     ]

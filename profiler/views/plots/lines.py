@@ -63,7 +63,7 @@ def of_strategies(rows: Sequence[Row]) -> list[StrategyLine]:
     """Return one line per strategy, `none` first."""
     by_strategy: dict[Choice, list[Row]] = {}
     for row in rows:
-        by_strategy.setdefault(row.case.strategy, []).append(row)
+        by_strategy.setdefault(row.case.label, []).append(row)
     none = by_strategy.pop(Choice("none"), None)
     others = [
         StrategyLine(strategy, of_it, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
@@ -144,7 +144,7 @@ def _throughput(axes: Axes, rows: Sequence[Row], among: Sequence[Row]) -> Callab
     if any(holds(row) is False for row in shown):
         axes.plot([], [], "o", color=GREY, markerfacecolor="white", label=f"hollow: does not fit, {COUNTED}")
     last = [line.rows[-1] for line in lines]
-    names = [f"{theme.shortened(strategy_label(row.case.strategy))}: {row.case.batch_size}" for row in last]
+    names = [f"{theme.shortened(strategy_label(row.case.label))}: {row.case.batch_size}" for row in last]
     _limits(axes, [at(row) for row in shown], 1 / (0.94 - 0.6 * theme.line_end_share(axes, names)))
     best = throughput_frontier(shown)
     if best:
@@ -181,7 +181,7 @@ def _limits(axes: Axes, points: Sequence[Pair], room: float) -> None:
 GROWTH = Plot(
     panels=curves,
     has=theme.has_peak,
-    height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.strategy for row in rows})),
+    height=lambda rows, width: max(1.35 + 0.5 * width, 1.9 + NAME * len({row.case.label for row in rows})),
     draw=_growth,
     needs="a peak",
     is_beside=True,

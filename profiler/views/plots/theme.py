@@ -229,7 +229,7 @@ def save(figure: Figure, *, path: Path, force: bool, style: Style = USUAL) -> Pa
 
 def name(row: Row) -> str:
     """Return the strategy as one short line."""
-    return shortened(strategy_label(row.case.strategy))
+    return shortened(strategy_label(row.case.label))
 
 
 def shortened(value: object) -> str:

@@ -69,7 +69,7 @@ def recorded(row: Row, timeline: Timeline) -> Step:
     names, firsts = zip(*timeline.phases, strict=True)
     lasts = [first - 1 for first in (*firsts[1:], len(totals))]
     return Step(
-        name=strategy_label(row.case.strategy),
+        name=strategy_label(row.case.label),
         places=range(len(totals)),
         nbytes=timeline.nbytes,
         phases=list(zip(names, firsts, lasts, strict=True)),

@@ -110,7 +110,7 @@ def chosen(rows: Sequence[Row], advice: Advice, most: int) -> list[Row]:
 
     def rank(at: int) -> tuple[int, int]:
         row = rows[at]
-        is_first = row.case.strategy == "none" or any(row is top_row for top_row in first)
+        is_first = row.case.label == "none" or any(row is top_row for top_row in first)
         return 0 if is_first else 1 if row.on_frontier else 2, at
 
     places = sorted(range(len(rows)), key=rank)[:most]
@@ -184,7 +184,7 @@ def sentence(advice: Advice, rows: Sequence[Row]) -> str:
 
 def name(row: Row) -> str:
     """Return the strategy, short enough for a sentence."""
-    return short(row.case.strategy, LONGEST_NAME)
+    return short(row.case.label, LONGEST_NAME)
 
 
 def budget(stair: BudgetPoint) -> str:
@@ -192,7 +192,7 @@ def budget(stair: BudgetPoint) -> str:
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
-    change = [_change(row)] if row.time_ratio and row.case.strategy != "none" else []
+    change = [_change(row)] if row.time_ratio and row.case.label != "none" else []
     why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
     rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
     return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
@@ -227,7 +227,7 @@ def _first(advice: Advice, rows: Sequence[Row]) -> str:
 
 
 def _without_baseline(chosen: Row, advice: Advice, rows: Sequence[Row]) -> str:
-    none = next((row for row in rows if row.case.strategy == "none"), None)
+    none = next((row for row in rows if row.case.label == "none"), None)
     failed = "ran out of memory" if none and none.outcome == "out_of_memory" else "has no result"
     why = f"none {failed}" if none else "there is no row without checkpointing to compare with"
     best = "the fastest" if chosen.step_seconds is not None else "the lowest peak"
@@ -304,7 +304,7 @@ def _phases(rows: Sequence[Row]) -> Table | None:
         "backward peak",
         "optimizer peak",
     )
-    lines = [(strategy_label(row.case.strategy), *_points(row.readings)) for row in rows if row.readings.phases]
+    lines = [(strategy_label(row.case.label), *_points(row.readings)) for row in rows if row.readings.phases]
     return _table("Live memory over the step", heads, lines, texts=1)
 
 
@@ -338,7 +338,7 @@ def _predictions(pairs: Sequence[Pair]) -> Table | None:
     for pair in pairs:
         peaks = [bytes_text(row.readings.peak_bytes) for row in pair]
         times = [seconds_text(row.step_seconds) for row in pair]
-        lines.append((strategy_label(pair[0].case.strategy), *peaks, error_text(pair[1].prediction_error), *times))
+        lines.append((strategy_label(pair[0].case.label), *peaks, error_text(pair[1].prediction_error), *times))
     return _table(f"Predicted and {against}", shown, [line[: len(shown)] for line in lines], texts=1)
 
 
@@ -346,7 +346,7 @@ def _equality(rows: Sequence[Row]) -> Table | None:
     """Return what the equality pass found."""
     heads = ("strategy", "against", "gradients", "loss", "buffers", "random state", "worst or missing")
     numbers = ("largest difference", "noise floor")
-    lines = [(strategy_label(row.case.strategy), *_equal(row, row.equality)) for row in rows if row.equality]
+    lines = [(strategy_label(row.case.label), *_equal(row, row.equality)) for row in rows if row.equality]
     return _table("Equality with the step without checkpointing", (*heads, *numbers), lines, texts=len(heads))
 
 
@@ -373,7 +373,7 @@ def _samples(rows: Sequence[Row], *, most: int) -> Table | None:
                 more = f" and {len(times) - most:,} more" if len(times) > most else ""
                 shown = " ".join(f"{value:.6g}" for value in times[:most]) + more
                 figures = seconds_text(median(times)), spread_text(spread(times))
-                lines.append((strategy_label(row.case.strategy), name, shown, *figures))
+                lines.append((strategy_label(row.case.label), name, shown, *figures))
     return _table("Raw samples", heads, lines, texts=3)
 
 

@@ -53,7 +53,7 @@ def group_table(rows: Sequence[Row], *, is_bare: bool = False) -> Table:
 
     All bytes share one unit, all seconds another.
     """
-    labels = strategy_labels(row.case.strategy for row in rows)
+    labels = strategy_labels(row.case.label for row in rows)
     unbeaten = ["bold" if row.on_frontier else "" for row in rows]  # no other surely beats it in peak and time
     wrong = ["" if row.outcome in ("ok", "skipped") else "red" for row in rows]
     verdict = (
@@ -103,13 +103,13 @@ def model(rows: Sequence[Row]) -> str:
 
 def one_strategy(rows: Sequence[Row]) -> list[str]:
     """Return the strategy if several rows share one, as a list; else nothing."""
-    strategies = {row.case.strategy for row in rows}
+    strategies = {row.case.label for row in rows}
     return strategy_labels(strategies) if len(strategies) == 1 < len(rows) else []
 
 
 def change(row: Row, ratio: float | None) -> str:
     """Return the change against `none` in words; nothing for `none` itself, and if it is not known."""
-    return "" if ratio is None or row.case.strategy == "none" else change_text(ratio)
+    return "" if ratio is None or row.case.label == "none" else change_text(ratio)
 
 
 def environment_of(rows: Sequence[Row]) -> Environment | None:
@@ -125,7 +125,7 @@ def is_point(row: Row) -> bool:
 def reasons(rows: Sequence[Row]) -> list[str]:
     """Return a line for each row that is not ok, with its detail, and advice if every row ran out of memory."""
     lines = [
-        f"{strategy_label(row.case.strategy)}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
+        f"{strategy_label(row.case.label)}: {outcome(row)}{': ' + row.detail if row.detail else ''}"
         for row in rows
         if row.outcome != "ok"
     ]
@@ -147,7 +147,7 @@ def _way_out(rows: Sequence[Row]) -> str:
         why = "the model with its batch does not fit even before a step, and no strategy makes its parameters smaller"
         others = "a smaller model, a smaller batch if that is what is large, or another device"
         return f"{why}; try {others}: gcprof predict --device h100 needs none of this memory"
-    tried = {row.case.strategy for row in rows}
+    tried = {row.case.label for row in rows}
     strategies = ",".join(word for word in ("all", "offload") if word not in tried)
     has_batch = any(row.case.batch_size not in (None, 1) for row in rows)
     ways = [
@@ -166,7 +166,7 @@ def remarks(rows: Iterable[Row]) -> list[str]:
     differing: set[str] = set()  # codes whose text differs from row to row: one is quoted
     for row in rows:
         for note in row.notes:
-            strategies.setdefault(note.code, []).append(row.case.strategy)
+            strategies.setdefault(note.code, []).append(row.case.label)
             if texts.setdefault(note.code, note.text) != note.text:
                 differing.add(note.code)
     return [
@@ -188,7 +188,7 @@ def below(rows: Sequence[Row]) -> list[str]:
         *_floor(rows),
         *_compared(rows),
         *notes,
-        *files_of_labels(row.case.strategy for row in rows),
+        *files_of_labels(row.case.label for row in rows),
     ]
 
 
@@ -241,7 +241,7 @@ def _time(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _against_none(row: Row, value: float | None, change: str) -> str:
-    is_baseline = row.case.strategy == "none" and row.outcome == "ok" and value is not None
+    is_baseline = row.case.label == "none" and row.outcome == "ok" and value is not None
     return "baseline" if is_baseline else change
 
 

@@ -113,7 +113,7 @@ def _growth(along: Sequence[tuple[Value, Row | None]], quantity: ShownQuantity) 
 def _stairs(best: Sequence[Row]) -> tuple[Column, ...]:
     return (
         numbers("from", "", [bytes_text(row.readings.peak_bytes) for row in best]),
-        words("strategy", "", [str(row.case.strategy) for row in best]),
+        words("strategy", "", [str(row.case.label) for row in best]),
         numbers("batch", "size", [str(row.case.batch_size) for row in best]),
         numbers("samples", "a second", [_rate_text(samples_per_second(row) or 0.0) for row in best]),
     )

@@ -103,7 +103,7 @@ class Follow:
         lines = tuple(last_lines(log, encoding=encoding)) if record.outcome in FAILURES else ()
         if lines and lines not in self._said:
             self._said.add(lines)
-            trial = f"{record.case.model} {strategy_label(record.case.strategy)}: {record.outcome.replace('_', ' ')}"
+            trial = f"{record.case.model} {strategy_label(record.case.label)}: {record.outcome.replace('_', ' ')}"
             self._console.print(plain(f"the last it printed ({trial}; {log}):", encoding=encoding))
             self._console.print("\n".join(f"    {line}" for line in lines))
 
@@ -157,7 +157,7 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     of_model: dict[Choice, list[Case]] = {}  # each model may have its own default batch
     for case in cases:
         of_model.setdefault(case.model, []).append(case if several else case.twin)
-    fields = [field for field in Case.__struct_fields__ if field not in ("model", "strategy")]
+    fields = [field for field in Case.__struct_fields__ if field not in ("model", "strategy", "levers")]
     return tuple(
         field for field in fields if any(len({getattr(case, field) for case in some}) > 1 for some in of_model.values())
     )
@@ -174,7 +174,7 @@ def trial_line(record: Record, *, varying: Sequence[str] = ()) -> str:
         f"step {seconds_text(median(seconds))}" if seconds else "",
         (record.detail or "").splitlines()[0] if record.detail else "",
     ]
-    where = [str(record.case.model), strategy_label(record.case.strategy), *settings(record.case, varying)]
+    where = [str(record.case.model), strategy_label(record.case.label), *settings(record.case, varying)]
     return f"{' '.join(where)} round {record.round}: {', '.join(fact for fact in facts if fact)}"
 
 

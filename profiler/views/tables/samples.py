@@ -71,9 +71,9 @@ def _group(rows: Sequence[Row]) -> list[Table]:
         )
         sampled = (sampling_text(row),) if samples_of(row, "step") else ()
         if names:
-            tables.append(Table(title=strategy_label(row.case.strategy), columns=columns, below=sampled))
+            tables.append(Table(title=strategy_label(row.case.label), columns=columns, below=sampled))
     untimed = [
-        strategy_label(row.case.strategy)
+        strategy_label(row.case.label)
         for row in rows
         if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
     ]
@@ -128,5 +128,5 @@ def _equal_ranks(row: Row) -> list[_EqualRanks]:
     for held, several in groupby(enumerate(row.readings.ranks), key=lambda pair: pair[1]):
         first, *others = [number for number, _ in several]
         name = f"{first}-{others[-1]}" if others else str(first)
-        equal_ranks.append(_EqualRanks(strategy=strategy_label(row.case.strategy), numbers=name, held=held))
+        equal_ranks.append(_EqualRanks(strategy=strategy_label(row.case.label), numbers=name, held=held))
     return equal_ranks

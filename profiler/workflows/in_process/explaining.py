@@ -85,7 +85,7 @@ def timeline(
     steps, _ = _steps(
         list(chosen), model, batch, loss, optimizer, device=device, precision=precision, blocks=blocks, seed=seed
     )
-    traces = {str(case.strategy): step.trace for case, step in steps}
+    traces = {str(case.label): step.trace for case, step in steps}
     return Timeline(title=heading(*steps[0]), traces=traces)
 
 

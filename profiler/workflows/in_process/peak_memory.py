@@ -37,7 +37,7 @@ class PeakMemory(int):
     def __repr__(self) -> str:
         case = self.record.case
         device = device_word(case.device).removeprefix(FAKE)
-        settings = f"{case.model} under {case.strategy}, {case.optimizer}, {case.precision}, {device}"
+        settings = f"{case.model} under {case.label}, {case.optimizer}, {case.precision}, {device}"
         return f"{bytes_text(int(self))} {self.evidence} ({settings})"
 
 

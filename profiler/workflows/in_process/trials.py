@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler.core import catalogue, plan_file
+from profiler.core import plan_file
 from profiler.core.case import PASSES, Case, Choice, Trial
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Note, Record
 from profiler.measuring.trial import measure as measure_trial
 from profiler.request import device_choice
 from profiler.request.spec import Request
-from profiler.training import strategies
+from profiler.training import levers
 from profiler.training.models.user import as_workload
 from profiler.workflows.in_process.answering import Source, answer, named
 from profiler.workflows.in_process.arguments import Model, case_of, factory, undisturbed
@@ -137,5 +137,6 @@ def under(case: Case, strategy: str | PlanFile | Path) -> Iterator[tuple[Case, C
                 yield from_file, msgspec.structs.replace(case, strategy=Choice("plan"))
         return
     word = Choice.of("plan", {"file": strategy}) if isinstance(strategy, Path) else Choice(strategy)
-    chosen = msgspec.structs.replace(case, strategy=catalogue.resolve(word, strategies.TABLE, what="strategy"))
+    chosen = case.under(levers.resolved(word))
+    levers.refuse_conflicts(chosen)
     yield chosen, chosen

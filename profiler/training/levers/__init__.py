@@ -1,0 +1,74 @@
+"""The table of levers: what changes a whole step beside its strategy; a function each, as in the table of strategies.
+
+The function takes the Workload and the Case, and returns the changed Workload and what it did as Applied; its
+keyword-only parameters are the options. It raises Unsupported where it cannot be applied. Levers are applied after the
+strategy, in the order of the table, which is that of labels. Importing the table imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from profiler.core import catalogue
+from profiler.core.case import Case, Choice
+from profiler.core.choices import LEVERS
+from profiler.core.errors import UserError, nearest_or_all
+from profiler.core.record import Applied
+from profiler.training import strategies
+
+if TYPE_CHECKING:  # has torch
+    from profiler.training.workload import Workload
+
+TABLE = {
+    "fused": "profiler.training.levers.optimizer:fused",
+}
+OF_OPTIMIZER = {"fused": ("fused", "foreach")}  # by lever: the options that it sets
+
+
+def resolved(label: Choice) -> Choice:
+    """Return a strategy with its levers in canonical form: `fused` -> `none+fused`. Raises UserError."""
+    strategy, *levers = label.parts if label.parts[0].name not in TABLE else (Choice("none"), *label.parts)
+    if "+" in strategy.name:
+        name, _, unknown = strategy.name.partition("+")
+        hint = nearest_or_all(unknown, TABLE, before=f"{name}+")
+        raise UserError(f"'{label}': no lever is called '{unknown}'", hint=hint)
+    chosen = {lever.name: catalogue.resolve(lever, TABLE, what="lever") for lever in levers}
+    if len(chosen) < len(levers):
+        raise UserError(f"'{label}' names a lever twice", hint="name each once")
+    in_order = [chosen[name] for name in LEVERS if name in chosen]
+    return Choice("+".join([catalogue.resolve(strategy, strategies.TABLE, what="strategy"), *in_order]))
+
+
+def refuse_conflicts(case: Case) -> None:
+    """Raise UserError for a lever that sets what the case's own optimizer or another lever sets."""
+    taken = dict.fromkeys(case.optimizer.options, f"--optimizer {case.optimizer}")
+    for lever in case.levers or ():
+        for option in OF_OPTIMIZER.get(lever.name, ()):
+            if option in taken:
+                message = f"'{case.label}': {lever.name} and {taken[option]} both choose the optimizer's kernels"
+                raise UserError(message, hint="name one of them")
+        taken |= dict.fromkeys(OF_OPTIMIZER.get(lever.name, ()), lever.name)
+
+
+def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workload, Applied]:
+    """Apply the case's levers, after its strategy; what they did is added to what it did."""
+    for lever in case.levers or ():
+        apply, options = catalogue.load(lever, TABLE)
+        workload, own = apply(workload, case, **options)
+        applied = msgspec.structs.replace(
+            applied,
+            split="; ".join(filter(None, (applied.split, own.split))) or None,
+            changes_kernels=applied.changes_kernels or own.changes_kernels,
+            notes=(*applied.notes, *own.notes),
+            switch=partial(_both, applied.switch, own.switch) if applied.switch and own.switch else None,
+        )
+    return workload, applied
+
+
+def _both(first: Callable[[bool], None], second: Callable[[bool], None], on: bool) -> None:
+    first(on)
+    second(on)
