@@ -45,7 +45,7 @@ test-machines *files=measuring:
 
 # write the golden files anew; look at the difference before committing it
 golden:
-    GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views.py tests/test_views_files.py tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py
+    GCPROF_GOLDEN=1 {{python}} -m pytest -m "" tests/test_views.py tests/test_views_widths.py tests/test_comparison_views.py tests/test_axes_views.py tests/test_plan_views.py tests/test_progress_lines.py tests/test_screens.py
 
 # every kind of picture from committed runs: writes docs/gallery.md and docs/gallery/
 gallery *words:

@@ -110,7 +110,6 @@ ROOMS = {
             "tests/test_paired_time.py",
             "tests/test_time_ratio.py",
             "tests/test_views.py",
-            "tests/test_views_files.py",
             "tests/test_comparison_views.py",
             "tests/test_axes_views.py",
             "tests/test_explanation_views.py",

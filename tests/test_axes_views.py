@@ -86,22 +86,6 @@ def test_saved_memory_that_is_so_much_a_sample_grows_with_the_power_of_one():
     assert (found["none", "8"], found["none", "16"], found["none", "grows"]) == ("32.0", "64.0", "n^1.00")
 
 
-def test_what_did_not_go_well_has_a_word_and_what_did_not_run_has_none():
-    found = cells(printed("axes", width=200), "peak memory (MiB)")
-
-    assert (found["none", "64"], found["sqrt", "8"], found["all", "64"]) == ("OOM", "invalid", "-")
-
-
-def test_what_is_predicted_and_does_not_fit_is_marked_and_what_was_measured_is_not():
-    text = printed("axes-predicted", width=200)
-    there = text.index("cuda:0")
-    measured, predicted = text[there:], text[:there]
-
-    assert "predicted, not measured" in predicted
-    assert "*" in predicted
-    assert "*" not in measured
-
-
 # --- heat
 
 
@@ -172,7 +156,7 @@ def test_one_colour_is_one_peak_in_all_panels():
     assert sum(shade(every, "102.0")) > sum(shade(none, "132.0")) > sum(shade(none, "228.0"))  # the less, the lighter
 
 
-@pytest.mark.parametrize("kind", ["frontier", "memory", "time", "samples", "throughput"])
+@pytest.mark.parametrize("kind", ["frontier", "throughput"])
 def test_axes_that_a_kind_does_not_choose_are_refused(kind: str):
     with pytest.raises(UserError, match="--over has no effect"):
         draw(rows(), kind=kind, over=("batch_size",))
@@ -186,13 +170,6 @@ def test_curves_carry_how_they_grow():
     axes = draw(rows(), kind="growth").axes[0]
 
     assert "none\n100 + 4 n" in texts(axes)
-
-
-def test_only_lines_of_three_points_have_their_growth_beside_them():
-    axes = draw(rows(), kind="growth").axes[0]
-
-    dotted = [line for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
-    assert len(dotted) == 3
 
 
 def test_a_batch_that_ran_out_of_memory_is_crossed():

@@ -9,8 +9,7 @@ from matplotlib.text import Text
 
 from profiler.analysis.live_bytes import curve, peak
 from profiler.core.errors import UserError
-from profiler.core.trace_data import CATEGORIES, Allocation, Operator, Trace, by_category, live
-from profiler.views.plots.theme import COLOURS
+from profiler.core.trace_data import Allocation, Operator, Trace, by_category, live
 from profiler.views.plots.timeline import draw
 from tests.traced import by_hand, random_traces, traced
 
@@ -117,10 +116,6 @@ def test_there_is_one_legend_and_every_colour_in_it_once(traces: dict[str, Trace
     assert {"parameters", "optimizer state", "saved activations", "recomputed activations", "peak"} <= set(labels)
     assert "workspaces" not in labels
     assert not any(axes.get_legend() for axes in figure.axes)
-
-
-def test_every_category_has_a_colour_of_its_own():
-    assert len({COLOURS[category] for category in CATEGORIES}) == len(CATEGORIES)
 
 
 @pytest.mark.slow

@@ -79,17 +79,6 @@ def test_every_number_of_the_reference_run_is_in_its_report():
     assert found.manifest.command in shown
 
 
-def test_a_report_is_the_same_bytes_every_time(run: Run):
-    assert render([run]) == render([load(run.folder)])
-
-
-def test_a_run_of_before_timelines_has_the_peaks_of_its_phases(run: Run):
-    shown = text(page(run))
-
-    assert "Timeline of a step" not in shown
-    assert "optimizer peak" in shown
-
-
 def test_a_page_tells_what_ran_at_the_peak_unless_all_is_hidden(tmp_path: Path):
     found = examples.run(tmp_path / "run", [with_timeline("none", 100)])
 
@@ -352,16 +341,6 @@ def test_the_command_writes_the_page_and_says_what_is_next(run: Run, capsys: pyt
     assert (code, out) == (0, "")
     assert err == f"wrote page.html\nnext: gcprof export {run.folder} --to csv -o table.csv\n"
     assert Path("page.html").read_bytes() == render([load(run.folder)])
-
-
-@pytest.mark.usefixtures("here")
-def test_a_page_is_not_written_over_without_force(run: Run):
-    Path("report.html").write_text("mine")
-
-    assert answer(["report", str(run.folder)]) == 2
-    assert Path("report.html").read_text() == "mine"
-    assert answer(["report", str(run.folder), "--force"]) == 0
-    assert Path("report.html").read_text().lstrip().startswith("<!doctype html>")
 
 
 @pytest.mark.usefixtures("here")

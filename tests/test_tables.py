@@ -1,8 +1,13 @@
-"""Tables for programs: what pandas and pyarrow read back is what was there."""
+"""Files of rows: what pandas, pyarrow and other programs read back is what was there."""
+
+from __future__ import annotations
 
 import io
 import sys
+from csv import DictReader
+from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 from pyarrow import parquet
@@ -12,11 +17,16 @@ from profiler.analysis.flat_row import COLUMNS, flat_row
 from profiler.analysis.rows import rows
 from profiler.cli import answer
 from profiler.core import units
+from profiler.core.case import decode
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
+from profiler.core.record import Record
 from profiler.core.units import GIB, KIB, MIB
-from profiler.views.export import csv
-from tests import examples, make
+from profiler.views.export import csv, files, markdown
+from profiler.views.export.files import write_whole
+from profiler.views.export.json import document
+from profiler.views.tables.columns import main
+from tests import examples, golden_files, make
 
 CASES = {
     "troubled": examples.troubled(),
@@ -161,3 +171,77 @@ def test_a_column_of_seconds_takes_the_largest_unit_of_which_there_are_ten(large
 )
 def test_a_ratio_is_shown_as_a_signed_percentage(ratio: float, text: str):
     assert units.change_text(ratio) == text
+
+
+def lines_of(text: str) -> list[dict[str, str]]:
+    return list(DictReader(io.StringIO(text)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "suffix"), [("csv", "csv"), ("markdown", "md"), ("latex", "tex")])
+def test_the_export_looks_as_it_did(name: str, suffix: str):
+    render = {
+        "csv": csv.table,
+        "markdown": lambda rows: markdown.markdown(main(rows)),
+        "latex": lambda rows: markdown.latex(main(rows)),
+    }[name]
+
+    golden_files.compare(f"troubled.{suffix}", render(examples.table(examples.troubled())))
+
+
+def test_a_csv_line_holds_bytes_as_integers_and_seconds_as_medians_with_their_samples():
+    records = [make.record("none", peak=100 * MIB, seconds=(0.1, 0.3, 0.2))]
+
+    line = lines_of(csv.table(examples.table(records)))[0]
+
+    assert line["peak_bytes"] == str(100 * 2**20)
+    assert line["step_seconds"] == "0.2"
+    assert line["step_seconds_samples"] == "0.1;0.3;0.2"
+
+
+def test_what_was_not_measured_is_an_empty_csv_cell_and_its_column_stays_whole_numbers():
+    records = [make.record("none", peak=100 * MIB), make.failed("segments:k=2", "skipped", "why")]
+
+    text = csv.table(examples.table(records))
+
+    lines = lines_of(text)
+    assert (lines[0]["peak_bytes"], lines[1]["peak_bytes"]) == ("104857600", "")
+    assert lines[1]["step_seconds"] == lines[1]["step_seconds_samples"] == lines[1]["gradients"] == ""
+    assert "nan" not in text.lower()
+
+
+def test_the_document_holds_exactly_what_is_promised():
+    records = [make.record("segments:k=8", seconds=(0.1, 0.2))]
+
+    whole = msgspec.json.decode(document("name", records, status="partial", exit_code=130))
+
+    assert list(whole) == ["schema", "run", "status", "exit_code", "records"]
+    assert (whole["schema"], whole["run"], whole["status"], whole["exit_code"]) == (1, "name", "partial", 130)
+    assert whole["records"][0]["case"]["strategy"] == "segments:k=8"
+    assert whole["records"][0]["readings"]["step_seconds"] == [0.1, 0.2]
+
+
+def test_the_records_of_the_document_can_be_read_back():
+    records = examples.troubled()
+
+    whole = msgspec.json.decode(document(None, records, status="failed", exit_code=1))
+
+    assert [decode(msgspec.json.encode(record), Record) for record in whole["records"]] == records
+
+
+def test_a_folder_in_place_of_the_file_is_not_replaced(tmp_path: Path):
+    with pytest.raises(UserError):
+        write_whole(tmp_path, b"", force=True)
+
+    assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".new")]
+
+
+def test_derived_files_are_written_and_written_again(tmp_path: Path):
+    run = examples.run(tmp_path / "run", examples.sweep((2, 4)))
+
+    first = [path.name for path in (*files.write_tables(run), *files.write_pictures(run))]
+    files.write_tables(run)
+    files.write_pictures(run)
+
+    assert first == ["table.csv", "table.md", "frontier.png"]
+    assert sorted(path.name for path in (run.folder / "derived").iterdir()) == sorted(first)
