@@ -2,7 +2,7 @@
 
 Each script of tests/scripts runs unchanged, in a folder of its own, on hollow GPUs: once with nothing beside it but a
 line at its end that says what PyTorch's allocator says, and once under `gcprof rehearse`. Fails where the two do not
-agree to the byte. With `--traps` the programs are those of tests/scripts/traps, each run once, under the watch. `-o`
+agree to the byte. With `--traps` the programs are others of tests/scripts, each run once, under the watch. `-o`
 writes the table into its part of the document; `--keep FILE` goes on with the rows of an earlier run that was cut.
 """
 
@@ -22,7 +22,6 @@ from profiler import __version__
 from profiler.core.units import bytes_text
 from tests.scripts import runs
 from tests.scripts.runs import Run, Script
-from tests.scripts.traps import traps
 
 MOST_LETTERS = 200  # of a reason
 SECOND = "## Programs with traps"
@@ -46,8 +45,8 @@ TRAPS_HEAD = f"""{SECOND}
 
 Programs in the usual idiom of their libraries, which trip over what a GPU without arithmetic lacks: values that decide
 sizes, ranks that talk, libraries with CUDA code of their own. Each is run unchanged, once, by
-`gcprof rehearse --device DEVICE --limit {traps.LIMIT_SECONDS} -- COMMAND`; they are those of `tests/scripts/traps` and
-`tests/scripts`. Peak and reserved are those of the process that reserves most; where a size was assumed they hold for
+`gcprof rehearse --device DEVICE --limit {runs.LIMIT_SECONDS} -- COMMAND`; they are of `tests/scripts`,
+too. Peak and reserved are those of the process that reserves most; where a size was assumed they hold for
 the assumed values; shortages are those of memory that the program caught.
 
 MADE
@@ -124,7 +123,7 @@ def main() -> int:
     lines = asked.keep.read_bytes().splitlines() if asked.keep and asked.keep.exists() else []
     known = {row.script.name: row for row in (msgspec.json.decode(line, type=Row) for line in lines)}
     rows, absent = list[Row](), ""
-    for name, script in (traps.TRAPS if asked.traps else runs.TABLE).items():
+    for name, script in (runs.TRAPS if asked.traps else runs.TABLE).items():
         if asked.names and name not in asked.names:
             continue
         if script.missing:
@@ -147,14 +146,13 @@ def run(script: Script, *, is_trap: bool) -> Row:
         here, kept = Path(name, "scripts"), Path(name, "kept")
         here.mkdir()
         kept.mkdir()
+        runs.copied(here)
         if is_trap:
-            limit = ("--limit", str(traps.LIMIT_SECONDS))
-            here = traps.copied(here)
+            limit = ("--limit", str(runs.LIMIT_SECONDS))
             watched = runs.rehearsed(script.words, *limit, cwd=here, num_gpus=script.num_gpus, device=script.device)
             names = packages_distributions()
             packages = {package: version(names[package][0]) for package in script.needs if package in names}
             return Row(script=script, watched=watched, packages=packages)
-        runs.copied(here)
         alone = runs.control(script.words, cwd=here, kept=kept, num_gpus=script.num_gpus, decided=script.decided)
         watched = runs.rehearsed(script.words, *script.options, cwd=here, num_gpus=script.num_gpus)
         if not watched.figures:

@@ -11,7 +11,6 @@ import pytest
 
 from profiler.core.units import MIB
 from profiler.scripts.launch import INJECT
-from tests.scripts import by_hand
 from tests.scripts.runs import TABLE, control, line_of, rehearsed
 
 SPEC = spec_from_file_location("gcprof_history", INJECT / "gcprof_history.py")
@@ -219,34 +218,6 @@ def test_line_and_holders_of_the_peak_are_those_of_pytorchs_own_history(name, fo
         if row["category"] != "rest":
             assert row["num"] <= num[row["line"]] + num[""]
             assert row["nbytes"] <= size[row["line"]] + size[""] + MIB * row["num"]
-
-
-OBSERVER = """
-import torch
-torch._C._cuda_attach_out_of_memory_observer(
-    lambda device, *sizes: print("LIVE", torch.cuda.memory_stats()["allocated_bytes.all.current"], flush=True))
-"""
-BEFORE = [
-    pytest.param(("start", False), "forward", marks=pytest.mark.nightly),
-    pytest.param(("forward", True), "backward", marks=pytest.mark.nightly),
-    pytest.param(("after the backward", True), "optimizer", marks=pytest.mark.nightly),
-    pytest.param(("after the step", False), "evaluation", marks=pytest.mark.nightly),
-]
-
-
-@pytest.mark.parametrize(("before", "phase"), BEFORE)
-def test_what_is_live_when_memory_runs_out_is_named(before, phase, folder, kept):
-    whole = process_of(rehearsed(("python", "walls.py"), cwd=folder))
-    size = phase_of(whole, before[0], is_first=before[1])["reserved_bytes"] + 2 * MIB
-
-    process = process_of(rehearsed(("python", "walls.py"), "--memory", f"{size}B", cwd=folder))
-    (folder / "walls.py").write_text(OBSERVER + (folder / "walls.py").read_text())
-    alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size)
-
-    (live,) = (int(line.split()[1]) for line in alone.said.splitlines() if line.startswith("LIVE"))
-    assert f"in the {phase}" in process["detail"]
-    assert bytes_of(process["shortage_holders"]) == live
-    assert by_hand.held(process["shortage_holders"], phase) == by_hand.HELD[phase]
 
 
 @pytest.mark.slow

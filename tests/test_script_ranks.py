@@ -15,8 +15,7 @@ import pytest
 
 from tests.killed import TAG, survivors
 from tests.program import PATIENCE_SECONDS
-from tests.scripts.runs import TWO, UNPACKED, Script, control, environment, line_of, rehearsed
-from tests.scripts.traps.traps import copied
+from tests.scripts.runs import TWO, UNPACKED, Script, control, copied, environment, line_of, rehearsed
 
 PROGRAMS = (
     Script(name="tensor_parallel", words=("torchrun", "--nproc-per-node", "4", "--master-port", "29761",

@@ -110,6 +110,11 @@ def walls(hollow, tmp_path_factory):
     return most
 
 
+LIVE = """
+import torch
+torch.cuda._lazy_call(lambda: torch._C._cuda_attach_out_of_memory_observer(
+    lambda *sizes: print("LIVE", torch.cuda.memory_stats()["allocated_bytes.all.current"], flush=True)))
+"""
 WALLS = [
     ("start", "forward", "outputs = model(inputs)"),
     ("forward", "backward", "loss.backward()"),
@@ -125,12 +130,14 @@ WALLS = [
 def test_memory_runs_out_in_the_phase_that_asks_for_more(before, phase, code, walls, folder, kept):
     size = walls[before] + 2 * MIB
 
-    alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size)
+    alone = control(("python", "walls.py"), cwd=folder, kept=kept, num_bytes=size, decided=LIVE)
     done = rehearsed(("python", "walls.py"), "--memory", f"{size}B", cwd=folder)
 
     (variant,) = done.document["variants"]
     (process,) = variant["processes"]
+    (live,) = (int(line.split()[1]) for line in alone.said.splitlines() if line.startswith("LIVE"))
     ran_out_in(process, phase, code)
+    assert sum(holder["nbytes"] for holder in process["shortage_holders"]) == live
     assert variant["outcome"] == "out_of_memory"
     assert done.exit_code == alone.exit_code == 1
     assert ending(done.said, folder) == ending(alone.said, folder)

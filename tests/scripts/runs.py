@@ -54,9 +54,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         return [package for package in self.needs if find_spec(package) is None]
 
 
-def _script(name: str, *more: str, port: int | None = None, **fields: Any) -> Script:
-    words = (*TWO, str(port), f"{name}.py", *more) if port else ("python", f"{name}.py", *more)
-    return Script(name=name, words=words, num_gpus=2 if port else fields.pop("num_gpus", 1), **fields)
+def _script(name: str, *more: str, file: str = "", port: int | None = None, **fields: Any) -> Script:
+    """Return the command of a program; with a port it is run on two GPUs by torchrun."""
+    launcher = (*TWO, str(port)) if port else ("python",)
+    fields.setdefault("num_gpus", 2 if port else 1)
+    return Script(name=name, words=(*launcher, f"{file or name}.py", *more), **fields)
 
 
 TABLE = {
@@ -89,6 +91,44 @@ TABLE = {
         _script("data_parallel", num_gpus=2, num_processes=1),
     )
 }
+
+
+# ---- programs in the idiom of their libraries, tried for what they trip over: `just bench-scripts --traps`
+
+LIMIT_SECONDS = 300
+HUGGING = ("transformers", "accelerate")
+
+
+TRAPS = {
+    script.name: script
+    for script in (
+        _script("yolo_detect", "detect", "epochs=1", "imgsz=160", "batch=8", "workers=0", file="yolo_images",
+              needs=("ultralytics", "cv2")),
+        _script("yolo_classify", "classify", "epochs=1", "imgsz=64", "batch=8", "workers=0", file="yolo_images",
+              needs=("ultralytics", "cv2")),
+        _script("recurrent"),
+        _script("trainer_fsdp2", "2", file="trainer_fsdp", port=29712, device="h100", needs=HUGGING),
+        _script("trainer_fsdp1", "1", file="trainer_fsdp", port=29713, device="h100", needs=HUGGING),
+        _script("lightning_fsdp", num_gpus=2, device="h100", needs=("lightning",)),
+        Script(
+            name="accelerate_ranks",
+            words=("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "29714",
+                   "gathered.py"),
+            num_gpus=2, device="h100", needs=("accelerate",),
+        ),
+        _script("grpo", device="h100", needs=("trl", "datasets", *HUGGING)),
+        _script("detr", needs=("transformers", "scipy")),
+        _script("faster_rcnn", device="h100", needs=("torchvision",)),
+        _script("liger", device="h100", needs=("liger_kernel", "transformers")),
+        _script("triton_autotune", device="h100", needs=("triton",)),
+        _script("adam8bit", device="h100", needs=("bitsandbytes", "transformers")),
+        _script("profiled_cuda", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
+        _script("profiled_cpu", "--cpu", file="profiled", device="h100", needs=("tensorboard", "pynvml")),
+        _script("cuda_graph", file="graphs", device="h100"),
+        _script("reduce_overhead", device="h100"),
+        _script("find_batch", needs=("accelerate",)),
+    )
+}  # fmt: skip
 
 
 class Figures(msgspec.Struct, frozen=True, order=True):
