@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,47 +49,33 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 def measure(asked: Asked, request: Request) -> Session:
     """Run the command for each strategy; where one run is ended from outside, nothing follows it.
 
-    Raises UserError as `launch.run` does.
+    `none` is run a second time for its gradients alone. Raises UserError as `launch.run` does.
     """
-    with tempfile.TemporaryDirectory(prefix="gcprof-gradients-") as folder:
-        runs = _memory_runs(asked, request, Path(folder))
-        ends: dict[str, Ended] = {}
-        again = last = None
-        for strategy, last in runs:
-            if strategy is None:
-                again = last
-            else:
-                ends[strategy] = last
-            if last.is_stopped or ends["none"].exit_code:
+    with tempfile.TemporaryDirectory(prefix="gcprof-gradients-") as name:
+        folder, again = Path(name), None
+        request.say("none: memory and gradients")
+        measuring = _measuring(asked, "memory", "none", kept=folder)
+        plain = last = launch.run(measuring, on_line=request.on_line, stdout=request.stdout)
+        ends = {"none": plain}
+        if not (plain.is_stopped or plain.exit_code):
+            request.say("none: its gradients once more")
+            few = msgspec.structs.replace(asked, steps=min(asked.steps or LOOKED_AT, LOOKED_AT))
+            again = last = _run(_measuring(few, "gradients", "none", reference=folder))
+        for strategy in request.strategies[1:]:
+            if last.is_stopped or plain.exit_code:
                 break
-    plain = ends["none"]
-    here = msgspec.structs.replace(asked, gpus=None)
-    variants = {
-        strategy: Variant.of(ended, msgspec.structs.replace(here, strategy=strategy), request.values)
-        for strategy, ended in ends.items()
-    }
+            request.say(f"{strategy}: memory and gradients")
+            ends[strategy] = last = _run(_measuring(asked, "memory", strategy, reference=folder))
+    variants = {}
     for strategy, ended in ends.items():
+        here = msgspec.structs.replace(asked, gpus=None, strategy=strategy)
+        variants[strategy] = variant = Variant.of(ended, here, request.values)
         if again is not None and not again.is_stopped and not ended.exit_code:
             equality = compared(plain.lines, again.lines, (again if strategy == "none" else ended).lines)
-            variants[strategy] = msgspec.structs.replace(variants[strategy], equality=equality)
-    assert last is not None
+            variants[strategy] = msgspec.structs.replace(variant, equality=equality)
     if not last.is_stopped and not plain.exit_code:
         last = _time(asked, request, variants) or last
     return Session(variants=tuple(variants.values()), last=last, exit_code=plain.exit_code)
-
-
-def _memory_runs(asked: Asked, request: Request, folder: Path) -> Iterator[tuple[str | None, Ended]]:
-    """Run `none`, then `none` again (as None) for its gradients alone, then the other strategies."""
-    plain = _measuring(asked, "memory", "none", kept=folder)
-    request.say("none: memory and gradients")
-    yield "none", launch.run(plain, on_line=request.on_line, stdout=request.stdout)
-    steps = min(asked.steps or LOOKED_AT, LOOKED_AT)
-    again = _measuring(msgspec.structs.replace(asked, steps=steps), "gradients", "none", reference=folder)
-    request.say("none: its gradients once more")
-    yield None, _run(again)
-    for strategy in request.strategies[1:]:
-        request.say(f"{strategy}: memory and gradients")
-        yield strategy, _run(_measuring(asked, "memory", strategy, reference=folder))
 
 
 def _time(asked: Asked, request: Request, variants: dict[str, Variant]) -> Ended | None:

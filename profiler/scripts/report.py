@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -192,58 +193,57 @@ def read_process(
     system killed some process for lack of the host's memory; `refused`: functions that it called, and that the hollow
     libraries do not have, in order.
     """
-    rows = [line for line in lines if line["kind"] == "phase"]
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        kinds[line["kind"]].append(line)
+    rows, short, raised = kinds["phase"], kinds["out of memory"], kinds["raised"]
     if not rows:
         return None
     rank, _, number = name.partition(".")
-    outcome, detail = _outcome(lines)
+    outcome, detail = _outcome(kinds, is_ended=lines[-1]["kind"] == "end")
     if outcome == "crashed" and is_host_short:
         detail = "it was killed without a word, as the host's own memory (not the GPU's) ran out"
     if refused and (outcome == "crashed" or (outcome == "failed" and OF_CUDA.search(detail or ""))):
         detail = f"{detail}; a hollow GPU does not have {refused[-1]}, which was called"
     phases = tuple(_phases(rows))
-    short = [line for line in lines if line["kind"] == "out of memory"]
-    ended: dict[str, Any] = next((line for line in lines if line["kind"] == "holders"), {"growth": (), "why": None})
-    is_by_hand = not any(row["phase"] == "optimizer" for row in rows) and any(
-        line["kind"] == "by hand" for line in lines
-    )
+    ended = [*kinds["holders"], {"growth": (), "why": None}][0]
+    is_by_hand = bool(kinds["by hand"]) and not any(row["phase"] == "optimizer" for row in rows)
     return Process(
         rank=int(rank) if rank.isdecimal() else None,
         number=int(number),
         outcome=outcome,
         detail=detail,
-        died=None if outcome == "ok" else next((line["time"] for line in lines if line["kind"] == "raised"), gone),
-        num_steps=max([row["step"] for row in rows] + [line["steps"] for line in lines if line["kind"] == "end"]),
+        died=None if outcome == "ok" else raised[0]["time"] if raised else gone,
+        num_steps=max([row["step"] for row in rows] + [line["steps"] for line in kinds["end"]]),
         steps_are="backward passes" if is_by_hand else "steps",
         shortages=tuple(line["line"] for line in short),
         shortage_holders=_holders(short[-1]) if short else (),
         growth=msgspec.convert(ended["growth"], tuple[Growth, ...]),
         holders_why=ended["why"],
-        reads=tuple(line["line"] for line in lines if line["kind"] == "read"),
-        assumed=tuple(_assumed(lines)),
-        notes=tuple(line["text"] for line in lines if line["kind"] == "note"),
+        reads=tuple(line["line"] for line in kinds["read"]),
+        assumed=tuple(_assumed(kinds["assumed"])),
+        notes=tuple(line["text"] for line in kinds["note"]),
         module=next((row["module"] for row in rows if row["phase"] == "backward"), rows[-1]["module"]),
-        applied=tuple(_applied(lines)),
+        applied=tuple(_applied(kinds["applied"], kinds["own checkpoints"])),
         peak_bytes=_largest(phase.peak_bytes for phase in phases),
         reserved_bytes=_largest(phase.reserved_bytes for phase in phases),
-        torch=next((line["version"] for line in lines if line["kind"] == "torch"), None),
+        torch=next((line["version"] for line in kinds["torch"]), None),
         phases=phases,
     )
 
 
-def _assumed(lines: Iterable[dict[str, Any]]) -> Iterable[Assumed]:
+def _assumed(rows: Iterable[dict[str, Any]]) -> Iterable[Assumed]:
     """Return each assumption once, sizes first."""
-    rows = [line for line in lines if line["kind"] == "assumed"]
     found = [Assumed(operator=row["operator"], line=row["line"], is_size=row["is_size"]) for row in rows]
     return sorted(dict.fromkeys(found), key=lambda one: not one.is_size)
 
 
-def _applied(lines: Iterable[dict[str, Any]]) -> list[Applied]:
+def _applied(rows: Iterable[dict[str, Any]], checkpoints: Iterable[dict[str, Any]]) -> list[Applied]:
     """Return what became of each model, those of one class and fate once, with the script's own checkpoints in it."""
-    own = {line["module"]: tuple(line["names"]) for line in lines if line["kind"] == "own checkpoints"}
+    own = {line["module"]: tuple(line["names"]) for line in checkpoints}
     names = ("strategy", "module", "num_blocks", "split", "why")
-    rows = [{name: line[name] for name in names} for line in lines if line["kind"] == "applied" and "module" in line]
-    found = [msgspec.convert({**row, "own": own.pop(row["module"], ())}, Applied) for row in rows]
+    made = [{name: row[name] for name in names} for row in rows if "module" in row]
+    found = [msgspec.convert({**row, "own": own.pop(row["module"], ())}, Applied) for row in made]
     others = [Applied(strategy="none", module=module, own=names) for module, names in own.items()]
     return list(dict.fromkeys([*found, *others]))
 
@@ -283,22 +283,21 @@ def _largest(sizes: Iterable[int | None]) -> int | None:
     return max((size for size in sizes if size is not None), default=None)
 
 
-def _outcome(lines: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
-    raised = next((line for line in lines if line["kind"] == "raised"), None)
-    short = [line for line in lines if line["kind"] == "out of memory"]
-    if raised and short and raised["error"] == "OutOfMemoryError":
+def _outcome(kinds: Mapping[str, Sequence[dict[str, Any]]], *, is_ended: bool) -> tuple[str, str | None]:
+    if not kinds["raised"]:
+        return ("ok", None) if is_ended else ("crashed", "it ended without a word")
+    raised, short = kinds["raised"][0], kinds["out of memory"]
+    if short and raised["error"] == "OutOfMemoryError":
         phase, step, line = (short[-1][name] for name in ("phase", "step", "line"))
-        sizes = [line["line"] for line in lines if line["kind"] == "read" and line["is_integer"]]
+        sizes = [line["line"] for line in kinds["read"] if line["is_integer"]]
         doubt = f" (unless its size comes from an integer that was read at {sizes[0]})" if sizes else ""
         return "out_of_memory", f"in the {phase}{f' of step {step + 1}' if phase in IN_STEPS else ''}, {line}{doubt}"
-    if raised and raised["error"] == "Unsupported" and any(line["kind"] == "applied" for line in lines):
+    if raised["error"] == "Unsupported" and kinds["applied"]:
         return "skipped", raised["text"]
-    if raised:
-        if raised["error"] in OURS:
-            return "failed", raised["text"]
-        where = f" ({raised['line']})" if raised["line"] else ""
-        return "failed", f"{raised['error']}: {raised['text']}{where}"
-    return ("ok", None) if lines[-1]["kind"] == "end" else ("crashed", "it ended without a word")
+    if raised["error"] in OURS:
+        return "failed", raised["text"]
+    where = f" ({raised['line']})" if raised["line"] else ""
+    return "failed", f"{raised['error']}: {raised['text']}{where}"
 
 
 # ---- the seconds of a step on a GPU that is not here, by the roofline model: estimated, never measured

@@ -174,12 +174,9 @@ class Values:
         _include(FAKE, False)
         try:
             mark = computing.mark_of(tensor)
+            value = computing.value_of(tensor, mark).item()
             if mark is not None and mark.state_of(tensor) == computing.REAL:
-                return computing.value_of(tensor, mark).item()
-            is_discrete = computing.is_discrete(tensor)
-            value = computing.value_of(tensor, mark).item() if mark is not None else tensor.dtype.is_complex * 0j or 0.0
-            if is_discrete and mark is None:
-                value = False if tensor.dtype == torch.bool else 0
+                return value
             self._note_read(tensor, value)
             return value
         finally:
