@@ -77,17 +77,16 @@ def sources(command: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def environment(variant: Variant | None, process: Process | None = None, started: str | None = None) -> Environment:
+def environment(variant: Variant, process: Process | None = None, started: str | None = None) -> Environment:
     """Return gcprof's versions, torch's as the process has it, and the GPU, if there is one."""
-    rehearsed = HOLLOW + gpu_specs.find(variant.gpu).name if variant and variant.gpu else None
-    here = variant.words["device"] if variant and variant.gpu_bytes else None  # the name of a GPU
+    here = variant.words["device"] if variant.gpu_bytes else None  # the name of a GPU
     return Environment(
         gcprof=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         torch=process.torch if process else None,
-        device_name=rehearsed or here,
-        device_bytes=variant.gpu_bytes if variant else None,
+        device_name=HOLLOW + gpu_specs.find(variant.gpu).name if variant.gpu else here,
+        device_bytes=variant.gpu_bytes,
         started=started,
     )
 
@@ -99,7 +98,7 @@ def _record(variant: Variant, process: Process, place: int, started: str | None)
         strategy=Choice(words.get("strategy", "none")),
         optimizer=Choice("own"),
         batch_size=None,
-        device=variant.device or ("cpu" if words["device"] == "cpu" else "cuda"),
+        device=variant.device,
         data="own",
         verify="off",
         command=tuple(map(hide, variant.command)),
