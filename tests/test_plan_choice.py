@@ -13,8 +13,9 @@ from profiler.planning.candidates import Way, all_stages, first, none, uniform
 from profiler.planning.chain import Chain, SaveOption, Stage
 from profiler.planning.plan import Plan
 from profiler.planning.simulator import simulate, slower_by
+from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import plan_comparison
-from profiler.workflows.plan_comparison import ComparedPlan, choose, doubted, is_slower, sentences
+from profiler.workflows.plan_comparison import choose, doubted, is_slower, sentences
 from tests import make
 
 MIB = 2**20

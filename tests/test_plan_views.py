@@ -16,7 +16,7 @@ from profiler.views.plots import lines as plan_lines
 from profiler.views.tables import grid, max_batch, plans
 from profiler.views.tables.grid import Paper
 from profiler.views.tables.max_batch import LargestBatch
-from profiler.views.tables.plans import Shown
+from profiler.views.tables.plans import ComparedPlan
 from tests import golden_files, make
 from tests.plan_text import parse
 from tests.planning_chains import FOLDER
@@ -28,7 +28,7 @@ NONE = none(CHAIN)
 BUDGET = 848 * MIB
 
 
-def shown() -> list[Shown]:
+def shown() -> list[ComparedPlan]:
     """The plan and its rivals: the last one ran out of memory, the others were measured in two rounds."""
     found = [
         msgspec.structs.replace(way, cost=msgspec.structs.replace(way.cost, error_seconds=0.0021 * at))
@@ -46,7 +46,7 @@ def shown() -> list[Shown]:
     measured = {row.case.strategy.name: row for row in rows(records) if not row.case.is_predicted}
     predicted = {row.case.strategy.name: row for row in rows(records) if row.case.is_predicted}
     return [
-        Shown(
+        ComparedPlan(
             way=way,
             measured=measured[way.label],
             predicted=predicted.get(way.label),
@@ -107,7 +107,7 @@ def test_the_tables_look_as_they_did(name: str):
 def test_what_was_not_measured_has_no_columns():
     found = ways(CHAIN, best(FRONTIER, BUDGET), BUDGET)
 
-    bare = grid.text([plans.table([Shown(way=way) for way in found], title="t", none=NONE)]).plain
+    bare = grid.text([plans.table([ComparedPlan(way=way) for way in found], title="t", none=NONE)]).plain
     whole = grid.text([plans.table(shown(), title="t", none=NONE)]).plain
 
     assert "measured" not in bare

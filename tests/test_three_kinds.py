@@ -268,7 +268,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     line = shown_batch(found, "cpu", 0)
     way = Way(label="all", plan=parse("1", 1), cost=Cost(peak_bytes=96 * MIB, step_seconds=1.0))
     largest = text_of([max_batch.table([line], title="mine", limit=100 * MIB)]).plain
-    planned = text_of([plans.table([plans.Shown(way=way, measured=row)], title="mine", none=way)]).plain
+    planned = text_of([plans.table([plans.ComparedPlan(way=way, measured=row)], title="mine", none=way)]).plain
 
     assert "rehearsed" in largest
     assert "rehearsed" in planned
@@ -276,7 +276,7 @@ def test_the_largest_batch_and_the_plan_are_rehearsed_in_columns_and_documents(d
     assert not re.search(r"measured|gradients|time +rehearsed", planned)
     (strategy,) = json.loads(max_batch.document([line], model="m", limit=1, context_bytes=0))["strategies"]
     document = plans.document(
-        model="m", budget_bytes=1, none=way, points=[], lines=[plans.Shown(way=way, measured=row)], facts={}
+        model="m", budget_bytes=1, none=way, points=[], lines=[plans.ComparedPlan(way=way, measured=row)], facts={}
     )
     (shown,) = json.loads(document)["ways"]
     assert (strategy["measured_bytes"], strategy["rehearsed_bytes"]) == (None, 96 * MIB)

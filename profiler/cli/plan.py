@@ -164,7 +164,7 @@ def _print_plan(planned: Planned, fitted: TriedPlan, budget: int, asked: PlanReq
             say(plans.frontier(points, planned.none, title=title))
             print()
         title = f"{plan_text.title(planned)}: at most {plan_text.budget_text(planned, budget)}"
-        lines = plan_text.shown(planned)
+        lines = planned.comparison.plans if planned.comparison else ()
         below = plans.reading(line.way.plan for line in lines)
         below += [plans.legend(planned.chain), "times are against the step without checkpointing"]
         below += plans.same_plans(lines)
@@ -215,7 +215,7 @@ def _say_document(planned: Planned, points: list[Point]) -> None:
     }
     document = plans.document(
         model=str(planned.case.model) if planned.case else None, budget_bytes=planned.budget_bytes, none=planned.none,
-        points=points, lines=plan_text.shown(planned), facts=facts,
+        points=points, lines=planned.comparison.plans if planned.comparison else (), facts=facts,
     )  # fmt: skip
     say_bytes(document)
 

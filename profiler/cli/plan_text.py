@@ -10,7 +10,6 @@ from profiler.core.units import bytes_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from profiler.views.tables.plans import Shown
     from profiler.workflows.plan_fitting import TriedPlan
     from profiler.workflows.planner import Planned
 
@@ -33,20 +32,6 @@ def budget_text(planned: Planned, budget: int) -> str:
     peak = whole_bytes(planned.chain)
     percent = f", {budget / peak * 100:.0f} % of the peak without checkpointing" if peak else ""
     return f"{bytes_text(budget)}{percent}"
-
-
-def shown(planned: Planned) -> list[Shown]:
-    """Return the plans that were compared, with the predicted and the measured row of each."""
-    from profiler.views.tables.plans import Shown
-
-    comparison = planned.comparison
-    if comparison is None:
-        return []
-    chosen = comparison.chosen.plan if comparison.chosen else None
-    return [
-        Shown(way=plan.way, predicted=plan.predicted, measured=plan.measured, is_chosen=plan is chosen)
-        for plan in comparison.plans
-    ]
 
 
 def say_infeasible(planned: Planned, budget: int) -> None:

@@ -25,6 +25,7 @@ from profiler.planning.plan import plan_file_of
 from profiler.planning.simulator import slower_by
 from profiler.request import device_choice
 from profiler.runs import RESULTS, store
+from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows.plan_fitting import under
 from profiler.workflows.stages import ModelOnDevice
 
@@ -32,14 +33,6 @@ ROUNDS = 1  # of timing; more show how processes differ
 SAMPLES = 12  # least steps, half of them without the plan: six pairs, the fewest with a confidence interval
 EXACT_PASSES = ("equality", "memory")  # of the first round; times are those of later ones, in which all ways alternate
 UNFIT = 1  # the exit code if no way was measured to fit
-
-
-class ComparedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to checkpoint, and what is known of it."""
-
-    way: Way
-    predicted: Row | None = None  # by a traced step
-    measured: Row | None = None
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +89,8 @@ def compare_plans(
     has_lost = chosen is None if is_timed else not went_well  # after Ctrl-C there may be no row
     code = code or (UNFIT if has_lost else 0)
     label = chosen.plan.way.label if chosen else None if is_timed or is_cut else ways[0].label
+    if chosen:
+        plans = tuple(msgspec.structs.replace(plan, is_chosen=plan is chosen.plan) for plan in plans)
     return PlanComparison(
         plans=plans, is_timed=is_timed, is_cut=is_cut, chosen=chosen, folder=run.folder, exit_code=code,
         file=file_of(run.folder, label) if label else None,

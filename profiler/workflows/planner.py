@@ -21,8 +21,9 @@ from profiler.planning.solver import Frontier, best
 from profiler.request import device_choice
 from profiler.request.spec import Request, flags
 from profiler.views.export.files import refuse_output
+from profiler.views.tables.plans import ComparedPlan
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.plan_comparison import EXACT_PASSES, ComparedPlan, PlanComparison, compare_plans
+from profiler.workflows.plan_comparison import EXACT_PASSES, PlanComparison, compare_plans
 from profiler.workflows.plan_fitting import MEMORY, Steps, TriedPlan, fit_plan, fit_rule, frontiers
 from profiler.workflows.stages import ModelOnDevice, OwnForm
 

@@ -38,8 +38,8 @@ READING = {  # notation of plans -> its explanation, shown if a plan has it
 }
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table: a plan, called a way, with its predicted and measured rows."""
+class ComparedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to checkpoint, and what is known of it; one line of the table."""
 
     way: Way
     predicted: Row | None = None  # by a traced step
@@ -55,7 +55,7 @@ def workspace_text(chain: Chain, needed_bytes: int) -> str | None:
     return f"{taken}, which neither a smaller batch nor 16 bits lowers; CUBLAS_WORKSPACE_CONFIG sets its size"
 
 
-def table(lines: Sequence[Shown], *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
+def table(lines: Sequence[ComparedPlan], *, title: str, none: Way, below: Sequence[str] = ()) -> Table:
     """Return a line per plan; overheads are relative to the step without checkpointing, `none`."""
     return _cut(Table(title=title, columns=way_columns(lines, none), below=tuple(below)))
 
@@ -98,7 +98,7 @@ def legend(chain: Chain) -> str:
     return f"stages: {', '.join(spans)}" + ("" if is_cut else MERGED)
 
 
-def same_plans(lines: Sequence[Shown]) -> list[str]:
+def same_plans(lines: Sequence[ComparedPlan]) -> list[str]:
     """Return a sentence for each plan that has several names."""
     return [f"{line.way.name}: one plan" for line in lines if line.way.same]
 
@@ -109,7 +109,7 @@ def document(
     budget_bytes: int | None,
     none: Way,
     points: Sequence[Point],
-    lines: Sequence[Shown],
+    lines: Sequence[ComparedPlan],
     facts: Mapping[str, Any],
 ) -> bytes:
     """Return one JSON document, one field per line."""
@@ -128,7 +128,7 @@ def document(
     return encode_indented(fields)
 
 
-def way_columns(lines: Sequence[Shown], none: Way) -> tuple[Column, ...]:
+def way_columns(lines: Sequence[ComparedPlan], none: Way) -> tuple[Column, ...]:
     """Return the columns of these plans: their costs, what was predicted or measured, and the plans as text."""
     mark = any(line.is_chosen for line in lines)
     names = [f"{MARK if line.is_chosen else ' '} {line.way.label}" if mark else line.way.label for line in lines]
@@ -159,7 +159,7 @@ def _peaks(rows: Sequence[Row | None]) -> list[Column]:
     ]
 
 
-def _times(lines: Sequence[Shown], none: Way) -> list[Column]:
+def _times(lines: Sequence[ComparedPlan], none: Way) -> list[Column]:
     """Return the columns of measured times, their intervals, the errors of the costs, and the gradients."""
     rows = [line.measured for line in lines]
     return [
@@ -177,7 +177,7 @@ def _range(row: Row | None) -> str:
     return "too noisy" if time.is_noisy else change_range_text(time.interval)
 
 
-def _cost_error(line: Shown, none: Way) -> str:
+def _cost_error(line: ComparedPlan, none: Way) -> str:
     """Return the error of the step time by costs against the measured one, both relative to `none`."""
     ratio = line.measured.time_ratio if line.measured else None
     reference = none.cost.step_seconds
@@ -223,7 +223,7 @@ def _peak(row: Row | None) -> str:
     return bytes_text(row.readings.peak_bytes)
 
 
-def _line(line: Shown) -> dict[str, Any]:
+def _line(line: ComparedPlan) -> dict[str, Any]:
     measured, predicted = line.measured, line.predicted
     kind, peak_bytes = (measured.evidence, measured.readings.peak_bytes) if measured else (None, None)
     return {

@@ -119,7 +119,7 @@ class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
         return self.__dict__.get("found")
 
     def _table(self, found: Found) -> Table:
-        lines = [plans.Shown(way=way) for way in (found.none, *found.ways)]
+        lines = [plans.ComparedPlan(way=way) for way in (found.none, *found.ways)]
         below = [
             *plans.reading(line.way.plan for line in lines),
             plans.legend(found.chain),
