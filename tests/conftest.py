@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time, and tiny models gain nothing by threads
 
-from profiler.cli import output, process
+from profiler.cli import output
 from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import to_predict
 from profiler.core.record import Record
@@ -113,7 +113,7 @@ def _no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logs_of_bugs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of our own, which some tests provoke, leave nothing behind."""
-    monkeypatch.setattr(process, "FOLDER", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setattr(output, "FOLDER", str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")

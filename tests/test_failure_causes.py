@@ -11,8 +11,7 @@ import torch
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import Unsupported, UserError
 from profiler.core.record import Record
-from profiler.engines.error_record import error_detail
-from profiler.engines.worker import attempt
+from profiler.engines.worker import attempt, error_detail
 from profiler.measuring import failure_causes
 from profiler.measuring.trial import measure
 from profiler.request.spec import Request

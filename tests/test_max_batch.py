@@ -17,7 +17,7 @@ from profiler.core.case import Choice, Trial
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.gpu_specs import is_hollow
 from profiler.core.record import Readings, Record
-from profiler.runs import run_diff, store
+from profiler.runs import store
 from profiler.training import models
 from profiler.workflows import max_batch
 from profiler.workflows.max_batch import Largest
@@ -74,7 +74,7 @@ def test_each_gets_its_largest_batch_and_it_is_measured_there_and_one_further(he
     assert Path(file) == run.folder.relative_to(here) / "plans" / "plan.json"
     assert [one.name for one in (here / "results").iterdir()] == [run.folder.name]
     assert f"{SMALL} plan batch size {planned['batch_size']} round 1: ok" in said.err
-    assert run.manifest.sources == run_diff.code_digests(record.case for record in run.records)
+    assert run.manifest.sources == store.code_digests(record.case for record in run.records)
     assert list(run.manifest.sources) == [file]
     words = next_words(said.err)
     assert words[-4:] == ["--batch-size", str(planned["batch_size"]), "--budget", f"{limit}B"]

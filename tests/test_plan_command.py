@@ -18,7 +18,7 @@ from profiler.planning import chain as chains
 from profiler.planning.chain import SaveOption, StageModule
 from profiler.planning.plan_code import emit
 from profiler.planning.solver import best, frontier
-from profiler.runs import run_diff, store
+from profiler.runs import store
 from profiler.workflows.plan_comparison import file_of
 from tests.commands import gcprof
 from tests.conftest import run_folder
@@ -339,7 +339,7 @@ def test_a_plan_is_measured_beside_its_rivals_and_can_be_run(here, capsys):
         "".join(letter if letter.isalnum() else "-" for letter in label).strip("-") for label in labels
     }
     assert set(run.manifest.sources) == {str(path) for path in (Path("results") / run.folder.name / "plans").iterdir()}
-    assert run.manifest.sources == run_diff.code_digests(trial.case for trial in run.manifest.plan)
+    assert run.manifest.sources == store.code_digests(trial.case for trial in run.manifest.plan)
     (chosen,) = (way for way in found["ways"] if way["chosen"])
     assert chosen["measured_peak_bytes"] <= found["budget_bytes"]
     assert plan_file.read(file_of(run.folder, chosen["way"])) == plan_file.read(Path("plan.json"))

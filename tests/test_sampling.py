@@ -15,7 +15,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Record
 from profiler.core.stats import Sampling
 from profiler.measuring.meters import time as timing
-from profiler.request import sweep
+from profiler.request import spec
 from profiler.request.spec import Request, check
 from profiler.runs.store import load
 from tests import make
@@ -158,7 +158,7 @@ def test_a_run_samples_until_it_is_told_to_stop(here):
 def test_a_sweep_file_may_say_how_sure_the_median_shall_be(tmp_path):
     (tmp_path / "sweep.toml").write_text('precision_target = "5%"\nmax_samples = 40\nmax_seconds = 10\n')
 
-    request = sweep.read(tmp_path / "sweep.toml")
+    request = spec.read_sweep(tmp_path / "sweep.toml")
 
     assert request == Request(precision_target="5%", max_samples=40, max_seconds=10.0)
 

@@ -12,7 +12,7 @@ from profiler.cli import answer
 from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines.child import Log
-from profiler.runs import run_diff
+from profiler.runs import store
 from profiler.runs.store import Writer
 from profiler.views.export import files
 from profiler.views.sanitize import plain
@@ -136,7 +136,7 @@ def theirs(here: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     none, every, owed = (make.case(word, model=model, batch_size=None) for word in ("none", "all", "sqrt"))
     records = [make.record(case=none), make.record(case=every)]
     run = examples.run(here / "base", records, more=(Trial(case=owed),))
-    forged = msgspec.structs.replace(run.manifest, sources={file: run_diff.digest(text.encode())})
+    forged = msgspec.structs.replace(run.manifest, sources={file: store.digest(text.encode())})
     (run.folder / "manifest.json").write_bytes(encode(forged))
     (here / "evilpackage").mkdir()
     for path in (run.folder / "evil.py", here / "evilpackage" / "__init__.py", here / "evilpackage" / "part.py"):

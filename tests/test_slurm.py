@@ -23,7 +23,7 @@ from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines.slurm import Slurm, Work
 from profiler.request.spec import Request
-from profiler.runs import run_diff, store
+from profiler.runs import store
 from profiler.runs.store import Writer
 from profiler.workflows import run as workflow
 from profiler.workflows.resume import _refuse_changes
@@ -357,7 +357,7 @@ class Hanging:
         names = [("mlp", "none"), ("mlp", "all"), ("hanging.py:first", "none"), ("hanging.py:second", "none")]
         quick = {"samples": 1, "warmup": 0, "batch_size": 4, "verify": "off"}
         cases = [make.case(strategy, model=Choice(model), **quick) for model, strategy in names]
-        plan, digests = schedule.measured(cases, 1), run_diff.code_digests(cases)
+        plan, digests = schedule.measured(cases, 1), store.code_digests(cases)
         store.create(self.run, plan=plan, command="", environment=LOGIN, sources=digests)
 
     def go_on(self) -> Iterator[Record]:

@@ -15,7 +15,7 @@ from profiler.core import catalogue
 from profiler.core.errors import UserError
 from profiler.core.schedule import in_rounds
 from profiler.core.stats import Sampling
-from profiler.request import sweep
+from profiler.request import spec
 from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request, check, strategies_of
 from tests import make
@@ -174,4 +174,4 @@ def test_without_strategies_a_chain_is_cut_into_segments_and_blocks_are_checkpoi
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_a_plan(path):
-    assert check(sweep.read(path), lambda word: "cuda:0").trials
+    assert check(spec.read_sweep(path), lambda word: "cuda:0").trials

@@ -21,8 +21,7 @@ import typer.main
 from profiler.cli import options
 from profiler.cli.help import MODEL, PANELS, RUNS, Command, Group, about, examples
 from profiler.cli.options import VARIABLE, Words
-from profiler.cli.output import COLOR, COMMAND, SCRIPT, one_of, split_script
-from profiler.cli.process import drop_unwritable, open_standard
+from profiler.cli.output import COLOR, COMMAND, SCRIPT, drop_unwritable, keep_error, one_of, open_standard, split_script
 from profiler.core.errors import UserError
 from profiler.core.optional_deps import load_function
 
@@ -66,7 +65,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "strategies": "profiler.cli.look_up:strategies",
     "blocks": "profiler.cli.look_up:blocks",
     "reproduce": "profiler.cli.reproduce:reproduce",
-    "doctor": "profiler.cli.doctor:doctor",
+    "doctor": "profiler.cli.look_up:doctor",
 }
 
 
@@ -318,9 +317,7 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    from profiler.cli import process
-
-    path = process.keep_error(error)
+    path = keep_error(error)
     hint = f"report it with {path}, where the traceback is" if path else "GCPROF_TRACEBACK=1 shows the traceback"
     message = f"internal error: {type(error).__name__}: {error}; every result that was printed is kept"
     return _complain(message, hint=hint, code=INTERNAL, words=words)

@@ -78,7 +78,7 @@ def _say_predicted(strategy: str, predicted: Largest, limit: int) -> None:
 
 def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, json: bool) -> int:
     """Print the largest batches within this memory and the next command; return the exit code."""
-    from profiler.request.checks import optimizer_text
+    from profiler.request.spec import optimizer_text
     from profiler.views.tables import max_batch as view
     from profiler.views.tables.evidence import device_word
 

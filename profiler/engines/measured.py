@@ -10,8 +10,7 @@ import msgspec
 
 from profiler.core.case import Trial, decode, encode
 from profiler.core.record import Record
-from profiler.engines.error_record import error_record, without_readings
-from profiler.engines.worker import answer, asked, send, tell
+from profiler.engines.worker import answer, asked, error_record, send, tell, without_readings
 from profiler.measuring.ranks import Lost, Ranks, launch
 from profiler.measuring.trial import measure, measure_together
 from profiler.predicting.staging.stages import stages

@@ -34,7 +34,7 @@ from profiler.core.record import Environment, Record
 from profiler.core.secret_filter import hide, hide_bytes
 from profiler.engines import WORKER
 from profiler.engines.local import Local, in_waves, lost
-from profiler.runs import run_diff, store
+from profiler.runs import store
 
 PACKAGE = Path(__file__).parents[1]
 LEFT_HERE = [".?*", "__pycache__", "results"]  # what of the current folder is not sent, as what a .gitignore names
@@ -340,7 +340,7 @@ def pack_package(folder: Path) -> Path:
 
 def _has_own_code(cases: Iterable[Case]) -> bool:
     """Whether the cases name code or plans in the current folder. Raises UserError for a path that leads elsewhere."""
-    files = run_diff.code_files(cases)
+    files = store.code_files(cases)
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             message = f"'{name}' cannot be sent to a cluster: its path is not relative to the current folder"

@@ -33,7 +33,7 @@ from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
 from profiler.core.secret_filter import hide
 from profiler.engines.local import Local, informed, lost
-from profiler.runs import find, run_diff, store
+from profiler.runs import find, store
 from profiler.runs.store import Manifest, Writer
 
 GENERAL = ("name", "mem_gb", "cpus_per_task")  # options of submitit for any cluster, besides those of `connect`
@@ -351,7 +351,7 @@ def _refuse_other(manifest: Manifest, devices: Mapping[str, Environment], jobs_f
         if device not in devices:
             raise UserError(f"this node has no '{device}': torch sees {', '.join(devices)}")
         first = msgspec.structs.replace(manifest, environment=_agreed(jobs_folder, device, devices[device]))
-        changes = run_diff.changes(first, environment=devices[device], sources=run_diff.code_digests(cases))
+        changes = store.changes(first, environment=devices[device], sources=store.code_digests(cases))
         if changes:
             hint = "ask for one kind of node, as constraint=NAME does"
             raise UserError(f"this node is not as the first of the run: {'; '.join(changes)}", hint=hint)

@@ -1,24 +1,25 @@
-"""Words -> checked cases: every refusal of an impossible request happens here. Knows nothing of torch."""
+"""Words and sweep files (TOML) -> checked cases: an impossible request is refused here. Knows nothing of torch."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from profiler.core import catalogue, plan_file, schedule, secret_filter
+from profiler.core import catalogue, plan_file, safe_files, schedule, secret_filter
 from profiler.core.case import SETTINGS, SWITCHES, Case, Choice, Setting, Trial, split_choices
 from profiler.core.devices import parse
-from profiler.core.errors import UserError, nearest_or_all, refuse_idle
+from profiler.core.errors import UserError, nearest, nearest_or_all, refuse_idle
 from profiler.core.schedule import Shard
-from profiler.request import checks, device_choice
-from profiler.request.checks import MICRO_BATCHES, RANKS, SIZES, UNTIL, Numbers
+from profiler.core.stats import Sampling
+from profiler.core.units import parse_percent
+from profiler.request import device_choice
 from profiler.training import distributed, levers, models, optimizers, strategies
 
 SEGMENTS, OF_BLOCKS = "1,2,4,8,16,32", "sqrt,all,selective"  # defaults besides `none`: for chains, and for other models
@@ -28,10 +29,16 @@ TABLES = {  # for the fields of a case that are Choices
     "optimizer": optimizers.TABLE,
     "parallel": distributed.TABLE,
 }
+UNTIL = ("precision_target", "max_samples", "max_seconds")  # instead of a fixed number of samples
+LEAST_STEPS = 4  # timed in every round: two pairs, so that three rounds have six, the fewest with a confidence interval
+FEWEST, MOST = 6, 10_000  # samples per round: fewer than six give no confidence interval of the median
+LONGEST = 100_000  # seconds of sampling per round
 TOGETHER = (("strategies", "segments"), ("device", "gpus"))  # one axis with two words
 OF_KIND = ("rounds", "samples", *UNTIL, "predict", "calibrate", "routing")  # not for every kind of device
 T = TypeVar("T")
 PRECISIONS = ("fp32", "bf16", "fp16", "amp-bf16", "amp-fp16")
+LARGEST = 1_000_000  # segments; more than any chain has modules
+NUMBERS = ("accumulate", "batch_size", "ranks", "segments")  # words that may be one number
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,28 +186,28 @@ def check(request: Request, choose_device: Callable[[str], str]) -> CheckedReque
     words = ["fp32"] if request.precision is None else [word.strip() for word in request.precision.split(",")]
     precisions = _unique(_one_of("--precision", word, PRECISIONS) for word in words)
     ways = _ways(request)
-    checks.check_batch_size(request.batch_size, chosen_models)
+    check_batch_size(request.batch_size, chosen_models)
     if request.blocks is not None and not request.blocks.strip():
         hint = "'layers.*' or enc1,enc2, as `gcprof blocks MODEL` shows them; leave it out for those that are found"
         raise UserError(f"--blocks: '{request.blocks}' names no block", hint=hint)
     defaults = {field.name: field.default for field in msgspec.structs.fields(Case)}
     fields = {name: _setting(name, setting, request, defaults[name]) for name, setting in SETTINGS.items()}
     rounds = _within(1, 1000, "--rounds", request.rounds, 3)
-    checks.check_data(request.data, chosen_models)
+    check_data(request.data, chosen_models)
     devices = _unique(choose_device(word) for word in device_choice.words(request.device, request.gpus))
-    until = checks.sampling_of(msgspec.structs.asdict(request), devices[0])
+    until = sampling_of(msgspec.structs.asdict(request), devices[0])
     if until:
-        fields["samples"] = checks.LEAST_STEPS
+        fields["samples"] = LEAST_STEPS
     remarks: list[str] = []
     if devices == ["cpu"]:
-        chosen_models = _unique(checks.smaller(model, remarks) for model in model_words)
+        chosen_models = _unique(smaller(model, remarks) for model in model_words)
     points = product(devices, chosen_models, optimized, sizes, micro_batches, precisions, ways, chosen)
     cases = [
         Case(
             model=model,
             strategy=Choice("none"),
             optimizer=optimizer,
-            batch_size=size or checks.batch_size(model),
+            batch_size=size or batch_size(model),
             precision=precision,
             accumulate=accumulate,
             device=device,
@@ -228,7 +235,7 @@ def strategies_of(request: Request) -> list[Choice]:
     if segments is None and not named:
         is_chain = request.model is None or all(one.name in models.CHAINS for one in split_choices(request.model))
         named, segments = ([], SEGMENTS) if is_chain else (split_choices(OF_BLOCKS), None)
-    counts = [] if segments is None else checks.segment_counts(segments)
+    counts = [] if segments is None else segment_counts(segments)
     return _unique([Choice("none"), *named, *(Choice.of("segments", {"k": count}) for count in counts)])
 
 
@@ -238,7 +245,7 @@ def _resolved(words: list[Choice], field: str) -> list[Choice]:
 
 def _numbers(option: str, text: str | None, kind: Numbers) -> list[int]:
     """Parse an axis of whole numbers; [] if it is not given."""
-    return _unique([] if text is None else checks.whole(text, option=option, kind=kind))
+    return _unique([] if text is None else whole(text, option=option, kind=kind))
 
 
 def _ways(request: Request) -> list[tuple[Choice | UnsetType, int | UnsetType]]:
@@ -299,3 +306,182 @@ def _within(least: int, most: int, option: str, value: int | None, default: int)
         size = "small" if value < least else "large"
         raise UserError(f"{option}: {value} is too {size}", hint=f"{least} to {most}")
     return default if value is None else value
+
+
+class Numbers(NamedTuple):
+    """What the numbers of an axis are, for messages about a wrong word, and their largest value."""
+
+    noun: str
+    example: str
+    most: int
+
+
+SIZES = Numbers("a batch size", "64 or 8,16,32, up to 1,000,000,000", 10**9)
+RANKS = Numbers("a number of ranks", "4 or 8,64,512, up to 65,536", 65_536)
+MICRO_BATCHES = Numbers("a number of micro-batches", "4 or 1,2,4, up to 10,000", 10_000)
+
+
+def whole(text: str, *, option: str, kind: Numbers) -> list[int]:
+    """`8,16,32` as numbers from 1. Raises UserError that names the option and the bad word."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not _is_within(word, kind.most):
+            raise UserError(f"{option}: '{word}' is not {kind.noun}", hint=f"whole numbers from 1, like {kind.example}")
+    return [int(word) for word in words]
+
+
+def segment_counts(text: str) -> list[int]:
+    """`1,2,4`, `1..32` or `1..32:x2` as numbers. Raises UserError that names the bad item."""
+    return [count for item in text.split(",") for count in _counts(item.strip())]
+
+
+def _counts(item: str) -> list[int]:
+    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})(?::x(\d{1,9}))?", item, flags=re.ASCII)
+    if not span:
+        return [_segment_count(item, item)]
+    first, last = _segment_count(span[1], item), _segment_count(span[2], item)
+    factor = int(span[3]) if span[3] else None
+    if last < first or factor in (0, 1) or (factor is None and last - first >= 1000):
+        message = f"--segments: '{item}' is not a range"
+        raise UserError(message, hint="write first..last, up to 1000 long, or first..last:x2")
+    counts = list(range(first, last + 1)) if factor is None else [first]
+    while factor and counts[-1] * factor <= last:
+        counts.append(counts[-1] * factor)
+    return counts
+
+
+def _segment_count(word: str, item: str) -> int:
+    if not _is_within(word, LARGEST):
+        message = f"--segments: '{item}' is not a number of segments"
+        raise UserError(message, hint=f"whole numbers from 1 to {LARGEST}, like 1,2,4 or 1..32 or 1..32:x2")
+    return int(word)
+
+
+def _is_within(word: str, most: int) -> bool:
+    return bool(re.fullmatch(r"\d{1,9}", word, flags=re.ASCII)) and 1 <= int(word) <= most
+
+
+def sampling_of(words: Mapping[str, Any], device: str) -> Sampling | UnsetType:
+    """Return when to stop sampling; UNSET if a fixed number is asked for, or the device has no times.
+
+    `words` are those of a Request. Raises UserError.
+    """
+    given = {name: words[name] for name in UNTIL if words[name] is not None}
+    is_fixed = words["samples"] is not None
+    has_no_times = bool(parse(device).prefix)
+    if given and (is_fixed or has_no_times):
+        without = "--samples, which is a fixed number" if is_fixed else f"'{device}', where no step is timed"
+        refuse_idle({f"--{name.replace('_', '-')}": True for name in given}, f"with {without}")
+    return UNSET if is_fixed or has_no_times else sampling(**given)
+
+
+def sampling(
+    *, precision_target: str | None = None, max_samples: int | None = None, max_seconds: float | None = None
+) -> Sampling:
+    """Return a Sampling with these values, and the defaults of the others. Raises UserError."""
+    usual = Sampling()
+    target = usual.precision_target if precision_target is None else parse_percent(precision_target)
+    if target is None or not 0.001 <= target <= 0.5:
+        message = f"--precision-target: '{precision_target}' is no precision"
+        raise UserError(message, hint="a percentage from 0.1% to 50%, like 2%")
+    return Sampling(
+        precision_target=target,
+        max_samples=int(_bounded(FEWEST, MOST, "--max-samples", max_samples) or usual.max_samples),
+        max_seconds=_bounded(0.001, LONGEST, "--max-seconds", max_seconds) or usual.max_seconds,
+    )
+
+
+def _bounded(least: float, most: int, option: str, value: float | None) -> float | None:
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{option} cannot be {value:g}", hint=f"from {least:g} to {most:,}")
+    return value
+
+
+def batch_size(model: Choice) -> int | None:
+    """Return the model's default batch size; None if it has none."""
+    default = catalogue.read(model.name, models.TABLE).parameters.get("batch_size")
+    return int(default) if default is not None and default.isdecimal() else None
+
+
+def check_batch_size(text: str | None, chosen: list[Choice]) -> None:
+    """Raises UserError where a batch size was given, and a chosen model makes a batch of its own size."""
+    for model in chosen if text is not None else []:
+        if "batch_size" not in catalogue.read(model.name, models.TABLE).parameters:
+            hint = "give its function a parameter batch_size, or leave it out"
+            raise UserError(f"--batch-size has no effect on '{model}', which makes its own batch", hint=hint)
+
+
+def optimizer_text(case: Case) -> str:
+    """Return the optimizer for a title that is written before the model is built: a user's model may bring its own."""
+    return f"{case.optimizer}{'' if catalogue.listed(case.model.name, models.TABLE) else ' or its own'}"
+
+
+def smaller(model: Choice, remarks: list[str]) -> Choice:
+    """Return the model with its smaller defaults for a CPU, for options that were not given."""
+    without_gpu = models.WITHOUT_GPU.get(model.name, {})
+    options = {key: value for key, value in without_gpu.items() if key not in model.options}
+    chosen = catalogue.resolve(Choice.of(model.name, {**model.options, **options}), models.TABLE)
+    if options:
+        defaults = {option.name: option.default for option in catalogue.read(model.name, models.TABLE).options}
+        full = Choice.of(model.name, {**model.options, **{key: defaults[key] for key in options}})
+        remarks.append(f"{chosen} stands in for the full-size {model} on a CPU; for that, say {full}")
+    return chosen
+
+
+def check_data(directory: str | None, chosen: list[Choice]) -> None:
+    """Raises UserError for a folder without MNIST's files, and for a chosen model that reads no files."""
+    if directory is None:
+        return
+    if not directory or not Path(directory).is_dir():
+        raise UserError(f"--data: '{directory}' is not a folder", hint="name the folder that holds the IDX files")
+    for model in chosen:
+        if "data_directory" not in catalogue.read(model.name, models.TABLE).parameters:
+            message = f"--data has no effect on '{model}', which makes its own batch"
+            raise UserError(message, hint="leave it out for this model")
+    if not any((Path(directory) / below / name).is_file() for below, name in models.DATA_FILES):
+        names = " or ".join(str(Path(below) / name) for below, name in models.DATA_FILES)
+        raise UserError(f"--data: '{directory}' holds no MNIST files", hint=f"it should have {names}")
+
+
+def read_sweep(path: Path) -> Request:
+    """Read a sweep file. Raises UserError with file, line and key if it is not TOML, or a key or type is wrong."""
+    text, table = safe_files.load_toml(path, hint="examples are in configs/")
+    return as_request(table, path=path, text=text)
+
+
+def as_request(table: dict[str, Any], *, path: Path, text: str) -> Request:
+    """Convert a table of TOML to a Request; file and text are for error messages."""
+    allowed = list(Request.__struct_fields__)
+    for key in table:
+        if key not in allowed:
+            hint = " ".join(filter(None, [nearest(key, allowed), f"the keys are {', '.join(allowed)}"]))
+            raise UserError(f"{path}:{safe_files.line_of(text, key)}: no key is called '{key}'", hint=hint)
+    for key, value in table.items():
+        if wrong := _fault(value):
+            message = f"{path}:{safe_files.line_of(text, key)}: {key}: {wrong}"
+            raise UserError(message, hint="a list is of whole numbers or of words: [1, 2], ['all', 'sqrt']")
+    try:
+        return msgspec.convert({key: _as_words(key, value) for key, value in table.items()}, Request)
+    except msgspec.ValidationError as error:
+        key = str(error).rpartition("$.")[2].rstrip("`")
+        message = f"{path}:{safe_files.line_of(text, key)}: {key}: {str(error).partition(' - at')[0]}"
+        raise UserError(message, hint="examples are in configs/") from None
+
+
+def _fault(value: object) -> str | None:
+    """Return why a list is not one of words and whole numbers; None if it is, or if the value is no list."""
+    if not isinstance(value, list):
+        return None
+    wrong = [item for item in value if type(item) not in (str, int)]
+    if wrong:
+        return f"{msgspec.json.encode(wrong[0], enc_hook=str).decode()} is neither a whole number nor a word"
+    return None if value else "the list is empty"
+
+
+def _as_words(key: str, value: object) -> object:
+    """Convert a value to its command-line form: [1, 2] to `1,2`, and 64 to `64` if a word is expected."""
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and key in NUMBERS:
+        return str(value)
+    return value

@@ -27,7 +27,7 @@ NO_PROCESS = Process(
 )  # fmt: skip
 SOURCES = (".py", ".sh", ".toml", ".yaml", ".yml", ".json")  # files that a command names and reads
 MOST_BYTES = 1 << 20  # of such a file
-DIGITS = 16  # of a SHA-256, as in runs/run_diff.py
+DIGITS = 16  # of a SHA-256, as in runs/store.py
 
 
 def records(variants: Sequence[Variant], *, started: str | None = None) -> tuple[Record, ...]:

@@ -19,9 +19,9 @@ from profiler.core.devices import parse
 from profiler.core.errors import UserError, nearest_or_all
 from profiler.core.record import evidence
 from profiler.core.user_code import shipped
-from profiler.request import device_choice, spec, sweep
+from profiler.request import device_choice, spec
 from profiler.request.spec import TABLES, Request, command_line
-from profiler.runs import RESULTS, run_diff, store
+from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, Screen
@@ -92,7 +92,7 @@ def load(path: Path) -> System:
     """Read a system's file. Those that come with gcprof are sound: a test reads them all."""
     text, document = safe_files.load_toml(path, hint="examples are in configs/published/")
     rows, reduced = document.pop("row"), document.setdefault("cpu", {}).pop("reduced", None)
-    full, smaller = (sweep.as_request(document[size], path=path, text=text) for size in SIZES)
+    full, smaller = (spec.as_request(document[size], path=path, text=text) for size in SIZES)
     figures = {size: tuple(figure for row in rows for figure in _figures(row, size)) for size in SIZES}
     sizes = {
         "full": Size(request=full, wanted=figures["full"]),
@@ -149,7 +149,7 @@ def reproduce(
             plan=checked.trials,
             command=command_line(typed),
             environment=device_choice.environment(chosen, devices),
-            sources=run_diff.code_digests(trial.case for trial in checked.trials),
+            sources=store.code_digests(trial.case for trial in checked.trials),
         )
         for line in opening(checked.trials, devices, (f"reduced: {size.reduced}",) if size.reduced else ()):
             screen.say(line)

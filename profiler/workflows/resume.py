@@ -18,7 +18,7 @@ from profiler.core.record import HARDWARE, Environment
 from profiler.core.units import count_text
 from profiler.request import device_choice, spec
 from profiler.request.spec import TABLES, CheckedRequest, Request, given
-from profiler.runs import RESULTS, run_diff, store
+from profiler.runs import RESULTS, store
 from profiler.runs.find import run_folder
 from profiler.runs.store import Run
 from profiler.workflows import SILENT, STARTING, Screen, consent
@@ -66,7 +66,7 @@ def resume(request: RunRequest, screen: Screen = SILENT) -> Ran:
             for device in dict.fromkeys(trial.case.device for trial in checked.trials):
                 device_choice.choose_device(device, list(devices))  # every trial would fail, and the run be complete
         if request.anew:
-            if gone := run_diff.missing_code(trial.case for trial in checked.trials):
+            if gone := store.missing_code(trial.case for trial in checked.trials):
                 message = f"this run is of files that are not here: {', '.join(gone)}"
                 raise UserError(message, hint="put them back, or go to the folder where the run was begun")
             manifest = before.manifest
@@ -154,9 +154,9 @@ def _refuse_changes(
     now = device_choice.environment(trials[0].case.device, devices)
     if now.device_name is None:  # the device of a cluster's job is unknown before it runs: the job checks it
         now = msgspec.structs.replace(now, **{name: getattr(now, name) or getattr(then, name) for name in HARDWARE})
-    sources = run_diff.code_digests(trial.case for trial in trials)
+    sources = store.code_digests(trial.case for trial in trials)
     manifest = msgspec.structs.replace(before.manifest, environment=then)
-    changes = [*run_diff.changes(manifest, environment=now, sources=sources)]
+    changes = [*store.changes(manifest, environment=now, sources=sources)]
     if asked and {*map(_key, asked.trials)} != {*map(_key, trials)}:
         changes = [*_other_words(before, request), *changes]
     if changes:

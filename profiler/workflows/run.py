@@ -23,9 +23,9 @@ from profiler.core.record import Environment, Record
 from profiler.core.schedule import Shard
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
-from profiler.request import device_choice, spec, sweep
+from profiler.request import device_choice, spec
 from profiler.request.spec import CheckedRequest, Request, command_line, given
-from profiler.runs import RESULTS, run_diff, store
+from profiler.runs import RESULTS, store
 from profiler.runs.store import Run, Writer
 from profiler.training import models
 from profiler.views.export import files
@@ -72,7 +72,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the sweep file with the words over it. Raises UserError for what the file may not say by itself."""
         if self.config is None:
             return self.words
-        asked = spec.override(sweep.read(self.config), self.words)
+        asked = spec.override(spec.read_sweep(self.config), self.words)
         consent.refuse_file(asked, self.words, path=self.config)
         return asked
 
@@ -175,7 +175,7 @@ def in_folder(
         plan=checked.trials,
         command=command,
         environment=device_choice.environment(checked.trials[0].case.device, devices),
-        sources=run_diff.code_digests(trial.case for trial in checked.trials),
+        sources=store.code_digests(trial.case for trial in checked.trials),
         words=words,
         shard=checked.shard or UNSET,
     )

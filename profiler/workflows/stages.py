@@ -22,9 +22,8 @@ from profiler.core.units import batch_text
 from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
-from profiler.request.checks import optimizer_text
-from profiler.request.spec import Request, command_line, flags
-from profiler.runs import run_diff, store
+from profiler.request.spec import Request, command_line, flags, optimizer_text
+from profiler.runs import store
 from profiler.runs.store import Run
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.explanation import better_text
@@ -122,8 +121,8 @@ class ModelOnDevice:
 
         `ready` are records of trials that were run before.
         """
-        digests = run_diff.code_digests(trial.case for trial in trials)
-        digests |= {str(path): run_diff.digest(encode_indented(plan)) for path, plan in plans.items()}  # written below
+        digests = store.code_digests(trial.case for trial in trials)
+        digests |= {str(path): store.digest(encode_indented(plan)) for path, plan in plans.items()}  # written below
         run = store.create(
             folder,
             plan=trials,

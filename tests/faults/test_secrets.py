@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from profiler.cli import answer, process
+from profiler.cli import answer, output
 from profiler.core import secret_filter
 from profiler.runs import store
 from tests.program import gcprof
@@ -155,8 +155,8 @@ def test_fault_58_a_secret_is_known_by_its_shape(text: str, hidden: str):
 
 def test_fault_58_the_log_of_our_own_error_hides_it_too(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
-    monkeypatch.setattr(process, "FOLDER", str(here))
+    monkeypatch.setattr(output, "FOLDER", str(here))
 
-    path = process.keep_error(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
+    path = output.keep_error(RuntimeError(f"401 for {SECRETS['HF_TOKEN']}"))
 
     assert Path(str(path)).read_text() == "RuntimeError: 401 for [hidden]\n"

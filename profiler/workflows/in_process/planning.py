@@ -14,7 +14,7 @@ from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates, solver
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
-from profiler.request.checks import optimizer_text
+from profiler.request.spec import optimizer_text
 from profiler.views.tables.evidence import device_word
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows.in_process.answering import Source, answer, named
