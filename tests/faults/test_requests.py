@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from profiler.cli import COMMANDS, answer
 from profiler.core.errors import UserError
-from profiler.request import checks, spec, sweep
+from profiler.request import spec
 from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
@@ -47,7 +47,7 @@ def planned(**asked: Any) -> CheckedRequest:
 def test_fault_1_any_text_is_whole_numbers_from_1_or_refused_by_name(text: str):
     with suppress(UserError):
         choices = [trial.case.strategy for trial in planned(segments=text).trials if trial.case.strategy != "none"]
-        assert all(1 <= int(choice.options["k"]) <= checks.LARGEST for choice in choices)
+        assert all(1 <= int(choice.options["k"]) <= spec.LARGEST for choice in choices)
         return
     with pytest.raises(UserError, match=r"^--segments: ") as caught:
         planned(segments=text)
@@ -129,7 +129,7 @@ def test_fault_7_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPath
     path.write_bytes(data)
 
     with suppress(UserError):
-        assert isinstance(sweep.read(path), Request)
+        assert isinstance(spec.read_sweep(path), Request)
 
 
 # --- folders and files that are there already, or cannot be written

@@ -19,7 +19,7 @@ from profiler.core.case import Choice, Trial, encode
 from profiler.core.record import Record, Shortage
 from profiler.core.units import GIB
 from profiler.engines import child as children
-from profiler.engines import error_record
+from profiler.engines import worker
 from profiler.engines.child import LOG_BYTES, TAIL_BYTES, Child
 from profiler.engines.local import RUN_TRIALS, Local
 from profiler.engines.worker import attempt
@@ -178,7 +178,7 @@ def test_fault_12_where_the_model_alone_does_not_fit_no_strategy_is_advised(tmp_
     ],
 )
 def test_fault_13_every_way_of_saying_it_is_known_and_no_other(error, expected):
-    found = error_record.shortage(error)
+    found = worker.shortage(error)
 
     assert (found and found.of) == expected
     assert found is None or found.asked_bytes is None
