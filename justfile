@@ -109,7 +109,7 @@ bench-instrument *words:
 
 # 204 operators on inputs and gradients that are not contiguous, against bare loops: writes its part of docs/accuracy.md
 bench-layouts *words:
-    {{python}} -m benchmarks.layouts -o docs/accuracy.md {{words}}
+    {{python}} -m benchmarks.instrument --layouts -o docs/accuracy.md {{words}}
 
 # plans at 70 % of the peak of 20 models, run: writes its part of docs/accuracy.md
 bench-plans *words:

@@ -3,7 +3,8 @@
 Each row is a step that gcprof rehearses, and the same step in a bare loop (`benchmarks.bare_loop`), whose checkpoints
 are written by hand with torch.utils.checkpoint, in a process of its own. Peak, saved and reserved bytes are equal to
 the byte, or the row's difference has a named cause; the run fails where one has none. Beside it stands how far the
-estimate (fake tensors, as where there is no hollow device) is off. Writes its part of docs/accuracy.md with -o.
+estimate (fake tensors, as where there is no hollow device) is off. With `--layouts` the rows are modules of one
+operator on inputs and gradients that are not contiguous. Writes its part of docs/accuracy.md with -o.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,16 +53,14 @@ What gcprof says of a step's memory, held to PyTorch itself. Where the hollow de
 CUDA build of torch), a GPU that is asked for by name is rehearsed: PyTorch's own CUDA code and allocator run there, on
 memory without arithmetic. Elsewhere the bytes are an estimate, from fake tensors.
 """
-SECTION = "## Rehearsed steps, against bare loops\n"
-TEXT = """
-{count} of the {whole} rows in which every pair of values of these factors meets: {num_models} models; fp32, bf16 and
-amp-bf16; {num_strategies} strategies; h100, a100-40, t4 and rtx-4090. A bare loop in a process of its own makes the
-same model and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads the
-allocator's statistics of its second step. `exact` counts rows in which peak, saved and reserved bytes are all equal to
+SECTION, LAYOUTS = "## Rehearsed steps, against bare loops\n", "## Operators on other layouts\n"
+TEXT = f"""
+COUNT of the WHOLE rows in which every pair of values of these factors meets: {sum(map(len, MODELS.values()))} models;
+fp32, bf16 and amp-bf16; {len(STRATEGIES)} strategies; h100, a100-40, t4 and rtx-4090. A bare loop in a process of its
+own makes the same model and batch on the device, calls `torch.utils.checkpoint` on the same blocks by hand, and reads
+the allocator's statistics of its second step. `exact` counts rows in which peak, saved and reserved bytes are equal to
 the byte; `refused` those whose strategy does not fit the model, which gcprof says with the reason; the worst
 differences are beside it. cuDNN's workspaces are 0 in all of them.
-Made by `python -m benchmarks.instrument` with gcprof {version} and torch {torch}.
-
 """
 
 
@@ -124,44 +126,74 @@ class BareLoop:
 
 
 def main() -> int:
-    asked = _words()
-    everything = rows()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4")
+    parser.add_argument("--rows", type=int, help="so many, spread over all")
+    parser.add_argument("--records", type=Path, help="a file of what is judged, to go on from")
+    parser.add_argument("--within", type=float, default=MOST_MINUTES, help="minutes: no row is begun later")
+    parser.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
+    parser.add_argument("--layouts", action="store_true", help="operators on other layouts")
+    parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
+    asked = parser.parse_args()
+    everything = layouts() if asked.layouts else rows()
     assert len(everything) <= MOST_ROWS, len(everything)
-    assert not not_covered(everything), not_covered(everything)[:3]
-    chosen = [row for row in everything if _is_chosen(row, asked.only)]
+    assert asked.layouts or not not_covered(everything), not_covered(everything)[:3]
+    pairs = [word.split("=", 1) for word in asked.only]
+    chosen = [row for row in everything if all(value in str(getattr(row, name)) for name, value in pairs)]
     random.Random(0).shuffle(chosen)  # so that a part of them is spread over all
-    chosen = chosen[: asked.rows]
-    began, judged = time.monotonic(), _read(asked.records, chosen)
-    with BareLoop() as bare, engine(rehearses=True) as rehearsing, engine(rehearses=False) as estimating:
-        for row in [row for row in chosen if row not in {one.row for one in judged}]:
-            if time.monotonic() > began + 60 * asked.within:
-                break
-            judged.append(judge(row, bare, rehearsing, None if asked.no_estimate else estimating))
+    with (
+        BareLoop() as bare,
+        engine(rehearses=True) as rehearsing,
+        engine(rehearses=False) as plain,
+        resumed(chosen[: asked.rows], Judged, asked.records, asked.within) as (judged, left, keep),
+    ):
+        for row in left:
+            keep(judge(row, bare, rehearsing, None if asked.no_estimate else plain))
             print(line(judged[-1]), flush=True)
-            if asked.records:
-                with asked.records.open("ab") as file:
-                    file.write(msgspec.json.encode(judged[-1]) + b"\n")
     judged.sort(key=lambda one: everything.index(one.row))
-    text = _summary(judged) + _by("model", judged, lambda row: row.model) + _by("strategy", judged, _family)
-    text += _differing(judged)
-    print(f"\n{len(judged)} of {len(chosen)} rows in {(time.monotonic() - began) / 60:.1f} minutes\n{text}")
+    text = "\n" if asked.layouts else TEXT.replace("COUNT", str(len(judged))).replace("WHOLE", str(len(everything)))
+    text += (
+        f"Made by `python -m benchmarks.instrument{' --layouts' * asked.layouts}` with gcprof {__version__} and torch"
+    )
+    text += f" {version('torch')}.\n\n{_summary(judged)}"
+    if not asked.layouts:
+        text += "".join(f"\n- `{name}` is left out: {why}." for name, why in LEFT_OUT.items()) + "\n\n"
+        text += _by("model", judged, lambda row: row.model)
+    text += _by("layout" if asked.layouts else "strategy", judged, lambda row: row.family) + _differing(judged)
+    print(f"\n{text}")
     if asked.output:
-        version = subprocess.run(
-            [sys.executable, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
-        )
-        told = TEXT.format(
-            count=len(judged), whole=len(everything), num_models=sum(map(len, MODELS.values())),
-            num_strategies=len(STRATEGIES),
-            version=__version__, torch=version.stdout.strip(),
-        )  # fmt: skip
-        write_section(asked.output, SECTION, told + text)
+        write_section(asked.output, LAYOUTS if asked.layouts else SECTION, text)
     return int(any(one.failed or not (one.refused or one.is_exact or one.cause) for one in judged))
 
 
-def _read(records: Path | None, chosen: Sequence[Row]) -> list[Judged]:
-    """What an earlier run has judged of these rows."""
+def layouts() -> list[Row]:
+    """A row for each operator on each layout."""
+    from benchmarks.layouts import LAYOUTS, OPERATORS
+
+    return [
+        Row(kind="layout", model=f"benchmarks/layouts.py:make:op={op},layout={layout}", batch_size=8, family=about)
+        for op in OPERATORS
+        for layout, about in LAYOUTS.items()
+    ]
+
+
+@contextmanager
+def resumed(rows: Sequence[Row], kind: type[Any], records: Path | None, minutes: float) -> Iterator[Any]:
+    """Give what an earlier run has found of these rows, the rows that are left, and what keeps a further finding.
+
+    No row is given later than so many minutes from now.
+    """
     lines = records.read_bytes().splitlines() if records and records.exists() else []
-    return [one for one in map(msgspec.json.Decoder(Judged).decode, lines) if one.row in chosen]
+    found = [one for one in (msgspec.json.decode(line, type=kind) for line in lines) if one.row in rows]
+    until, known = time.monotonic() + 60 * minutes, {one.row for one in found}
+
+    def keep(one: Any) -> None:
+        found.append(one)
+        if records:
+            with records.open("ab") as file:
+                file.write(msgspec.json.encode(one) + b"\n")
+
+    yield found, takewhile(lambda _: time.monotonic() < until, (row for row in rows if row not in known)), keep
 
 
 def engine(*, rehearses: bool) -> Local:
@@ -229,26 +261,6 @@ def write_section(document: Path, section: str, text: str) -> None:
     document.write_text(f"{before.rstrip()}\n\n{section}{text.rstrip()}\n{mark}{after}", encoding="utf-8")
 
 
-def _words() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="rows in which all of these stand: model=hf: device=t4")
-    parser.add_argument("--rows", type=int, help="so many, spread over all")
-    parser.add_argument("--records", type=Path, help="a file of what is judged, to go on from")
-    parser.add_argument("--within", type=float, default=MOST_MINUTES, help="minutes: no row is begun later")
-    parser.add_argument("--no-estimate", action="store_true", help="leave the estimate out")
-    parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
-    return parser.parse_args()
-
-
-def _is_chosen(row: Row, words: Iterable[str]) -> bool:
-    pairs = (word.partition("=") for word in words)
-    return all(value in str(getattr(row, name)) for name, _, value in pairs)
-
-
-def _family(row: Row) -> str:
-    return row.family
-
-
 def line(one: Judged) -> str:
     """A judged row in words."""
     if one.failed or one.refused:
@@ -261,36 +273,33 @@ def line(one: Judged) -> str:
 def _summary(judged: Sequence[Judged]) -> str:
     held = [one for one in judged if one.truth]
     guesses = [abs(one.error("peak_bytes", of="estimate")) for one in held if one.estimate]
-    text = (
-        f"Of {len(judged)} rows {sum(one.is_exact for one in held)} are exact, "
-        f"{sum(not one.is_exact for one in held)} differ, {sum(bool(one.refused) for one in judged)} are refused and "
-        f"{sum(bool(one.failed) for one in judged)} failed."
-    )
+    exact, refused = sum(one.is_exact for one in held), sum(bool(one.refused) for one in judged)
+    text = f"Of {len(judged)} rows {exact} are exact, {len(held) - exact} differ, {refused} are refused and"
+    text += f" {sum(bool(one.failed) for one in judged)} failed."
     if guesses:
-        text += (
-            f" The estimate's peak is off by {median(guesses):.2%} in the median and by {max(guesses):.1%} at worst"
-            f" ({len(guesses)} rows)."
-        )
-    left_out = "".join(f"\n- `{name}` is left out: {why}." for name, why in LEFT_OUT.items())
-    return f"{text}\n{left_out}\n\n"
+        text += f" The estimate's peak is off by {median(guesses):.2%} in the median and by {max(guesses):.1%} at worst"
+        text += f" ({len(guesses)} rows)."
+    return f"{text}\n"
 
 
 def _by(factor: str, judged: Sequence[Judged], key: Callable[[Row], str]) -> str:
-    more = [" estimate, median | worst |", "--:|--:|"] if any(one.estimate for one in judged) else ["", ""]
-    text = f"| {factor} | rows | refused | exact | peak, worst | saved | reserved |{more[0]}\n"
-    text += f"|---|--:|--:|--:|--:|--:|--:|{more[1]}\n"
+    text = f"\n| {factor} | rows | refused | exact | peak, worst | saved | reserved | estimate, median | worst |\n"
+    text += f"|---|{'--:|' * 8}\n"
     for value in dict.fromkeys(key(one.row) for one in judged):
         own = [one for one in judged if key(one.row) == value]
         held = [one for one in own if one.truth]
         worst = [max((one.error(name) for one in held), key=abs, default=0.0) for name in READINGS]
         guesses = [one.error("peak_bytes", of="estimate") for one in held if one.estimate]
         cells = [f"{error:+.3%}" if error else "0" for error in worst]
-        if more[0]:
-            cells += [f"{median(map(abs, guesses)):.2%}", f"{max(guesses, key=abs):+.2%}"] if guesses else ["-", "-"]
+        cells += [f"{median(map(abs, guesses)):.2%}", f"{max(guesses, key=abs):+.2%}"] if guesses else ["-", "-"]
         counts = f"{len(own)} | {sum(bool(one.refused) for one in own)} | {sum(one.is_exact for one in held)}"
-        name = value if len(value) < 60 else ":".join(value.split(":")[:2])
-        text += f"| `{name}` | {counts} | {' | '.join(cells)} |\n"
+        text += f"| `{short(value)}` | {counts} | {' | '.join(cells)} |\n"
     return text + "\n"
+
+
+def short(model: str) -> str:
+    """A model's word, without options that make it too long for a table."""
+    return model if len(model) < 60 else ":".join(model.split(":")[:2])
 
 
 def _differing(judged: Sequence[Judged]) -> str:
@@ -300,9 +309,8 @@ def _differing(judged: Sequence[Judged]) -> str:
     text = "| differing row | peak | saved | reserved | cause |\n|---|--:|--:|--:|---|\n" if far else ""
     for one in far:
         row = one.row
-        name = row.model if len(row.model) < 60 else ":".join(row.model.split(":")[:2])
         cells = " | ".join(f"{one.error(reading):+.3%}" for reading in READINGS)
-        words = f"`{name}`, {row.device}, {row.precision}, {row.optimizer}, `{row.strategy}`"
+        words = f"`{short(row.model)}`, {row.device}, {row.precision}, {row.optimizer}, `{row.strategy}`"
         text += f"| {words} | {cells} | {one.cause or 'not found'} |\n"
     return text + "".join(f"\n- `{one.row}`: {one.failed}" for one in judged if one.failed)
 

@@ -1,24 +1,13 @@
-"""Operators on inputs and gradients that are not contiguous, one at a time: `just bench-layouts`.
-
-Each of 204 cases is a module with one operator on one layout, trained for a step. What gcprof rehearses of it is held
-to a bare loop (`benchmarks.bare_loop`): peak and saved bytes within 0.1 %, or the case is refused. Beside it stands how
-far the estimate is off, which knows of an operator only what fake tensors show. Writes its part of docs/accuracy.md
-with -o.
-"""
+"""Operators on inputs and gradients that are not contiguous, one at a time: for `just bench-layouts`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-NEAR = 0.001
 FEATURES, SIDE = 32, 64
 LAYOUTS = {
     "in": "input transposed",
@@ -114,64 +103,3 @@ class Operator(nn.Module):
 def make(op: str = "softmax", layout: str = "in", batch_size: int = 8) -> tuple[nn.Module, tuple[torch.Tensor]]:
     """Return the module and its batch, for gcprof and for the bare loop."""
     return Operator(op, layout), (torch.randn(batch_size, 4, SIDE, SIDE),)
-
-
-def main() -> int:
-    from benchmarks import instrument
-    from benchmarks.instrument_rows import Row
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="only these operators")
-    parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
-    asked = parser.parse_args()
-    judged = []
-    with (
-        instrument.BareLoop() as bare,
-        instrument.engine(rehearses=True) as rehearsing,
-        instrument.engine(rehearses=False) as estimating,
-    ):
-        for op in asked.only or OPERATORS:
-            for layout in LAYOUTS:
-                model = f"benchmarks/layouts.py:make:op={op},layout={layout}"
-                row = Row(kind="layout", model=model, batch_size=8)
-                judged.append((op, layout, instrument.judge(row, bare, rehearsing, estimating)))
-                print(instrument.line(judged[-1][-1]), flush=True)
-    text, wrong = _told(judged)
-    print(f"\n{text}")
-    if asked.output:
-        instrument.write_section(asked.output, SECTION, text)
-    return int(bool(wrong))
-
-
-SECTION = "## Operators on other layouts\n"
-
-
-def _told(judged: list[tuple[str, str, Any]]) -> tuple[str, int]:
-    held = [one for _, _, one in judged if one.truth]
-    wrong = [one for one in held if max(abs(one.error(name)) for name in ("peak_bytes", "saved_bytes")) > NEAR]
-    failed = [one for _, _, one in judged if one.failed]
-    guesses = [one.error("peak_bytes", of="estimate") for one in held if one.estimate]
-    refused = sum(bool(one.refused) for _, _, one in judged)
-    text = (
-        f"\n{len(judged)} cases, each a module with one operator on one layout, against the same bare loop: "
-        f"{len(held) - len(wrong)} are within {NEAR:.1%} in peak and saved bytes ({sum(one.is_exact for one in held)} "
-        f"of them exact), {refused} refused, {len(wrong)} beyond it, {len(failed)} failed. The estimate's peak is off "
-        f"by {median(map(abs, guesses)):.2%} in the median and by {max(guesses, key=abs):+.1%} at worst; by more than "
-        f"{NEAR:.1%} in {sum(abs(guess) > NEAR for guess in guesses)}, which are listed.\n"
-        "Made by `python -m benchmarks.layouts`.\n\n"
-        "| operator | layout | rehearsed, peak | saved | estimate, peak | saved |\n|---|---|--:|--:|--:|--:|\n"
-    )
-    for op, layout, one in judged:
-        if one.failed or one.refused:
-            text += f"| `{op}` | {LAYOUTS[layout]} | {one.failed or one.refused} | | | |\n"
-        elif one in wrong or not one.estimate or abs(one.error("peak_bytes", of="estimate")) > NEAR:
-            errors = [one.error(name) for name in ("peak_bytes", "saved_bytes")]
-            if one.estimate:
-                errors += [one.error(name, of="estimate") for name in ("peak_bytes", "saved_bytes")]
-            cells = [f"{error:+.2%}" if error else "0" for error in errors] + ["-"] * (4 - len(errors))
-            text += f"| `{op}` | {LAYOUTS[layout]} | {' | '.join(cells)} |\n"
-    return text, len(wrong) + len(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

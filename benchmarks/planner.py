@@ -37,12 +37,10 @@ GOALS: tuple[tuple[str, int, int | None, int | None, float], ...] = (  # chain, 
     ("network", 100, None, 512, 8.0),
     ("different", 100, None, 512, 8.0),
 )
-THINNED = (("network", 300, 1, 1000), ("different", 300, 1, 1000), ("network", 48, None, 256))
 
 
 def main() -> int:
     missed = _speed()
-    _thinning()
     chain = read(PEER)
     _knapsacks(chain)
     missed |= not _integer_programme(chain)
@@ -95,23 +93,6 @@ def _speed() -> bool:
         late = "  missed" if seconds > bound else ""
         print(f"{word:46} {seconds:8.2f} {bound:8.2f} {len(found):6} {found.lost_fraction:12.2%}{late}", flush=True)
     return missed
-
-
-def _thinning() -> None:
-    """What thinning costs where the exact frontier can be had."""
-    print("\nThinned, against the exact frontier: slower at the same memory by")
-    for kind, number, levels, points in THINNED:
-        chain = CHAINS[kind](number)
-        exact, thinned = frontier(chain, levels=levels), frontier(chain, levels=levels, points=points)
-        lost = [_seconds(thinned, peak) / _seconds(exact, peak) - 1 for peak in thinned.peak_bytes]
-        print(
-            f"{kind} {number}, {points} points: {sum(lost) / len(lost):.3%} on average, {max(lost):.3%} at most,"
-            f" {thinned.lost_fraction:.2%} by its own bound"
-        )
-
-
-def _seconds(found: Frontier, budget: int) -> float:
-    return found.step_seconds[sum(peak <= budget for peak in found.peak_bytes) - 1]
 
 
 def _timed(chain: Chain, levels: int | None, points: int | None) -> tuple[float, Frontier]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.instrument import BareLoop, engine, record, write_section
+from benchmarks.instrument import BareLoop, engine, record, resumed, short, write_section
 from benchmarks.instrument_rows import MODELS, Row
 from profiler.core import plan_file
 from profiler.core.devices import REHEARSE, to_rehearse
@@ -82,20 +82,15 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=60.0, help="minutes: no model is begun later")
     parser.add_argument("-o", "--output", type=Path, help="write the section of this document anew")
     asked = parser.parse_args()
-    lines = asked.records.read_bytes().splitlines() if asked.records and asked.records.exists() else []
-    rows, began = list(_rows(asked.only)), time.monotonic()
-    proved = [one for one in (msgspec.json.decode(line, type=Proved) for line in lines) if one.row in rows]
-    with BareLoop() as bare, engine(rehearses=True) as rehearsing, tempfile.TemporaryDirectory() as folder:
-        for row in rows:
-            if row in {one.row for one in proved}:
-                continue
-            if time.monotonic() > began + 60 * asked.within:
-                break
-            proved.append(prove(row, bare, rehearsing, Path(folder) / "plan.json"))
+    with (
+        BareLoop() as bare,
+        engine(rehearses=True) as rehearsing,
+        tempfile.TemporaryDirectory() as folder,
+        resumed(list(_rows(asked.only)), Proved, asked.records, asked.within) as (proved, left, keep),
+    ):
+        for row in left:
+            keep(prove(row, bare, rehearsing, Path(folder) / "plan.json"))
             print(_line(proved[-1]), flush=True)
-            if asked.records:
-                with asked.records.open("ab") as file:
-                    file.write(msgspec.json.encode(proved[-1]) + b"\n")
     text = _told(proved)
     print(f"\n{text}")
     if asked.output:
@@ -202,11 +197,10 @@ def _told(proved: list[Proved]) -> str:
         "|---|---|---|--:|---|--:|\n"
     )
     for one in proved:
-        name = one.row.model if len(one.row.model) < 60 else ":".join(one.row.model.split(":")[:2])
         share = one.refused or f"{one.peak_bytes / one.budget_bytes:.2%}"
         best = f"`{one.best}`, of {one.num_run}" if one.best else f"none of {one.num_run}" if one.num_run else ""
         slower = f"{one.slower:+.2%}" if one.slower is not None and not one.refused else ""
-        text += f"| `{name}` | {one.row.precision} | `{one.plan}` | {share} | {best} | {slower} |\n"
+        text += f"| `{short(one.row.model)}` | {one.row.precision} | `{one.plan}` | {share} | {best} | {slower} |\n"
     return text
 
 

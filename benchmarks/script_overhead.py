@@ -4,10 +4,8 @@
    with none. Fails above 2 %.
 2. The same step on a hollow GPU, where the watch also reads and resets the allocator's counters and writes its lines:
    the difference in milliseconds, which a real GPU's host would pay too. Without a bound.
-3. The start of a Python process without torch, watched and not, in pairs. Fails above 5 ms in the median.
-4. `gcprof rehearse` of two scripts of tests/scripts from end to end, in pairs with `python -c "import torch"`. Fails
-   above 4 times that for the ImageNet-like one with `--steps 3`, and 5 times for the nanoGPT-like one.
-5. The same of three scripts that need no values, in pairs with values known and not. Fails above 1.1 in the median.
+3. Whole commands in pairs, by the median ratio: `gcprof rehearse` of two scripts of tests/scripts beside
+   `python -c "import torch"`, at most 4 and 5; and beside itself where no values are known, at most 1.1.
 """
 
 from __future__ import annotations
@@ -27,12 +25,10 @@ from profiler.core.stats import ratio_of_pairs, step_order
 from profiler.scripts.launch import INJECT
 from tests.scripts import runs
 
-STEPS, STARTS, WHOLES, WARM_UP = 400, 60, 5, 20
-STEP_RATIO, START_SECONDS = 1.02, 0.005
-WHOLE_RATIOS = {"imagenet_like": (("--steps", "3"), 4.0), "nanogpt_like": ((), 5.0)}
-VALUES = {"imagenet_like": ("--steps", "3"), "nanogpt_like": (), "vae": ()}
-VALUES_RATIO = 1.1
+STEPS, WHOLES, WARM_UP, STEP_RATIO, VALUES_RATIO = 400, 5, 20, 1.02, 1.1
+SCRIPTS = {"imagenet_like": (("--steps", "3"), 4.0), "nanogpt_like": ((), 5.0)}  # options, and the most
 WORDS = (sys.executable, "-m", "benchmarks.script_overhead")
+GCPROF = (sys.executable, "-m", "profiler", "rehearse", "--device", runs.DEVICE, "--quiet")
 
 
 def main() -> int:
@@ -41,16 +37,14 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = runs.copied(Path(name))
-        failures = [_steps_cost(folder), _start_costs(folder), *(_whole_costs(name, folder) for name in WHOLE_RATIOS)]
-        failures += [_values_costs(name, folder) for name in VALUES]
-    return int(any(failures))
-
-
-# ---- a step, in a process of its own
+        failed = _steps_cost(folder)
+        for script in SCRIPTS:
+            failed |= _whole_costs(script, folder)
+    return int(failed)
 
 
 def paired_steps(device: str) -> list[tuple[float, float]]:
-    """Return the seconds of pairs of steps: with the watch, and without."""
+    """Return the seconds of pairs of steps: with the watch, and without. In a process of its own."""
     import torch
     from torch import nn
 
@@ -77,14 +71,17 @@ def paired_steps(device: str) -> list[tuple[float, float]]:
 
     for _ in range(WARM_UP):
         step()
-    switch, pairs = _switch(), []
-    for number in range(STEPS):
-        seconds = {}
-        for is_watched in step_order(number):
-            switch(bool(is_watched))
-            seconds[is_watched] = step()
-        pairs.append((seconds[1], seconds[0]))
-    return pairs
+    switch = _switch()
+
+    def watched() -> float:
+        switch(True)
+        return step()
+
+    def plain() -> float:
+        switch(False)
+        return step()
+
+    return _pairs(watched, plain, STEPS)
 
 
 def _switch() -> Callable[[bool], None]:
@@ -108,69 +105,33 @@ def _switch() -> Callable[[bool], None]:
     return switch
 
 
-# ---- what is run, and printed
-
-
 def _steps_cost(folder: Path) -> bool:
     """Print what the watch costs a step; whether it is too much on the CPU."""
-    done = _run((*WORDS, "cpu"), GCPROF_WATCH=str(folder))
-    pairs = json.loads(done.stdout)
+    pairs = json.loads(_run((*WORDS, "cpu"), GCPROF_WATCH=str(folder)).stdout)
     ratio, limits = ratio_of_pairs([watched / plain for watched, plain in pairs])
     low, high = limits or (ratio, ratio)
-    plain = median(plain for _, plain in pairs)
-    print(
-        f"step on the CPU, {plain * 1e3:.1f} ms: {ratio:.4f} ({low:.4f} to {high:.4f}) of it with the watch", flush=True
-    )
-    hollow = (sys.executable, "-m", "profiler", "rehearse", "--device", runs.DEVICE, "--quiet", "--", *WORDS, "cuda")
-    pairs = json.loads(_run(hollow).stdout.splitlines()[0])
-    more = quantiles([watched - plain for watched, plain in pairs], n=4)
-    plain = median(plain for _, plain in pairs)
-    text = f"{more[1] * 1e3:.2f} ms (quartiles {more[0] * 1e3:.2f} to {more[2] * 1e3:.2f})"
-    print(f"step on a hollow GPU, {plain * 1e3:.1f} ms of host time: {text} more with the watch", flush=True)
+    plain = median(plain for _, plain in pairs) * 1e3
+    print(f"step on the CPU, {plain:.1f} ms: {ratio:.4f} ({low:.4f} to {high:.4f}) of it with the watch", flush=True)
+    pairs = json.loads(_run((*GCPROF, "--", *WORDS, "cuda")).stdout.splitlines()[0])
+    low, more, high = (1e3 * value for value in quantiles([watched - plain for watched, plain in pairs], n=4))
+    plain = median(plain for _, plain in pairs) * 1e3
+    print(f"step on a hollow GPU, {plain:.1f} ms of the host: {more:.2f} ms ({low:.2f} to {high:.2f}) more", flush=True)
     return ratio > STEP_RATIO
 
 
-def _start_costs(folder: Path) -> bool:
-    words = (sys.executable, "-c", "pass")
-    variables = {"PYTHONPATH": str(INJECT), "GCPROF_WATCH": str(folder), "GCPROF_LIBRARIES": ""}
-    pairs = _pairs(lambda: _seconds(words, **variables), lambda: _seconds(words), STARTS)
-    more = median(watched - plain for watched, plain in pairs)
-    plain = median(plain for _, plain in pairs)
-    print(f"start without torch, {plain * 1e3:.1f} ms: {more * 1e3:.2f} ms more with the watch", flush=True)
-    return more > START_SECONDS
-
-
 def _whole_costs(name: str, folder: Path) -> bool:
-    script = runs.TABLE[name]
+    """Print what a whole rehearsal takes; whether that is too much."""
+    script, (options, most) = runs.TABLE[name], SCRIPTS[name]
     if script.missing:
         print(f"{name}: {', '.join(script.missing)} not installed")
         return False
-    options, most = WHOLE_RATIOS[name]
-    gcprof = (sys.executable, "-m", "profiler", "rehearse", "--device", runs.DEVICE, "--quiet", *options)
-    words, plain = (*gcprof, "--", *script.words), (sys.executable, "-c", "import torch")
-    pairs = _pairs(lambda: _seconds(words, cwd=folder), lambda: _seconds(plain), WHOLES)
-    ratio = median(whole / imported for whole, imported in pairs)
-    seconds = median(whole for whole, _ in pairs)
-    print(f"{' '.join(options)} {name}, {seconds:.1f} s: {ratio:.2f} times `import torch`".lstrip(), flush=True)
-    return ratio > most
-
-
-def _values_costs(name: str, folder: Path) -> bool:
-    script = runs.TABLE[name]
-    if script.missing:
-        print(f"{name}: {', '.join(script.missing)} not installed")
-        return False
-    words = (sys.executable, "-m", "profiler", "rehearse", "--device", runs.DEVICE, "--quiet", *VALUES[name], "--")
-    known = (*words, *script.words)
-    pairs = _pairs(
-        lambda: _seconds(known, cwd=folder), lambda: _seconds(known, cwd=folder, GCPROF_VALUES="off"), WHOLES
-    )
-    ratios = sorted(one / other for one, other in pairs)
-    print(
-        f"{name} with values known: {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) of it without",
-        flush=True,
-    )
-    return median(ratios) > VALUES_RATIO
+    words, importing = (*GCPROF, *options, "--", *script.words), (sys.executable, "-c", "import torch")
+    pairs = _pairs(lambda: _seconds(words, folder), lambda: _seconds(importing, folder), WHOLES)
+    whole = median(one / other for one, other in pairs)
+    pairs = _pairs(lambda: _seconds(words, folder), lambda: _seconds(words, folder, GCPROF_VALUES="off"), WHOLES)
+    known = median(one / other for one, other in pairs)
+    print(f"{name}: {whole:.2f} times `import torch`; {known:.3f} of it without values", flush=True)
+    return whole > most or known > VALUES_RATIO
 
 
 def _pairs(one: Callable[[], float], other: Callable[[], float], count: int) -> list[tuple[float, float]]:
@@ -181,10 +142,10 @@ def _pairs(one: Callable[[], float], other: Callable[[], float], count: int) -> 
     return found[1:]
 
 
-def _seconds(words: tuple[str, ...], *, cwd: Path | None = None, **variables: str) -> float:
-    began = time.perf_counter()
+def _seconds(words: tuple[str, ...], cwd: Path, **variables: str) -> float:
+    began = time.monotonic()
     _run(words, cwd=cwd, **variables)
-    return time.perf_counter() - began
+    return time.monotonic() - began
 
 
 def _run(words: tuple[str, ...], *, cwd: Path | None = None, **variables: str) -> Any:

@@ -58,16 +58,6 @@ def test_where_nothing_saves_the_advice_is_to_keep_none():
     assert said(records).startswith("keep none: nothing here saves 2 % of its peak of 100 MiB")
 
 
-def test_where_none_ran_out_of_memory_the_fastest_of_what_ran_is_advised():
-    records = [
-        make.failed("none", "out_of_memory", "96 MiB"),
-        make.record("all", peak=50 * MIB, seconds=times(1.4)),
-        make.record("sqrt", peak=60 * MIB, seconds=times(1.2)),
-    ]
-
-    assert said(records).startswith("none ran out of memory; the fastest of what ran is sqrt (60.0 MiB, 121 ms a step)")
-
-
 def test_a_noisy_row_is_not_taken_before_one_that_is_faster_at_the_same_peak():
     records = [
         make.record("segments:k=1", peak=52 * MIB, seconds=(0.219, 0.220, 0.221)),
@@ -119,7 +109,6 @@ def test_wrong_gradients_are_never_advised():
     ("seconds", "words"),
     [
         (times(1.5), "for 50 % more time"),
-        (times(1.005), "in a time that cannot be told from that of none"),
         ((0.1, 0.2, 0.4), "in a time that is too noisy to tell"),
         ((0.2,), "for 98 % more time, of too few steps to be sure"),
     ],

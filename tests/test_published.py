@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiler.analysis.growth_fit import exponent
 from profiler.analysis.reproduction import TABLE, PublishedFigure, Reproduction, activation_bytes, lines
 from profiler.analysis.rows import rows
 from profiler.cli import answer
@@ -174,13 +173,6 @@ def test_the_difference_of_a_precision_is_that_of_the_baseline():
     (row,) = rows([record("none", equality=equality)])
 
     assert TABLE["precision_difference"].of([row], [row]) == 0.01
-
-
-@pytest.mark.parametrize("power", [1, 0.5, 2, 0])
-def test_the_exponent_of_a_power_is_found(power):
-    sizes = [9, 21, 39, 57]
-
-    assert exponent(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power)
 
 
 def test_growth_is_fitted_to_the_rows_that_are_ok():

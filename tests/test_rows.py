@@ -196,16 +196,6 @@ def test_a_peak_that_did_not_fall_has_its_largest_part_named(changed, named):
     assert [named in note.text for note in every.notes if note.code == "GCP067"] == [True] * (named is not None)
 
 
-def test_noisy_times_carry_a_note_that_names_what_helps():
-    calm, noisy = rows(
-        [make.record(seconds=(0.100, 0.101, 0.102)), make.record("segments:k=2", seconds=(0.1, 0.2, 0.4))]
-    )
-
-    assert [note.code for note in calm.notes] == []
-    assert [note.code for note in noisy.notes] == ["GCP012", "GCP067"]  # its peak is that of none
-    assert "--rounds" in noisy.notes[0].text
-
-
 def test_a_noise_floor_as_large_as_the_gradients_makes_equality_not_verifiable():
     found = msgspec.structs.replace(
         make.record().equality, gradients_equal=False, largest_difference=0.5, noise_floor=0.5

@@ -17,6 +17,7 @@ from profiler.analysis.pairing import (
     Contrast,
     Key,
     Side,
+    SideSummary,
     by_group,
     peak_of,
     peaks,
@@ -29,7 +30,6 @@ from profiler.analysis.pairing import (
 )
 from profiler.analysis.rows import Row, samples
 from profiler.core.case import SETTINGS, Choice
-from profiler.core.devices import parse
 from profiler.core.record import Environment, Record
 from profiler.core.units import bytes_text
 
@@ -57,17 +57,6 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
     key: dict[str, str]
     cells: tuple[Cell | None, ...]
-
-
-class SideSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One side, without its rows."""
-
-    label: str
-    name: str
-    run: str
-    device: str
-    predicted: bool
-    evidence: str  # measured, rehearsed or predicted; several are joined
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,17 +110,7 @@ def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Se
     differences = list(_circumstances(compared))
     keys = dict.fromkeys(key for side in compared for key in side.points)
     return Comparison(
-        sides=tuple(
-            SideSummary(
-                label=side.label,
-                name=side.name,
-                run=side.run,
-                device=side.device,
-                predicted=parse(side.device).is_predicted,
-                evidence=side.evidence,
-            )
-            for side in compared
-        ),
+        sides=tuple(side.summary for side in compared),
         differences=tuple(difference for difference in differences if len(set(difference.values)) > 1),
         same=tuple(difference for difference in differences if len(set(difference.values)) == 1),
         matches=tuple(

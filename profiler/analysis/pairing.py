@@ -93,31 +93,30 @@ QUANTITIES: dict[str, tuple[Callable[[Row], float | None], Callable[[Row, Row], 
 }
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of one run on one device."""
+class SideSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run on one device, without its rows."""
 
     label: str  # A, B, ...
-    number: int  # of the run, from 0: the baseline's
+    name: str  # the label with a short name of the device: "B h100"
     run: str
     device: str
-    points: dict[Key, Row]
+    predicted: bool
+    evidence: str  # measured, rehearsed or predicted; several are joined
 
-    @property
-    def name(self) -> str:
-        """The label with a short name of the device: "B h100"."""
-        named = next((row.environment.device_name for row in self.rows if row.environment), None)
-        match = SHORT.search(named or "") if self.device.startswith("cuda") else None
-        word = match[0] if match else parse(self.device).name
-        return f"{self.label} {word}"
+
+class Side(SideSummary, frozen=True, kw_only=True):
+    """The rows of one run on one device."""
+
+    number: int  # of the run, from 0: the baseline's
+    points: dict[Key, Row]
 
     @property
     def rows(self) -> list[Row]:
         return list(self.points.values())
 
     @property
-    def evidence(self) -> str:
-        """Measured, rehearsed or predicted; several are joined."""
-        return ", ".join(sorted({row.evidence for row in self.rows}))
+    def summary(self) -> SideSummary:
+        return SideSummary(**{name: getattr(self, name) for name in SideSummary.__struct_fields__})
 
     def __str__(self) -> str:
         return f"{self.label} ({self.run})"
@@ -135,8 +134,21 @@ def read_sides(runs: Iterable[tuple[str, Sequence[Record]]], *, align: Sequence[
         last = latest(records)
         for device in dict.fromkeys(record.case.device for record in last):
             points = _points([record for record in last if record.case.device == device], name, align)
-            label = _label(len(compared))
-            compared.append(Side(label=label, number=number, run=name, device=device, points=points))
+            label, kinds = _label(len(compared)), {row.evidence for row in points.values()}
+            named = next((row.environment.device_name for row in points.values() if row.environment), None)
+            short = SHORT.search(named or "") if device.startswith("cuda") else None
+            compared.append(
+                Side(
+                    label=label,
+                    name=f"{label} {short[0] if short else parse(device).name}",
+                    run=name,
+                    device=device,
+                    predicted=parse(device).is_predicted,
+                    evidence=", ".join(sorted(kinds)),
+                    number=number,
+                    points=points,
+                )
+            )
     if len(compared) < 2:
         raise UserError("there is only one run on one device here", hint="name two runs", exit_code=4)
     return tuple(compared)

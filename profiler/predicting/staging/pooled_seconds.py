@@ -143,14 +143,14 @@ def _extra(
     """
     recompute = [sample.recompute for sample in taken]
     parts = by_stage(recompute, works, lambda work: work.forward)
-    noise = _relative_noise(recompute, works)
+    noise = _each(recompute, works, _noise)
     if plain is None or without is None:
         return _Extra(parts, [part * min(MOST_DOUBT, noise[place]) for place, part in enumerate(parts)])
     longer = [
         tuple(mine - theirs for mine, theirs in zip(sample.forward, other.forward, strict=True))
         for sample, other in zip(taken, plain, strict=False)
     ]
-    parts = [part + max(0.0, more) for part, more in zip(parts, _medians(longer, works), strict=True)]
+    parts = [part + max(0.0, more) for part, more in zip(parts, _each(longer, works, median), strict=True)]
     inside = sum(parts)
     if not inside:
         return _Extra(parts, [0.0 for _ in parts])
@@ -221,14 +221,12 @@ def _pools(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> dict[
     return pools
 
 
-def _medians(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> list[float]:
-    middle = {kind: median(pool) for kind, pool in _pools(rows, works).items()}
-    return [middle[work.kind] if work.blocks else 0.0 for work in works]
-
-
-def _relative_noise(rows: Sequence[Sequence[float]], works: Sequence[StageWork]) -> list[float]:
-    noise = {kind: _noise(pool) for kind, pool in _pools(rows, works).items()}
-    return [noise[work.kind] if work.blocks else 0.0 for work in works]
+def _each(
+    rows: Sequence[Sequence[float]], works: Sequence[StageWork], read: Callable[[list[float]], float]
+) -> list[float]:
+    """Return what is read of the samples of each stage's kind; 0 for what runs around the blocks."""
+    values = {kind: read(pool) for kind, pool in _pools(rows, works).items()}
+    return [values[work.kind] if work.blocks else 0.0 for work in works]
 
 
 def _noise(pool: Sequence[float]) -> float:

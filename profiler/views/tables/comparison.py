@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order, SideSummary
+from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order
 from profiler.analysis.gates import Judgement
 from profiler.analysis.memory_fit import SideAdvice
-from profiler.analysis.pairing import Contrast
+from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.core.case import encode
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
 from profiler.views.export.csv import csv_text, safe
