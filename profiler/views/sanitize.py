@@ -42,11 +42,11 @@ def escaped(text: str) -> str:
 
     Line ends and tabs stay. C0, C1 and bidirectional controls, U+2028 and U+2029 are escaped.
     """
-    return "".join(character if _is_harmless(character) else _escape(character) for character in text)
 
+    def is_harmless(character: str) -> bool:
+        return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
 
-def _is_harmless(character: str) -> bool:
-    return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
+    return "".join(character if is_harmless(character) else _escape(character) for character in text)
 
 
 def _escape(character: str) -> str:

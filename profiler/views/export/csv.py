@@ -13,10 +13,8 @@ from typing import Any
 
 from profiler.analysis import flat_row
 from profiler.analysis.rows import Row, rows
-from profiler.core.script import Phase
 from profiler.runs.store import Run
 from profiler.scripts.records import variants
-from profiler.scripts.report import Process, Variant
 from profiler.views.sanitize import plain
 
 FORMULA = tuple("=+-@＝＋－＠")  # a spreadsheet runs text that starts so as a formula; full-width too  # noqa: RUF001
@@ -81,21 +79,16 @@ WRITTEN = [(place, KINDS[kind]) for place, kind in enumerate(flat_row.COLUMNS.va
 def phases(run: Run) -> Iterator[dict[str, Any]]:
     """Yield a row for each phase of a script, by SCRIPT_COLUMNS; None if something is not known."""
     for variant in variants(run.records):
+        values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
         for place, process in enumerate(variant.processes):
             for phase in process.phases:
-                yield _phase(variant, process, place, phase)
-
-
-def _phase(variant: Variant, process: Process, place: int, phase: Phase) -> dict[str, Any]:
-    values = [f"{name}={text}" for name, text in variant.words.items() if name not in ("device", "strategy")]
-    own = {
-        "command": " ".join(variant.command), "device": variant.words["device"],
-        "strategy": variant.words.get("strategy", "none"), "values": ",".join(values),
-        "evidence": "rehearsed" if variant.gpu else "measured", "process": place, "model": process.module,
-        "phase": phase.name,
-    }  # fmt: skip
-    found = {}
-    for name in SCRIPT_COLUMNS:
-        part = next((part for part in (phase, process) if hasattr(part, name)), None)
-        found[name] = own[name] if name in own else getattr(part, name)
-    return found
+                own = {
+                    "command": " ".join(variant.command), "device": variant.words["device"],
+                    "strategy": variant.words.get("strategy", "none"), "values": ",".join(values),
+                    "evidence": "rehearsed" if variant.gpu else "measured", "process": place,
+                    "model": process.module, "phase": phase.name,
+                }  # fmt: skip
+                yield {
+                    name: own[name] if name in own else getattr(phase if hasattr(phase, name) else process, name)
+                    for name in SCRIPT_COLUMNS
+                }

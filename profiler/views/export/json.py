@@ -22,22 +22,12 @@ RecordWithEvidence = msgspec.defstruct(
 
 def render(run: Run) -> bytes:
     """Return a run as one JSON document, with the exit code of its command."""
-    return document(
-        run.folder.name,
-        run.records,
-        status=run.status,
-        exit_code=_exit_code(run),
-    )
-
-
-def _exit_code(run: Run) -> int:
-    """Return the exit code of the run's command: of a script with one variant the script's own."""
-    if not run.is_script:
-        return progress.exit_code(run.records)
-    ends = variants(run.records)
-    if len(ends) == 1:
-        return ends[0].exit_code
-    return int(any(end.outcome not in ("ok", "out_of_memory", "skipped") for end in ends))
+    code = progress.exit_code(run.records)
+    if run.is_script:  # of one variant the script's own
+        ends = variants(run.records)
+        is_bad = any(end.outcome not in ("ok", "out_of_memory", "skipped") for end in ends)
+        code = ends[0].exit_code if len(ends) == 1 else int(is_bad)
+    return document(run.folder.name, run.records, status=run.status, exit_code=code)
 
 
 def document(run_name: str | None, records: Iterable[Record], *, status: str, exit_code: int) -> bytes:

@@ -192,15 +192,12 @@ def budget(stair: BudgetPoint) -> str:
     row = stair.best
     peak = f"peak {bytes_text(row.readings.peak_bytes)}"
     time = [f"{_estimated(row)}step {seconds_text(row.step_seconds)}"] if row.step_seconds is not None else []
-    change = [_change(row)] if row.time_ratio and row.case.label != "none" else []
+    ratio = ratio_text(row)
+    more = [f"a time {NOISE}" if ratio == NOISE else f"{ratio} time"]
+    change = more if row.time_ratio and row.case.label != "none" else []
     why = {"time": [], "flops": ["least is computed; no times"], "peak": ["the lowest peak; no times"]}[stair.by]
     rivals = f", or {_named(stair.rivals)}: the times cannot be told apart" if stair.rivals else ""
     return f"{name(row)} ({', '.join([peak, *time, *change, *why])}){rivals}"
-
-
-def _change(row: Row) -> str:
-    ratio = ratio_text(row)
-    return f"a time {NOISE}" if ratio == NOISE else f"{ratio} time"
 
 
 def no_budget(stair: BudgetPoint) -> str:
@@ -296,22 +293,14 @@ def _estimated(row: Row) -> str:
 
 def _phases(rows: Sequence[Row]) -> Table | None:
     """Return the bytes live at the points of the step that a record stores."""
-    heads = (
-        "strategy",
-        "before the forward",
-        "forward peak",
-        "kept for the backward",
-        "backward peak",
-        "optimizer peak",
-    )
-    lines = [(strategy_label(row.case.label), *_points(row.readings)) for row in rows if row.readings.phases]
+    heads = "strategy", "before the forward", "forward peak", "kept for the backward", "backward peak", "optimizer peak"
+    lines = []
+    for row in (row for row in rows if row.readings.phases):
+        peaks = {name: watermarks.allocated for name, watermarks in (row.readings.phases or {}).items()}
+        forward, backward, optimizer = (peaks.get(phase) for phase in PHASES)
+        points = row.readings.start_bytes, forward, row.readings.saved_bytes, backward, optimizer
+        lines.append((strategy_label(row.case.strategy), *map(bytes_text, points)))
     return _table("Live memory over the step", heads, lines, texts=1)
-
-
-def _points(readings: Readings) -> tuple[str, ...]:
-    peaks = {name: watermarks.allocated for name, watermarks in (readings.phases or {}).items()}
-    forward, backward, optimizer = (bytes_text(peaks.get(phase)) for phase in PHASES)
-    return bytes_text(readings.start_bytes), forward, bytes_text(readings.saved_bytes), backward, optimizer
 
 
 def prediction_pairs(rows: Iterable[Row]) -> list[Pair]:
@@ -379,22 +368,22 @@ def _samples(rows: Sequence[Row], *, most: int) -> Table | None:
 
 def _environments(rows: Sequence[Row]) -> Table | None:
     """Return a column per environment, those that differ only in their start being one, and a line per known fact."""
+
+    def known(environment: Environment, name: str) -> str:
+        value = getattr(environment, name)
+        return bytes_text(value) if name == "device_bytes" else MISSING if value is None else str(value)
+
     starts: dict[Environment, list[str]] = {}
     for row in rows:
         if row.environment:
             timeless = msgspec.structs.replace(row.environment, started=None)
             starts.setdefault(timeless, []).append(row.environment.started or "")
     distinct = list(starts)[:MOST_BESIDE]
-    lines = [(head, *(_value(environment, name) for environment in distinct)) for name, head in FACTS.items()]
+    lines = [(head, *(known(environment, name) for environment in distinct)) for name, head in FACTS.items()]
     shown = [line for line in lines if set(line[1:]) != {MISSING}]
     shown.append(("first trial began (UTC)", *(min(starts[environment]) or MISSING for environment in distinct)))
     values = ["value"] if len(distinct) == 1 else [f"environment {at + 1}" for at in range(len(distinct))]
     return _table("Environment", ["what", *values], shown, texts=1 + MOST_BESIDE) if distinct else None
-
-
-def _value(environment: Environment, name: str) -> str:
-    value = getattr(environment, name)
-    return bytes_text(value) if name == "device_bytes" else MISSING if value is None else str(value)
 
 
 def _table(title: str, heads: Sequence[str], lines: Sequence[tuple[str, ...]], *, texts: int) -> Table | None:

@@ -169,15 +169,12 @@ def remarks(rows: Iterable[Row]) -> list[str]:
             strategies.setdefault(note.code, []).append(row.case.label)
             if texts.setdefault(note.code, note.text) != note.text:
                 differing.add(note.code)
-    return [
-        f"{code} {_few_labels(strategies[code])}: {'for example: ' if code in differing else ''}{text}"
-        for code, text in texts.items()
-    ]
-
-
-def _few_labels(strategies: Sequence[Choice]) -> str:
-    """Return the first labels, and how many more there are."""
-    return few([*map(strategy_label, strategies[:MAX_NAMED]), *strategies[MAX_NAMED:]], MAX_NAMED)
+    lines = []
+    for code, text in texts.items():
+        first, others = strategies[code][:MAX_NAMED], strategies[code][MAX_NAMED:]
+        example = "for example: " if code in differing else ""
+        lines.append(f"{code} {few([*map(strategy_label, first), *others], MAX_NAMED)}: {example}{text}")
+    return lines
 
 
 def below(rows: Sequence[Row]) -> list[str]:

@@ -175,7 +175,17 @@ def timelines(traces: Mapping[str, Trace], *, title: str) -> Table:
 
 def snapshot(explained: SnapshotExplanation, *, title: str) -> list[Table]:
     """Return the peak of a snapshot, what held it, what stayed, and what was reserved."""
-    lines = [_recorded_peak(explained), _end(explained)]
+    shares = ", ".join(f"{share.name} {bytes_text(share.nbytes)}" for share in explained.categories)
+    number, when = explained.peak_event, "when the recording began"
+    if number is not None:
+        at = f", {shortened(explained.peak_line, LONGEST_LINE)}" if explained.peak_line else ""
+        when = f"event {number + 1} of {explained.num_events}{at}"
+    held = f"at the end {bytes_text(explained.end_bytes)} live of {bytes_text(explained.reserved_bytes)} reserved"
+    free = f"{bytes_text(explained.free_bytes)} free, at most {bytes_text(explained.largest_free_bytes)} in one piece"
+    lines = [
+        f"peak {bytes_text(explained.peak_bytes)}: {when}; {shares}",
+        f"{held} in {count_text(explained.num_segments, 'segment')}: {free}",
+    ]
     if explained.failed_bytes is not None:
         lines.append(f"a request of {bytes_text(explained.failed_bytes)} failed: out of memory")
     parts = [
@@ -190,21 +200,6 @@ def snapshot_document(explained: SnapshotExplanation) -> bytes:
     """Return the explanation of a snapshot as one JSON document."""
     fields = {"evidence": "recorded", **msgspec.to_builtins(explained), "free_bytes": explained.free_bytes}
     return encode(fields) + b"\n"
-
-
-def _recorded_peak(explained: SnapshotExplanation) -> str:
-    peak, number = bytes_text(explained.peak_bytes), explained.peak_event
-    shares = ", ".join(f"{share.name} {bytes_text(share.nbytes)}" for share in explained.categories)
-    if number is None:
-        return f"peak {peak}: when the recording began; {shares}"
-    at = f", {shortened(explained.peak_line, LONGEST_LINE)}" if explained.peak_line else ""
-    return f"peak {peak}: event {number + 1} of {explained.num_events}{at}; {shares}"
-
-
-def _end(explained: SnapshotExplanation) -> str:
-    held = f"at the end {bytes_text(explained.end_bytes)} live of {bytes_text(explained.reserved_bytes)} reserved"
-    free = f"{bytes_text(explained.free_bytes)} free, at most {bytes_text(explained.largest_free_bytes)} in one piece"
-    return f"{held} in {count_text(explained.num_segments, 'segment')}: {free}"
 
 
 def _recorded(head: str, holders: Sequence[Holder]) -> tuple[Column, ...]:

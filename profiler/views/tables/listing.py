@@ -9,7 +9,7 @@ import msgspec
 
 from profiler.analysis import progress
 from profiler.analysis.rows import Row, rows
-from profiler.core.catalogue import KINDS, Entry, Option
+from profiler.core.catalogue import KINDS, Entry
 from profiler.core.errors import UserError
 from profiler.core.record import Evidence, ModelSummary, evidence
 from profiler.core.units import MISSING, count_text, few
@@ -25,9 +25,15 @@ FEEDS = {True: "yes", False: "no", None: MISSING}
 
 def listing(entries: Sequence[Entry], *, title: str = "") -> Table:
     """Return a line per name: its options with their defaults, and what it is about."""
+
+    def options(entry: Entry) -> str:
+        return " ".join(
+            f"{one.name}={f'<{one.kind}>' if one.default is None else one.default}" for one in entry.options
+        )
+
     columns = (
         words("name", "", [entry.name for entry in entries]),
-        words("options", "", [" ".join(_short(option) for option in entry.options) or "-" for entry in entries]),
+        words("options", "", [options(entry) or "-" for entry in entries]),
         words("about", "", [entry.about for entry in entries]),
     )
     return Table(title=title, columns=columns)
@@ -45,10 +51,6 @@ def details(entry: Entry) -> Table:
     return Table(title=entry.name, above=(entry.about,), columns=columns if options else (), below=below)
 
 
-def _short(option: Option) -> str:
-    return f"{option.name}={option.default if option.default is not None else f'<{option.kind}>'}"
-
-
 def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
     """Return a line per block in order, under the name of the model; `better`, a note on other blocks, goes below."""
     listed = outline.blocks
@@ -61,16 +63,10 @@ def blocks(outline: ModelSummary, *, better: str | None = None) -> Table:
         words("output", "", [block.output or "not run" for block in listed]),
         words("feeds the next alone", "", [FEEDS[block.feeds_next] for block in listed]),
     )
-    remark = _remark(outline)
-    below = [f"note: {line}" for line in (remark, better) if line]
+    apart = [block.name for block in listed if block.feeds_next is False]
+    joined = f"segments cannot hold both a block with 'no' and the next ({few(apart, MOST_NAMED)})" if apart else None
+    below = [f"note: {line}" for line in (outline.remark or joined, better) if line]
     return Table(title=", ".join([*head, *batch]), columns=columns, below=tuple(below))
-
-
-def _remark(outline: ModelSummary) -> str | None:
-    if outline.remark:
-        return outline.remark
-    apart = [block.name for block in outline.blocks if block.feeds_next is False]
-    return f"segments cannot hold both a block with 'no' and the next ({few(apart, MOST_NAMED)})" if apart else None
 
 
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):

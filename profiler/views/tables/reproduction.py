@@ -17,7 +17,11 @@ HEADS = ("what", "published", "ours", "difference")
 
 def table(reproduction: Reproduction) -> Table:
     """Return every published figure beside ours, then what the source does not say and what was reduced."""
-    columns = of_lines(HEADS, [_cells(line) for line in reproduction.lines], numbers=HEADS[2:])
+    columns = of_lines(
+        HEADS,
+        [(line.what, _published(line), _ours(line), _difference(line)) for line in reproduction.lines],
+        numbers=HEADS[2:],
+    )
     return Table(title=_heading(reproduction), columns=columns, below=tuple(_below(reproduction)))
 
 
@@ -36,14 +40,13 @@ def _heading(reproduction: Reproduction) -> str:
     return ", ".join([f"{reproduction.name}: {reproduction.title}", size, name, *evidence, *torch])
 
 
-def _cells(line: ComparedFigure) -> tuple[str, str, str, str]:
-    return line.what, _published(line), _ours(line), _difference(line)
-
-
 def _published(line: ComparedFigure) -> str:
     if line.published is None:
         return "not given"
-    said = _number(line, line.published) if isinstance(line.published, (int, float)) else line.published
+    said = str(line.published)
+    if isinstance(line.published, (int, float)):  # unrounded
+        sign = "+" if line.kind == "change" and line.published > 0 else ""
+        said = f"{sign}{line.published:,} {line.unit}".rstrip()
     return f"{said} (by hand)" if line.arithmetic else said
 
 
@@ -55,12 +58,6 @@ def _ours(line: ComparedFigure) -> str:
     unit = "MiB" if line.unit == "M" else line.unit
     ours = in_unit_text(line.ours, unit, signed=line.kind == "change")
     return ours if line.spread is None else f"{ours} {spread_text(line.spread)}"
-
-
-def _number(line: ComparedFigure, value: float) -> str:
-    """Return a published number with its unit, unrounded."""
-    sign = "+" if line.kind == "change" and value > 0 else ""
-    return f"{sign}{value:,} {line.unit}".rstrip()
 
 
 def _difference(line: ComparedFigure) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from profiler.analysis.rows import Row
 from profiler.core.plan_file import strategy_label
@@ -60,73 +59,55 @@ def _round(record: Record) -> str:
 
 def _group(rows: Sequence[Row]) -> list[Table]:
     size, unit = second_unit(second for row in rows for name in TIMES for second in samples_of(row, name))
-    names_of = {row.case: [name for name in ("warmup", *TIMES) if samples_of(row, name)] for row in rows}
-    tables = [Table(title=f"{heading(rows)}, samples in {unit}" if any(names_of.values()) else heading(rows))]
-    for row in rows:
-        names = names_of[row.case]
+    all_times = [{name: found for name in ("warmup", *TIMES) if (found := samples_of(row, name))} for row in rows]
+    tables = [Table(title=f"{heading(rows)}, samples in {unit}" if any(all_times) else heading(rows))]
+    for row, times in zip(rows, all_times, strict=True):
         columns = (
-            words("part", "", ["warm-up" if name == "warmup" else name for name in names]),
-            numbers("spread", "", ["" if name == "warmup" else _spread(row, name) for name in names]),
-            words("samples, the rounds in order", "", [_values(row, name, size) for name in names]),
+            words("part", "", ["warm-up" if name == "warmup" else name for name in times]),
+            numbers("spread", "", ["" if name == "warmup" else spread_text(spread(times[name])) for name in times]),
+            words("samples, the rounds in order", "", [_in_unit(seconds, size) for seconds in times.values()]),
         )
-        sampled = (sampling_text(row),) if samples_of(row, "step") else ()
-        if names:
-            tables.append(Table(title=strategy_label(row.case.label), columns=columns, below=sampled))
+        sampled = (sampling_text(row),) if "step" in times else ()
+        if times:
+            tables.append(Table(title=strategy_label(row.case.strategy), columns=columns, below=sampled))
     untimed = [
-        strategy_label(row.case.label)
-        for row in rows
-        if row.outcome == "ok" and not any(samples_of(row, name) for name in TIMES)
+        strategy_label(row.case.strategy)
+        for row, times in zip(rows, all_times, strict=True)
+        if row.outcome == "ok" and not times
     ]
     why = "a rehearsal has no times" if rows[0].evidence == "rehearsed" else "time not measured"
     below = (*reasons(rows), *(f"{name}: {why}" for name in untimed))
     return [*tables, *([Table(below=below)] if below else [])]
 
 
-def _spread(row: Row, name: str) -> str:
-    return spread_text(spread(samples_of(row, name)))
-
-
-def _values(row: Row, name: str, size: float) -> str:
-    return " ".join(scaled(value, size) for value in samples_of(row, name))
-
-
-class _EqualRanks(NamedTuple):
-    """Consecutive ranks with equal memory, numbered like `0-3`."""
-
-    strategy: str
-    numbers: str
-    held: RankBytes
+def _in_unit(seconds: Sequence[float], size: float) -> str:
+    return " ".join(scaled(second, size) for second in seconds)
 
 
 def ranks(rows: Sequence[Row]) -> list[Table]:
     """Return a line per rank, or per range of ranks with equal memory; nothing if every row is of one process."""
-    lines = [line for row in rows for line in _equal_ranks(row)]
-    if not lines:
+    names, ranges, held = [], [], list[RankBytes]()
+    for row in rows:
+        for nbytes, several in groupby(enumerate(row.readings.ranks or ()), key=lambda pair: pair[1]):
+            first, *others = [number for number, _ in several]
+            names.append(strategy_label(row.case.strategy))
+            ranges.append(f"{first}-{others[-1]}" if others else str(first))
+            held.append(nbytes)
+    if not held:
         return []
-    categories = list(dict.fromkeys(name for line in lines for name in line.held.static_bytes))
-    size, unit = byte_unit(line.held.peak_bytes for line in lines)
+    categories = list(dict.fromkeys(name for rank in held for name in rank.static_bytes))
+    size, unit = byte_unit(rank.peak_bytes for rank in held)
 
     def in_unit(name: str, values: Sequence[int | None]) -> Column:
         return numbers(name, unit, [scaled(value, size) for value in values])
 
     columns = [
-        words("strategy", "", [line.strategy for line in lines]),
-        numbers("rank", "", [line.numbers for line in lines]),
-        in_unit("peak", [line.held.peak_bytes for line in lines]),
-        in_unit("saved", [line.held.saved_bytes for line in lines]),
-        in_unit("static", [sum(line.held.static_bytes.values()) for line in lines]),
-        *(in_unit(name, [line.held.static_bytes.get(name) for line in lines]) for name in categories),
-        in_unit("gathered at most", [line.held.gathered_bytes for line in lines]),
+        words("strategy", "", names),
+        numbers("rank", "", ranges),
+        in_unit("peak", [rank.peak_bytes for rank in held]),
+        in_unit("saved", [rank.saved_bytes for rank in held]),
+        in_unit("static", [sum(rank.static_bytes.values()) for rank in held]),
+        *(in_unit(name, [rank.static_bytes.get(name) for rank in held]) for name in categories),
+        in_unit("gathered at most", [rank.gathered_bytes for rank in held]),
     ]
     return [Table(title="each rank, and what is static of it:", columns=telling(columns))]
-
-
-def _equal_ranks(row: Row) -> list[_EqualRanks]:
-    if not row.readings.ranks:
-        return []
-    equal_ranks = []
-    for held, several in groupby(enumerate(row.readings.ranks), key=lambda pair: pair[1]):
-        first, *others = [number for number, _ in several]
-        name = f"{first}-{others[-1]}" if others else str(first)
-        equal_ranks.append(_EqualRanks(strategy=strategy_label(row.case.label), numbers=name, held=held))
-    return equal_ranks
