@@ -71,7 +71,7 @@ bench-loops:
 bench-answers *words:
     {{python}} -m benchmarks.answers {{words}}
 
-# the best plans of long chains; against PyTorch's knapsacks and integer programming
+# the best plans of long chains; against integer programming
 bench-planner:
     {{python}} -m benchmarks.planner
 

@@ -5,7 +5,7 @@
   more. What the costs said beforehand is off by 3 points of a step at the median.
 - `again`: ten plans of one model beside four busy processes choose one way, or ways that a run could not tell apart.
 
-Each line has the time of the whole command's work and of `import torch` beside it. Exit code 1 where a line is missed.
+Exit code 1 where a line is missed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import combinations
 from statistics import median
 
@@ -28,8 +25,7 @@ from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
 from profiler.planning.plan import render
 from profiler.request.spec import Request
-from profiler.views.tables.plans import ComparedPlan
-from profiler.workflows.plan_comparison import is_slower
+from profiler.workflows.plan_comparison import ComparedPlan, is_slower
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
 AGAIN, BUSY = 10, 4
@@ -42,25 +38,22 @@ MODELS = {  # with their batches and budgets: between the lowest peak of a plan 
     "torchvision:squeezenet1_1:size=96": (16, "75%"),
 }
 SMALL = "transformer:layers=4,width=64,sequence=32", 16, "60%"
-SPIN = "while True: pass"
 
 
 def main() -> int:
     """Print every line; the exit code says whether all were met."""
-    failed = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # where the runs are kept
-        for name in sys.argv[1:] or TABLE:
-            failed += not TABLE[name]()
-    return 1 if failed else 0
+        met = [TABLE[name]() for name in sys.argv[1:] or TABLE]
+    return int(not all(met))
 
 
 def best() -> bool:
     """The chosen way against those beside it, measured anew."""
-    missed, off = 0, []
+    missed, off = 0, list[float]()
     for model, (batch_size, budget) in MODELS.items():
-        planned, words = _planned(model, batch_size, budget)
-        print(f"best: {model}, batch {batch_size}, at most {budget}: {words}", flush=True)
+        planned = _planned(model, batch_size, budget)
+        print(f"best: {model}, batch {batch_size}, at most {budget}", flush=True)
         comparison = planned.comparison
         if comparison is None or comparison.chosen is None:
             print("  nothing was chosen  MISSED", flush=True)
@@ -69,43 +62,48 @@ def best() -> bool:
         again = _measured_anew(comparison.plans)
         chosen = again[comparison.plans.index(comparison.chosen.plan)]
         for before, after in zip(comparison.plans, again, strict=True):
-            is_missed = _needs_no_more(after, chosen) and is_slower(chosen.measured, after.measured)
+            peak, most = (one.measured.readings.peak_bytes if one.measured else None for one in (after, chosen))
+            is_beside = after is not chosen and peak is not None and most is not None and peak <= most
+            is_missed = is_beside and is_slower(chosen.measured, after.measured)
             missed += is_missed
-            off += [abs(_by_costs(after, planned) - after.measured.time_ratio)] if _is_timed(after) else []
-            mark = "*" if after is chosen else " "
-            print(f"  {mark} {_line(before, after, planned)}{'  MISSED' if is_missed else ''}", flush=True)
+            by_costs = after.way.cost.step_seconds / planned.none.cost.step_seconds
+            ratios = [one.measured.time_ratio if one.measured else None for one in (before, after)]
+            off += [abs(by_costs - ratios[1])] if ratios[1] is not None else []
+            told = f"by costs {change_text(by_costs)}, measured {' and '.join(map(change_text, ratios))}"
+            mark, verdict = "*" if after is chosen else " ", "  MISSED" if is_missed else ""
+            print(f"  {mark} {before.way.name:<24} {bytes_text(peak):>9}  {told}{verdict}", flush=True)
     is_near = bool(off) and median(off) <= MOST_OFF
-    how_far = f"{median(off) * 100:.1f} points off at the median, {max(off) * 100:.1f} at most" if off else "not known"
-    print(f"best: the costs of {len(off)} ways are {how_far}{'' if is_near else '  MISSED'}", flush=True)
+    print(
+        f"best: the costs of {len(off)} ways are {median(off or [1.0]) * 100:.1f} points off at the median", flush=True
+    )
     return not missed and is_near
 
 
 def again() -> bool:
     """Plans of one model beside busy processes."""
     taken: list[set[str]] = []
-    with _busy(BUSY):
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    try:
         for _ in range(AGAIN):
-            planned, words = _planned(*SMALL)
-            chosen = planned.comparison.chosen if planned.comparison else None
+            comparison = _planned(*SMALL).comparison
+            chosen = comparison.chosen if comparison else None
             names = [chosen.plan.way.name, *chosen.as_fast] if chosen else []
-            ways = [plan.way for plan in planned.comparison.plans if plan.way.name in names] if names else []
+            ways = [plan.way for plan in comparison.plans if plan.way.name in names] if comparison else []
             taken.append({render(way.plan) for way in ways})
             line = ", ".join(f"{way.name} {render(way.plan)}" for way in ways)
-            print(f"again: {line or 'nothing chosen  MISSED'}; {words}", flush=True)
+            print(f"again: {line or 'nothing chosen  MISSED'}", flush=True)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
     apart = sum(not one & other for one, other in combinations(taken, 2))
     print(f"again: {apart} of {AGAIN * (AGAIN - 1) // 2} pairs of runs choose ways that a run told apart", flush=True)
     return not apart and all(taken)
 
 
-def _planned(model: str, batch_size: int, budget: str) -> tuple[Planned, str]:
-    """A plan, and what it took beside `import torch`."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    imported = time.monotonic() - began
+def _planned(model: str, batch_size: int, budget: str) -> Planned:
     words = Request(model=model, strategies="none", batch_size=str(batch_size), device="cpu")
-    planned = plan(PlanRequest(words=words, budget=budget))
-    seconds = time.monotonic() - began - imported
-    return planned, f"{seconds:.1f} s, {seconds / imported:.1f} x import torch ({imported:.1f} s)"
+    return plan(PlanRequest(words=words, budget=budget))
 
 
 def _measured_anew(plans: tuple[ComparedPlan, ...]) -> list[ComparedPlan]:
@@ -119,42 +117,7 @@ def _measured_anew(plans: tuple[ComparedPlan, ...]) -> list[ComparedPlan]:
     ]
 
 
-def _needs_no_more(plan: ComparedPlan, chosen: ComparedPlan) -> bool:
-    peaks = [one.measured.readings.peak_bytes if one.measured else None for one in (plan, chosen)]
-    return plan is not chosen and None not in peaks and peaks[0] <= peaks[1]
-
-
-def _line(before: ComparedPlan, after: ComparedPlan, planned: Planned) -> str:
-    measured = [one.measured.time_ratio if one.measured else None for one in (before, after)]
-    error = before.way.cost.error_seconds / planned.none.cost.step_seconds
-    peak = after.measured.readings.peak_bytes if after.measured else None
-    return (
-        f"{before.way.name:<24} {bytes_text(peak):>9}  by costs {change_text(_by_costs(before, planned))}"
-        f" ±{error * 100:.0f} %, measured {change_text(measured[0])}, "
-        f"again {change_text(measured[1])}"
-    )
-
-
-def _by_costs(plan: ComparedPlan, planned: Planned) -> float:
-    return plan.way.cost.step_seconds / planned.none.cost.step_seconds
-
-
-def _is_timed(plan: ComparedPlan) -> bool:
-    return plan.measured is not None and plan.measured.time_ratio is not None
-
-
-@contextmanager
-def _busy(number: int) -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-TABLE: dict[str, Callable[[], bool]] = {"best": best, "again": again}
+TABLE = {"best": best, "again": again}
 
 if __name__ == "__main__":
     sys.exit(main())

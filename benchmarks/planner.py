@@ -1,7 +1,7 @@
 """How long the best plans take to find, and what others find: `just bench-planner`.
 
-Prints the time of whole frontiers, median of a few, against bounds; then, on the same chain of twelve stages, PyTorch's
-knapsack solvers and a mixed-integer programme beside ours. Fails where a bound is missed or the programme finds others.
+Prints the time of whole frontiers, median of a few, against bounds; then, on a chain of twelve stages, a mixed-integer
+programme beside ours. Fails where a bound is missed or the programme finds others.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from profiler.planning.chain import Chain, Stage, read
 from profiler.planning.costs import Costs
 from profiler.planning.dp_table import KeptIntervals
-from profiler.planning.plan import Item, Plan, render
-from profiler.planning.simulator import simulate
-from profiler.planning.solver import Frontier, best, frontier
+from profiler.planning.solver import Frontier, frontier
 
 TIMES = 3
 MEBI = 1 << 20
@@ -42,7 +39,6 @@ GOALS: tuple[tuple[str, int, int | None, int | None, float], ...] = (  # chain, 
 def main() -> int:
     missed = _speed()
     chain = read(PEER)
-    _knapsacks(chain)
     missed |= not _integer_programme(chain)
     return int(missed)
 
@@ -104,41 +100,6 @@ def _timed(chain: Chain, levels: int | None, points: int | None) -> tuple[float,
     for index in {0, len(found) // 2, len(found) - 1}:
         found.point(index)  # the simulator agrees
     return median(seconds), found
-
-
-def _knapsacks(chain: Chain) -> None:
-    """What PyTorch's memory-budget solvers keep, its peak by the simulator, and our best plan at that peak."""
-    from torch._functorch._activation_checkpointing import knapsack
-
-    solvers = (knapsack.greedy_knapsack, knapsack.ilp_knapsack, knapsack.dp_knapsack)
-    whole = sum(stage.saved_bytes for stage in chain.stages)
-    memory = [stage.saved_bytes / whole for stage in chain.stages]
-    runtimes = [stage.forward_seconds for stage in chain.stages]
-    found = frontier(chain)
-    print("\nPyTorch's knapsacks keep the sum of activations, not the peak, within a budget; 12 stages:")
-    print(f"{'solver':16} {'budget':>10} {'true peak':>10} {'step ms':>8} {'ours ms':>8} {'took ms':>8}  plan")
-    for fraction in (0.25, 0.5, 0.75):
-        for solver in solvers:
-            began = time.perf_counter()
-            _, keep, _ = solver(memory, runtimes, fraction)
-            took = time.perf_counter() - began
-            plan = _keeping(keep, len(memory))
-            cost = simulate(chain, plan)
-            ours = best(found, cost.peak_bytes)
-            assert ours is not None
-            print(
-                f"{solver.__name__:16} {fraction * whole / MEBI:6.0f} MiB {cost.peak_bytes / MEBI:6.0f} MiB"
-                f" {cost.step_seconds * 1e3:8.1f} {ours.step_seconds * 1e3:8.1f} {took * 1e3:8.2f}  {render(plan)}"
-            )
-
-
-def _keeping(keep: Sequence[int], number: int) -> Plan:
-    """Stages that follow each other and are not kept are recomputed together."""
-    items: list[Item] = []
-    for kept, run in groupby(range(number), key=set(keep).__contains__):
-        stages = tuple(run)
-        items += stages if kept else (stages,)
-    return Plan(items=tuple(items))
 
 
 def _integer_programme(chain: Chain) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from profiler.analysis.comparison import Comparison, compare_runs
+from profiler.analysis.comparison import Comparison, compare_sides
+from profiler.analysis.pairing import ALIGN, read_sides
 from profiler.core.record import Environment, Record
 from tests import make
 from tests.make import MIB
@@ -29,6 +31,14 @@ def record(strategy: str = "none", *, device: str = "cpu", slower: float = 1.0, 
     return make.record(
         strategy, **{"seconds": seconds, "environment": T4, **fields}, case=make.case(strategy, device=device, **case)
     )
+
+
+def compare_runs(
+    runs: list[tuple[str, Any]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
+) -> Comparison:
+    """Compare runs, by name, as the command does."""
+    align = [name for name in align if name not in allowed]
+    return compare_sides(read_sides(runs, align=align), align=align, allowed=allowed)
 
 
 def against(first: list[Record], second: list[Record], **options: Any) -> Comparison:

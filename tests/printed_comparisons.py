@@ -6,10 +6,11 @@ import io
 
 import msgspec
 
-from profiler.analysis.comparison import Comparison, compare_runs
+from profiler.analysis.comparison import Comparison
 from profiler.views.tables import comparison, grid
 from profiler.views.tables.grid import Paper
 from tests import examples, make
+from tests.compared_runs import compare_runs
 
 
 def before_and_after() -> Comparison:

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from profiler.analysis import gates
-from profiler.analysis.comparison import Comparison, Match, compare_runs
+from profiler.analysis.comparison import Comparison, Match
 from profiler.analysis.pairing import ALIGN, read_sides
 from profiler.cli import answer
 from profiler.core.case import Choice
 from profiler.core.errors import UserError
 from profiler.core.record import Record
 from tests import examples, make
-from tests.compared_runs import H100, T4, against, record
+from tests.compared_runs import H100, T4, against, compare_runs, record
 from tests.make import MIB
 
 

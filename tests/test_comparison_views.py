@@ -8,12 +8,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from profiler.analysis.comparison import Comparison, compare_runs
+from profiler.analysis.comparison import Comparison
 from profiler.core.record import Environment, Record
 from profiler.core.units import MISSING
 from profiler.views.export.markdown import markdown
 from profiler.views.tables import comparison
 from tests import examples, golden_files, make
+from tests.compared_runs import compare_runs
 from tests.make import MIB
 from tests.printed_comparisons import before_and_after, printed
 

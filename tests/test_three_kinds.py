@@ -17,7 +17,6 @@ from matplotlib.text import Text as Drawn
 
 import profiler
 from profiler import views
-from profiler.analysis.comparison import compare_runs
 from profiler.analysis.rows import Row, rows
 from profiler.cli import answer
 from profiler.cli.max_batch import shown_batch
@@ -38,6 +37,7 @@ from profiler.views.tables.grid import text as text_of
 from profiler.views.tables.progress import trial_line
 from profiler.workflows.max_batch import Largest
 from tests import examples, three_kinds
+from tests.compared_runs import compare_runs
 from tests.make import MIB
 from tests.plan_text import parse
 from tests.three_kinds import MEASURED_ON, REHEARSED_ON, of_every_kind

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from profiler.analysis.live_bytes import peak_parts
+from profiler.analysis.live_bytes import largest_part
 from profiler.analysis.rows import SURE, Row, against, is_apart, slowness, time_verdict_of
 
 MOST = 0.9  # fraction of the largest saving: the fastest row that saves so much is recommended
@@ -89,16 +89,12 @@ def _is_rival(row: Row, chosen: Row) -> bool:
 
 def _limit(lowest: Row, measured: Sequence[Row]) -> Limit | None:
     """Return the largest part of the lowest peak; None if its parts were not measured."""
-    parts = peak_parts(lowest.readings)
-    if parts is None:
+    part, phase = largest_part(lowest.readings), lowest.readings.peak_phase
+    if part is None:
         return None
-    sizes = {"static": parts.static, "transient": parts.transient, "saved": parts.saved}
-    kind = max(sizes, key=sizes.__getitem__)
-    phase = lowest.readings.peak_phase
     alike = {row.readings.saved_bytes for row in measured if _peak(row) <= (1 + SAME) * _peak(lowest)}
-    return Limit(
-        kind="optimizer" if phase == "optimizer" else kind, nbytes=sizes[kind], phase=phase, num_alike=len(alike)
-    )
+    kind = "optimizer" if phase == "optimizer" else part[0]
+    return Limit(kind=kind, nbytes=part[1], phase=phase, num_alike=len(alike))
 
 
 def _peak(row: Row) -> int:

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 
 from profiler.analysis.memory_fit import SideAdvice, advise_sides
 from profiler.analysis.pairing import (
-    ALIGN,
     MEANING,
     QUANTITIES,
     Contrast,
@@ -21,7 +20,6 @@ from profiler.analysis.pairing import (
     by_group,
     peak_of,
     peaks,
-    read_sides,
     refuse_mixed,
     seconds_of,
     times,
@@ -30,7 +28,7 @@ from profiler.analysis.pairing import (
 )
 from profiler.analysis.rows import Row, samples
 from profiler.core.case import SETTINGS, Choice
-from profiler.core.record import Environment, Record
+from profiler.core.record import Environment
 from profiler.core.units import bytes_text
 
 MOST_STRATEGIES = 64  # of one group, since the number of pairs is quadratic
@@ -94,14 +92,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     orders: tuple[Order, ...]
     advice: tuple[SideAdvice, ...]
     remarks: tuple[str, ...]
-
-
-def compare_runs(
-    runs: Sequence[tuple[str, Sequence[Record]]], *, align: Sequence[str] = ALIGN, allowed: Sequence[str] = ()
-) -> Comparison:
-    """Compare runs, by name, with the first. Raises UserError as `read_sides` and `compare_sides` do."""
-    align = [name for name in align if name not in allowed]
-    return compare_sides(read_sides(runs, align=align), align=align, allowed=allowed)
 
 
 def compare_sides(compared: Sequence[Side], *, align: Sequence[str], allowed: Sequence[str] = ()) -> Comparison:

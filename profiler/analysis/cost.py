@@ -103,7 +103,12 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
         return Bounds(0, 0)
     per_sample = 1 if seconds is None else min(MOST_STEPS, max(1, ceil(SHORTEST / seconds)))
     if trial.is_paired and case.has_switch:
-        pairs = _num_paired(trial, seconds, per_sample)
+        pairs = Bounds(2 * case.samples, 2 * case.samples)
+        if case.sampling:
+            least, limit = num_least(case.samples, trial.least_pairs), case.sampling.max_samples
+            longest = most_seconds(case.sampling, least)
+            in_time = limit if seconds is None else 2 * ceil(longest / (seconds * per_sample * 2))
+            pairs = Bounds(min(2 * least, limit), min(max(in_time, 4 * least), limit + limit % 2))
         shared = pairs.least // 2 if is_time_alone(trial) else 0  # those without a strategy, shared with others
         return Bounds(pairs.least - shared, pairs.most).times(per_sample)
     if not case.sampling:
@@ -113,17 +118,6 @@ def num_timed(trial: Trial, seconds: float | None) -> Bounds:
     least = case.samples if seconds is None or in_time <= case.samples else max(case.samples, FIRST_LOOK)
     # the first steps may turn out to be warm-up, at most as many as are left
     return Bounds(least, max(in_time, 2 * case.samples)).times(per_sample)
-
-
-def _num_paired(trial: Trial, seconds: float | None, per_sample: int) -> Bounds:
-    """Return the number of samples with and without the strategy, by the rules of `core.stats`."""
-    case = trial.case
-    if not case.sampling:
-        return Bounds(2 * case.samples, 2 * case.samples)
-    limit, pairs = case.sampling.max_samples, num_least(case.samples, trial.least_pairs)
-    few, longest = 2 * pairs, most_seconds(case.sampling, pairs)
-    in_time = limit if seconds is None else 2 * ceil(longest / (seconds * per_sample * 2))
-    return Bounds(min(few, limit), min(max(in_time, 2 * few), limit + limit % 2))
 
 
 def _untimed(trial: Trial) -> Bounds:

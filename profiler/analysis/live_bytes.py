@@ -179,6 +179,13 @@ def peak_parts(readings: Readings) -> Composition | None:
     return Composition(static=static, saved=saved, transient=readings.peak_bytes - static - saved)
 
 
+def largest_part(readings: Readings) -> tuple[str, int] | None:
+    """Return the largest part of the peak, "static", "saved" or "transient", and its bytes; None if not measured."""
+    parts = peak_parts(readings)
+    sizes = {} if parts is None else {"static": parts.static, "saved": parts.saved, "transient": parts.transient}
+    return max(sizes.items(), key=lambda part: part[1], default=None)
+
+
 def categories(readings: Readings) -> tuple[Share, ...]:
     """Return the parts of the peak in the order of CATEGORIES, without empty ones; none if they were not measured.
 

@@ -130,15 +130,9 @@ def calibrations(records: Iterable[Record]) -> dict[Case, Calibration]:
     """Return the calibration from each measured baseline, by twin: `case.baseline.twin` of the cases that it is for."""
     by_twin: dict[Case, Calibration] = {}
     for record in records:
-        if record.readings.hidden_bytes is not None:
-            by_twin.setdefault(record.case.twin, _calibration(record, record.readings.hidden_bytes))
+        seconds, hidden = record.readings.step_seconds, record.readings.hidden_bytes
+        if hidden is not None:
+            name = record.environment.device_name if record.environment else None
+            step = median(seconds) if seconds else None
+            by_twin.setdefault(record.case.twin, Calibration(hidden_bytes=hidden, device_name=name, step_seconds=step))
     return by_twin
-
-
-def _calibration(record: Record, hidden_bytes: dict[str, int]) -> Calibration:
-    seconds = record.readings.step_seconds
-    return Calibration(
-        hidden_bytes=hidden_bytes,
-        device_name=record.environment.device_name if record.environment else None,
-        step_seconds=median(seconds) if seconds else None,
-    )

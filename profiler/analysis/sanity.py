@@ -51,13 +51,18 @@ def _invalid_gradients(record: Record) -> str | None:
 
 def impossible_reading(readings: Readings) -> Iterator[str]:
     """Yield a sentence for a peak or a step that takes nothing, and for a peak below the static or the saved bytes."""
-    peak, floors = readings.peak_bytes, {"static": static(readings), "saved": readings.saved_bytes}
+    peak = readings.peak_bytes
     for name, least in {"peak_bytes": peak, "step_seconds": min(readings.step_seconds or (), default=None)}.items():
         if least is not None and least <= 0:
             yield f"{name} is {least}"
+    yield from _below("the peak", peak, static=static(readings), saved=readings.saved_bytes)
+
+
+def _below(what: str, peak: int | None, **floors: int | None) -> Iterator[str]:
+    """Yield each of these bytes that is more than the peak."""
     for name, floor in floors.items():
         if peak is not None and floor is not None and peak < floor:
-            yield f"the peak of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"
+            yield f"{what} of {bytes_text(peak)} is below the {name} {bytes_text(floor)}"
 
 
 def _ranks(record: Record) -> Iterator[str]:
@@ -71,9 +76,8 @@ def _ranks(record: Record) -> Iterator[str]:
     if highest != record.readings.peak_bytes:
         yield f"the peak is not the highest of its ranks, {bytes_text(highest)}"
     for number, rank in enumerate(ranks):
-        for name, floor in {"static": sum(rank.static_bytes.values()), "saved": rank.saved_bytes}.items():
-            if rank.peak_bytes < floor:
-                yield f"rank {number}'s peak of {bytes_text(rank.peak_bytes)} is below the {name} {bytes_text(floor)}"
+        static_bytes = sum(rank.static_bytes.values())
+        yield from _below(f"rank {number}'s peak", rank.peak_bytes, static=static_bytes, saved=rank.saved_bytes)
 
 
 def _out_of_range(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from profiler.analysis import live_bytes
-from profiler.analysis.live_bytes import OUTSIDE, nbytes, peak_parts, recomputes, stage_of
+from profiler.analysis.live_bytes import OUTSIDE, largest_part, nbytes, recomputes, stage_of
 from profiler.core.record import Readings
 from profiler.core.trace_data import STATIC, WORKSPACES, Allocation, Trace, by_category, held_at
 from profiler.core.units import bytes_text, count_text
@@ -35,8 +35,8 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
     """Return why a peak is no lower than the baseline's, by what was read of both; None if it is, or not known."""
-    parts, saved, peak = peak_parts(readings), readings.saved_bytes, readings.peak_bytes
-    if parts is None or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
+    part, saved, peak = largest_part(readings), readings.saved_bytes, readings.peak_bytes
+    if part is None or not peak or not saved or not baseline.saved_bytes or not baseline.peak_bytes:
         return None
     if peak <= UNCHANGED * baseline.peak_bytes:
         return None
@@ -48,12 +48,13 @@ def reason_of_readings(readings: Readings, baseline: Readings) -> str | None:
         return f"the forward saves {bytes_text(saved)}, {more if saved > baseline.saved_bytes / SAME else same}"
     if readings.peak_phase == "optimizer":
         return f"the peak is in the optimizer's step, which checkpointing does not touch: {bytes_text(peak)}"
-    if parts.static >= max(parts.saved, parts.transient):
-        return f"{bytes_text(parts.static)} {of} is static, which checkpointing does not touch"
-    if parts.saved >= parts.transient:
-        return f"what checkpoints and the rest of the model keep holds {bytes_text(parts.saved)} {of}"
+    kind, held = part
+    if kind == "static":
+        return f"{bytes_text(held)} {of} is static, which checkpointing does not touch"
+    if kind == "saved":
+        return f"what checkpoints and the rest of the model keep holds {bytes_text(held)} {of}"
     what = f"what is recomputed and computed at once in the {readings.peak_phase}"
-    return f"{what} holds {bytes_text(parts.transient)} {of}: `gcprof explain` names it"
+    return f"{what} holds {bytes_text(held)} {of}: `gcprof explain` names it"
 
 
 def reason(trace: Trace, *, baseline: Trace, blocks: tuple[str, ...]) -> Reason | None:
