@@ -1,12 +1,6 @@
 # What developing needs. CI runs `just check`, the tests, the audit, the wheel and the documentation.
 python := ".venv/bin/python"
 site := ".venv/lib/python3.11/site-packages"
-measuring := replace("""
-    tests/test_api.py tests/test_conditions.py tests/test_cost.py tests/test_engine.py
-    tests/test_max_batch.py tests/test_parent.py tests/test_plan_command.py tests/test_published.py tests/test_ranks.py
-    tests/test_run.py tests/test_sampling.py tests/test_shard.py tests/test_stages_command.py tests/test_staging.py
-    tests/faults
-""", "\n", " ")
 
 # lint, format, types
 check:
@@ -38,10 +32,6 @@ smoke:
 # small changes to the code that tests must notice; takes hours, or minutes with --sample 60
 mutants *words:
     {{python}} -m tests.mutants {{words}}
-
-# the files whose tests measure for real, or others of your choice, on doubles of other machines (tests/machines.py)
-test-machines *files=measuring:
-    for machine in fast slow coarse; do {{python}} -m pytest -m "" --machine $machine {{files}} || exit 1; done
 
 # write the golden files anew; look at the difference before committing it
 golden:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests import machines
+from tests.killed import python_path
 
 
 def gcprof(
@@ -22,7 +22,7 @@ def gcprof(
     code = f"import sys\n{hook}from profiler.cli import main\nmain(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", code, *words],
-        env={**os.environ, "PYTHONPATH": machines.python_path(), **environment},
+        env={**os.environ, "PYTHONPATH": python_path(), **environment},
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,

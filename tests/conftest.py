@@ -28,7 +28,7 @@ from profiler.engines.child import Server
 from profiler.engines.local import Local
 from profiler.rehearsal import device as hollow_device
 from profiler.training import models
-from tests import killed, machines, make
+from tests import killed, make
 from tests.hollow import Hollow, absent
 from tests.program import PATIENCE_SECONDS
 from tests.scripts.runs import copied
@@ -39,7 +39,6 @@ settings.load_profile("gcprof")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--machine", choices=sorted(machines.TABLE), help="run on a double of another machine")
     text = "on a CUDA device that has memory and does no arithmetic: h100, or t4,count=2,bytes=4294967296"
     parser.addoption("--hollow", metavar="DEVICE", help=text)
 
@@ -47,11 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Opens the hollow device that is asked for, before any test imports torch; children and workers find it too.
 
-    With --machine, this process and all that it starts are on a double of another machine. Signals do what they do at a
-    terminal: in the background, programs inherit that they do nothing.
+    Signals do what they do at a terminal: in the background, programs inherit that they do nothing.
     """
-    if name := config.getoption("machine"):
-        machines.choose(name)
     if asked := config.getoption("--hollow"):
         os.environ[hollow_device.ASKED] = asked
         os.environ[hollow_device.PLANS] = "hollow"  # traces have no workspaces

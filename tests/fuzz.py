@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import gzip
 import io
+import json
 import random
 import resource
 import shlex
@@ -24,19 +26,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from profiler import engines
 from profiler.cli import GARBAGE, answer
 from profiler.core import gpu_specs, plan_file
-from profiler.core.case import Trial
+from profiler.core.case import Trial, encode_indented
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
+from profiler.planning import chain as chains
+from profiler.planning.chain import StageModule
 from tests import examples
-from tests.fuzz_mutations import mutated
-from tests.fuzz_subjects import ROOT, Subject, subjects
 
+ROOT = Path(__file__).parents[1]
 SECONDS, PATIENCE_SECONDS = 2.0, 60.0  # of the processor, which a busy machine does not change, and of the clock
 PICTURE_SECONDS = 20.0  # a picture of a sound file takes up to five
 PLAN_SECONDS = 8.0  # of a file that is sound after all, the solver's own bound; one that is refused takes no time
@@ -248,6 +254,220 @@ def _mib(what: str) -> float:
     """The size of this process: VmHWM, the largest resident one; VmSize, of its addresses."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
+
+
+# --- damage
+
+NUMBERS = (
+    "1e400", "-1e400", "NaN", "Infinity", "-0.0", "0", "-1", "0.5", "1e-320", "1e300", str(2**31), str(2**53 + 1),
+    str(2**62), str(2**64), "-" + str(2**62), "1" + "0" * 400, "9" * 5000, "0x10", "1_000", "01",
+)  # fmt: skip
+STRINGS = (
+    "", "none", "segments:k=2", "segments:k=-1", "segments:k=1e400", "segments:k=" + "9" * 5000, "all:", "=", "x:=,=",
+    "a,b", "fake:h100", "fake:", "cuda:99999999999", "../../x", "/dev/zero", "=cmd()", "</script>", "[/]", "$x$",
+    "\\frac{", "%s %d {}", "{0.__class__}", "a\nb", "\r", "\0", "\x1b[31m", "\u202egnp", "\ud800", "x" * 10_000, "|",
+    "2026-13-99T99:99:99Z", "1e400", "null", "ok", "out_of_memory", "skipped", "invalid", "time", "[1-3] 4", "[" * 500,
+    "1-999999999", "\N{COMBINING ACUTE ACCENT}" * 50, "*", "layer.*", "(" * 200, "8|" * 50,
+)  # fmt: skip
+OTHERS = ("null", "true", "[]", "{}", "[[]]", '{"":{}}', "[null]", '{"a":1}', "[1e300,-1e300]", "{a = 1}", "07:32:00")
+WORDS = (b'"', b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\0", b"\\", b"\xff", b"\xef\xbb\xbf", b"#", b"=", b"'''")
+MARK = "\N{SYMBOL FOR RECORD SEPARATOR}"  # in the place of a raw token, in a file that has none of these
+
+
+def mutated(text: bytes, chance: random.Random, *, kind: str) -> bytes:
+    """The file with one to three changes, by bytes or by what it says; `kind` is json, jsonl or toml."""
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        text = _other_bytes(text, chance) if chance.random() < 0.35 else MEANT[kind](text, chance)
+    return text
+
+
+def _other_bytes(text: bytes, chance: random.Random) -> bytes:
+    """A bit turned, a part gone, twice or put in, or all of it in another encoding."""
+    first = chance.randrange(len(text) + 1)
+    last = min(len(text), first + chance.choice((1, 4, 40, 400)))
+    turned = bytearray(text)
+    for _ in range(chance.choice((1, 2, 8)) if text else 0):
+        turned[chance.randrange(len(text))] ^= 1 << chance.randrange(8)
+    words = text.decode(errors="replace")
+    encoded = (words.encode("utf-16"), gzip.compress(text), b"\0" * len(text), b"", text.replace(b"\n", b"\r\n"))
+    return chance.choice(
+        (
+            bytes(turned),
+            text[:first],
+            text[:first] + text[last:],
+            text[:last] + text[first:last] * chance.choice((1, 50)) + text[last:],
+            text[:first] + chance.choice(WORDS) * chance.choice((1, 3, 2000)) + text[first:],
+            chance.choice(encoded),
+        )
+    )
+
+
+def _other_json(text: bytes, chance: random.Random) -> bytes:
+    """A value replaced, near, left out, twice, deep or often; what is no JSON any more is changed by bytes."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return _other_bytes(text, chance)
+    places = list(_places(document))
+    if not places or MARK.encode() in text:
+        return _other_bytes(text, chance)
+    holder, key = chance.choice(places)
+    value, own = holder[key], json.dumps(holder[key])
+    depth = chance.choice((3, 30, 70, 500, 100_000))
+    holder[key] = MARK
+    raw = chance.choice(
+        (_hostile(chance), _hostile(chance), "[" * depth + own + "]" * depth, '{"a":' * depth + own + "}" * depth)
+    )
+    if isinstance(value, list) and value and chance.random() < 0.5:
+        raw = json.dumps(value * chance.choice((2, 10, 200)))
+    elif isinstance(value, int | float) and not isinstance(value, bool) and chance.random() < 0.5:
+        raw = json.dumps(chance.choice((-value, value * 2, value / 3, value + 1, float(value), str(value))))
+    elif isinstance(key, str) and chance.random() < 0.3:
+        del holder[key]
+        holder[chance.choice((key, chance.choice(STRINGS)))] = MARK
+        raw = f"{own},{json.dumps(key)}:{raw}"
+    elif chance.random() < 0.2:
+        del holder[key]
+    return json.dumps(document).replace(json.dumps(MARK), raw, 1).encode(errors="surrogatepass")
+
+
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value, as what holds it and its key."""
+    left = [document]
+    while left:
+        one = left.pop()
+        for key in list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ():
+            yield one, key
+            left.append(one[key])
+
+
+def _hostile(chance: random.Random) -> str:
+    return chance.choice((chance.choice(NUMBERS), json.dumps(chance.choice(STRINGS)), chance.choice(OTHERS)))
+
+
+def _other_lines(text: bytes, chance: random.Random) -> bytes:
+    """One line changed as JSON, or lines in another order, twice or gone."""
+    lines = text.splitlines(keepends=True) or [text]
+    at = chance.randrange(len(lines))
+    if chance.random() < 0.85:
+        lines[at] = _other_json(lines[at], chance) + b"\n"
+    else:
+        chance.choice((lambda: chance.shuffle(lines), lambda: lines.append(lines[at]), lambda: lines.pop(at)))()
+    return b"".join(lines)
+
+
+def _other_toml(text: bytes, chance: random.Random) -> bytes:
+    """The value of a key replaced, or its line twice, gone, in another table or under another name."""
+    lines = text.splitlines(keepends=True)
+    keys = [number for number, line in enumerate(lines) if b"=" in line]
+    if not keys:
+        return _other_bytes(text, chance)
+    at, depth = chance.choice(keys), chance.choice((2, 500, 20_000))
+    name, _, value = lines[at].partition(b"=")
+    new = _hostile(chance).encode(errors="surrogatepass")
+    lines[at] = chance.choice(
+        (
+            name + b"= " + new + b"\n",
+            name + b"= " + new + b"\n",
+            name + b"= " + b"[" * depth + b"]" * depth + b"\n",
+            lines[at] * 2,
+            b"",
+            json.dumps(chance.choice(STRINGS)).encode() + b" =" + value,
+            b"[" * chance.choice((1, 2, 200)) + name.strip() + b"]]\n" + lines[at],
+            b".".join([name.strip()] * chance.choice((2, 2000))) + b" =" + value,
+        )
+    )
+    return b"".join(lines)
+
+
+MEANT = {"json": _other_json, "jsonl": _other_lines, "toml": _other_toml}
+
+
+# --- the files that are damaged, and the commands that read each
+
+
+class Subject(NamedTuple):
+    """A file with what stands beside it, and the commands that read it."""
+
+    name: str
+    target: str  # which of the files is damaged
+    kind: str  # json, jsonl, toml
+    files: dict[str, bytes]
+    commands: tuple[str, ...]
+
+
+@cache
+def subjects() -> tuple[Subject, ...]:
+    """Every file that is damaged; the runs, which most commands read, three times."""
+    return (*(tuple(_runs()) * 3), *_configurations(), *_plans())
+
+
+def _runs() -> Iterator[Subject]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = {
+            "troubled": examples.run(Path(folder) / "troubled", examples.troubled()).folder,
+            "batches": examples.run(Path(folder) / "batches", examples.batches()).folder,
+            "measured": ROOT / "results/reference/cpu/mnist-cnn",
+            "predicted": ROOT / "results/reference/predicted-t4/mnist-cnn",
+        }
+        for name, path in made.items():
+            texts = {file: (path / file).read_bytes() for file in ("manifest.json", "trials.jsonl")}
+            files = {f"results/{run}/{file}": text for run in ("run", "other") for file, text in texts.items()}
+            for file, kind in (("manifest.json", "json"), ("trials.jsonl", "jsonl")):
+                yield Subject(f"{name}/{file}", f"results/run/{file}", kind, files, OF_RUNS)
+
+
+def _configurations() -> Iterator[Subject]:
+    for path in sorted((ROOT / "configs").glob("*.toml")):
+        commands = ("run --dry-run --config file.toml", "run --dry-run --device fake:h100 --config file.toml")
+        yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, commands)
+    for path in sorted((ROOT / "configs/devices").glob("*.toml"))[:5]:
+        yield Subject(path.stem, "file.toml", "toml", {"file.toml": path.read_bytes()}, ("rates file.toml",))
+
+
+def _plans() -> Iterator[Subject]:
+    for path in sorted((ROOT / "tests/planning").glob("*.stages.json")):
+        yield Subject(path.stem, "costs.json", "json", {"costs.json": path.read_bytes()}, OF_STAGES)
+        named = _named(path)
+        yield Subject(f"{path.stem}-named", "costs.json", "json", {"costs.json": named}, OF_STAGES)
+    yield Subject("plan", "plan.json", "json", {"plan.json": PLAN}, ("plan-file plan.json",))
+
+
+def _named(path: Path) -> bytes:
+    """The chain as one of known modules, which code can be written for."""
+    chain = chains.read(path)
+    stages = (msgspec.structs.replace(one, blocks=(StageModule(name=one.name, parameters=()),)) for one in chain.stages)
+    return encode_indented(msgspec.structs.replace(chain, stages=tuple(stages)))
+
+
+PICTURES = ("frontier", "memory", "time", "samples", "heat", "growth")
+OF_RUNS = (
+    "show run", "show run --width 60", "show run --samples", "show run --json", "show run --over batch_size",
+    "show run --format md", "show run --over batch_size,strategy", "list", "list --json", "validate run",
+    "validate run --json", "merge run other -o merged",
+    *(f"export run --to {kind}" for kind in ("csv", "md", "latex", "json")),
+    *(f"compare {pair} --format {kind}" for pair in ("run other", "other run") for kind in ("table", "json", "csv")),
+    "compare run other --allow-different torch", "compare run other --fail-on peak:>2%", "report run -o report.html",
+    "report run other -o report.html --redact all", "run --resume run",
+    *(f"plot run --kind {kind} -o plot.svg" for kind in PICTURES),
+)  # fmt: skip
+OF_STAGES = (
+    "plan --stages costs.json --frontier", "plan --stages costs.json --frontier --json",
+    "plan --stages costs.json --budget 60%", "plan --stages costs.json --budget 60% --json",
+    "plan --stages costs.json --budget max", "plan --stages costs.json --budget 1GiB -o plan.json",
+    "plan --stages costs.json --budget 60% --levels 2", "plan --stages costs.json --budget 60% --emit python",
+)  # fmt: skip
+PLAN = encode_indented(
+    plan_file.PlanFile(
+        plan="[1-2] 3:matmul [4 [5] 6]",
+        segments=(
+            plan_file.Segment(blocks=("a", "b")),
+            plan_file.Segment(blocks=("c",), save="matmul"),
+            plan_file.Segment(blocks=("d", plan_file.Segment(blocks=("e",)), "f")),
+        ),
+        fingerprint=dict.fromkeys("abcdef", ("weight float32 64 x 3",)),
+    )
+)
 
 
 if __name__ == "__main__":

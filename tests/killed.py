@@ -18,10 +18,10 @@ from profiler.analysis import progress
 from profiler.analysis.rows import latest
 from profiler.runs import store
 from profiler.runs.store import Run
-from tests import machines
 
 SWEEP = ("--model", "mlp", "--segments", "1..5", "--rounds", "4", "--samples", "3", "--device", "cpu")
 PATIENCE_SECONDS = 2.0  # on a machine with a core for every process that works
+ROOT = Path(__file__).parents[1]
 TAG = "GCPROF_KILL_TAG"  # in the environment of a run, and so of every process that it starts
 
 Key = tuple[str, str, int]  # model, strategy, round
@@ -122,7 +122,13 @@ def words(folder: Path, sweep: tuple[str, ...]) -> list[str]:
 
 def environment(tag: str) -> dict[str, str]:
     """This process's own, the tag by which the run's processes are found, and one thread: two runs share the cores."""
-    return {**os.environ, "PYTHONPATH": machines.python_path(), "OMP_NUM_THREADS": "1", TAG: tag}
+    return {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", TAG: tag}
+
+
+def python_path() -> str:
+    """PYTHONPATH for a process of a test: this one's, before it the repository's."""
+    own = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(ROOT), *([own] if own else [])])
 
 
 def _exact(run: Run) -> dict[str, tuple[object, ...]]:

@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests import machines
-from tests.killed import TAG
+from tests.killed import TAG, python_path
 
-ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 600.0  # for what surely comes; nothing waits so long unless it is broken
 
 Done = subprocess.CompletedProcess[str]
@@ -27,7 +25,7 @@ Done = subprocess.CompletedProcess[str]
 def environment(**more: str) -> dict[str, str]:
     """This process's own, without what would change the program's words."""
     kept = {key: value for key, value in os.environ.items() if key != "GCPROF_TRACEBACK"}
-    return {**kept, "PYTHONPATH": machines.python_path(), **more}
+    return {**kept, "PYTHONPATH": python_path(), **more}
 
 
 SIGN_OF_LIFE = re.compile(r"^.*: \d+ s so far\n", re.MULTILINE)  # how many there are is the machine's to say

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from tests import machines
+from tests.killed import python_path
 
 LOOPBACK = "127.0.0.2"  # of 127.0.0.1 Ray makes the address that others see
 STORE_BYTES = 80 << 20
@@ -46,7 +46,7 @@ class Nodes:
 
     def __init__(self, **environment: str) -> None:
         self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", NICENESS, *environment)}
-        path = machines.python_path()
+        path = python_path()
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, NICENESS: "0", **environment}
         from ray._common.utils import get_ray_address_file
         from ray.cluster_utils import Cluster

@@ -197,55 +197,46 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}.{i}" for i in range(count))
 
 
-@pytest.mark.slow
-def test_a_sequential_is_flattened():
-    found = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
-
-    assert find_blocks(found) == ("0", "1.0", "1.1.0", "1.1.1")
+def layers(count: int) -> nn.Module:
+    return nn.ModuleList([Layer() for _ in range(count)])
 
 
-def test_the_list_of_like_children_is_the_trunk_and_what_is_in_its_blocks_is_not():
-    found = module(embed=nn.Embedding(9, 4), layers=nn.ModuleList([Layer() for _ in range(3)]), head=nn.Linear(4, 9))
+FOUND = {
+    "a Sequential is flattened": (
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Tanh()))),
+        ("0", "1.0", "1.1.0", "1.1.1"),
+    ),
+    "like children are the trunk, and what is in its blocks is not": (
+        lambda: module(embed=nn.Embedding(9, 4), layers=layers(3), head=nn.Linear(4, 9)),
+        numbered("layers", 3),
+    ),
+    "encoder and decoder are both stacks": (
+        lambda: module(encoder=module(layers=layers(3)), decoder=module(layers=layers(2))),
+        (*numbered("encoder.layers", 3), *numbered("decoder.layers", 2)),
+    ),
+    "a large embedding does not hide a small stack": (
+        lambda: module(embed=nn.Embedding(30522, 4), layers=nn.ModuleList(leaves(3)), head=nn.Linear(4, 30522)),
+        numbered("layers", 3),
+    ),
+    "stems and heads of single operators are left out beside blocks": (
+        lambda: module(
+            stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(Branch(), Branch()), top=nn.Sequential(*leaves(2))
+        ),
+        numbered("stage", 2),
+    ),
+    "branches are no trunk, and auxiliary classifiers no blocks": (
+        lambda: module(
+            first=nn.Linear(2, 2), mixed1=Branch(), mixed2=Branch(), AuxLogits=nn.Linear(2, 2), mixed3=Branch(),
+            pool=nn.AdaptiveAvgPool1d(1), fc=nn.Linear(2, 2),
+        ),
+        ("first", "mixed1", "mixed2", "mixed3"),
+    ),
+}  # fmt: skip
 
-    assert find_blocks(found) == numbered("layers", 3)
 
-
-def test_encoder_and_decoder_are_both_stacks():
-    found = module(
-        encoder=module(layers=nn.ModuleList([Layer() for _ in range(3)])),
-        decoder=module(layers=nn.ModuleList([Layer() for _ in range(2)])),
-    )
-
-    assert find_blocks(found) == (*numbered("encoder.layers", 3), *numbered("decoder.layers", 2))
-
-
-def test_a_large_embedding_does_not_hide_a_small_stack():
-    found = module(embed=nn.Embedding(30522, 4), layers=nn.ModuleList(leaves(3)), head=nn.Linear(4, 30522))
-
-    assert find_blocks(found) == numbered("layers", 3)
-
-
-def test_stems_and_heads_of_single_operators_are_left_out_beside_blocks():
-    found = module(
-        stem=nn.Sequential(*leaves(2)), stage=nn.Sequential(Branch(), Branch()), top=nn.Sequential(*leaves(2))
-    )
-
-    assert find_blocks(found) == numbered("stage", 2)
-
-
-def test_branches_are_no_trunk_and_auxiliary_classifiers_no_blocks():
-    found = module(
-        first=nn.Linear(2, 2),
-        mixed1=Branch(),
-        mixed2=Branch(),
-        mixed3=Branch(),
-        AuxLogits=nn.Linear(2, 2),
-        mixed4=Branch(),
-        pool=nn.AdaptiveAvgPool1d(1),
-        fc=nn.Linear(2, 2),
-    )
-
-    assert find_blocks(found) == ("first", "mixed1", "mixed2", "mixed3", "mixed4")
+@pytest.mark.parametrize(("build", "expected"), FOUND.values(), ids=FOUND)
+def test_blocks_are_found_in_the_structure(build, expected):
+    assert find_blocks(build()) == expected
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,7 @@ def test_a_value_of_the_wrong_kind_is_refused(tmp_path, monkeypatch, bad):
     ("text", "table", "hint"),
     [
         ("segments:4", strategies.TABLE, "segments:k=..., its keys are k, split"),
-        ("segments:k", strategies.TABLE, "segments:k=..., its keys are k, split"),
-        ("segments::", strategies.TABLE, "segments:k=..., its keys are k, split"),
         ("all:3", strategies.TABLE, "'all' takes no options"),
-        ("mlp:", models.TABLE, "mlp:width=..., its keys are "),
         ("mlp:width", models.TABLE, "mlp:width=..., its keys are "),  # no module of the user's
         ("mlp:width:depth=3", models.TABLE, "mlp:width=..., its keys are "),
     ],
@@ -111,11 +108,9 @@ FLAGS = ("--strategies", "--segments", "--device", "--max-samples", "--max-secon
     ("word", "words", "meant"),
     [
         ("2080ti", GPUS, ["rtx-2080-ti"]),
-        ("RTX3060", GPUS, ["rtx-3060"]),
         ("a100", GPUS, ["a100-40", "a100-80"]),
         ("h10", GPUS, ["h100"]),
         ("--strategy", FLAGS, ["--strategies"]),
-        ("--seg", FLAGS, ["--segments"]),
         ("--max", FLAGS, ["--max-samples", "--max-seconds"]),
         ("--jsno", FLAGS, ["--json"]),  # two letters in each other's place are one slip
     ],
@@ -129,9 +124,7 @@ def test_what_begins_so_or_is_a_few_slips_away_is_near(word: str, words: tuple[s
     [
         (["plot", "--kind", "memry"], "did you mean '--kind memory'?"),
         (["run", "--precision", "bf61"], "did you mean '--precision bf16'?"),
-        (["run", "--verify", "strickt"], "did you mean '--verify strict'?"),
         (["run", "--model", "mlp:wdth=3"], "did you mean 'mlp:width=3'?"),
-        (["run", "--model", "torchvison:resnet18"], "did you mean 'torchvision:resnet18'?"),
         (["plan", "mlp", "--budget", "60%", "--device", "fake:2080ti"], "did you mean '--device fake:rtx-2080-ti'?"),
         (["run", "--frobnicate"], "gcprof run --help"),
         (["plot", "--kind", "pie"], "choose from frontier, memory, "),

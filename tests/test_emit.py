@@ -278,7 +278,6 @@ def test_wrapped_for_fsdp_a_save_option_keeps_what_it_names():
         ("hf", [[0], [1, 2, 3]], "the segment '1' to '3' computes 3 blocks together"),
         ("fsdp", [[0], [1, 2]], "the segment '1' to '2' computes 2 blocks together"),
         ("hf", [[[4]]], "the segment '4' holds another segment"),
-        ("fsdp", [[[4]]], "the segment '4' holds another segment"),
         ("hf", [[0], Saving([5], "matmul")], "the segment '5' keeps the results of matmul; its layers keep nothing"),
     ],
 )

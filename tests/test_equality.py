@@ -276,7 +276,7 @@ def test_compiled_kernels_that_round_otherwise_are_compared_with_the_same_kernel
     assert record.outcome == "ok", record.detail
     if record.equality.against != "none":
         (note,) = (note for note in record.notes if note.code == "GCP011")
-        assert "rounds otherwise" in note.text
+        assert "rounds differently" in note.text
 
 
 @pytest.mark.parametrize(("difference", "expected"), [(8.9e-6, True), (1e-3, False)])

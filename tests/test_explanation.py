@@ -42,42 +42,28 @@ def why(model: str, strategy: str = "none", *, change: Any = None, **fields: Any
     return found.kind if found else None
 
 
-@pytest.mark.slow
-def test_a_peak_in_the_optimizer_is_the_reason():
-    model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
-
-    assert why(model, "all", batch_size=1, optimizer="adamw") == "optimizer"
-
-
-def test_a_peak_late_in_the_backward_is_made_of_gradients():
-    model = "transformer:layers=2,width=128,sequence=8,vocabulary=2048"
-
-    assert why(model, "all", batch_size=1, optimizer="sgd") == "gradients"
+LARGE = "transformer:layers=2,width=128,sequence=8,vocabulary="  # many parameters beside few activations
 
 
 @pytest.mark.slow
-def test_one_huge_segment_is_the_reason():
-    assert why(SMALL, change=runs(range(15)), batch_size=16) == "segment"
-
-
-@pytest.mark.slow
-def test_one_checkpoint_around_the_whole_model_is_the_reason():
-    assert why(SMALL, change=runs(range(16)), batch_size=16) == "whole"
-
-
-@pytest.mark.slow
-def test_a_flag_that_never_reached_the_layers_is_the_reason():
-    assert why(SMALL, change=nothing) == "unreached"
-
-
-def test_a_flag_that_never_reached_the_layers_is_the_reason_also_where_the_peak_is_in_the_optimizer():
-    model = "transformer:layers=2,width=128,sequence=8,vocabulary=16"
-
-    assert why(model, change=nothing, batch_size=1, optimizer="adamw") == "unreached"
-
-
-def test_what_is_recomputed_outside_of_all_modules_was_reached():
-    assert why(f"{FUNCTIONS}:head", "own", batch_size=None) == "outside"
+@pytest.mark.parametrize(
+    ("model", "fields", "kind"),
+    [
+        (f"{LARGE}16", {"strategy": "all", "batch_size": 1, "optimizer": "adamw"}, "optimizer"),
+        (f"{LARGE}2048", {"strategy": "all", "batch_size": 1}, "gradients"),
+        (SMALL, {"change": runs(range(15)), "batch_size": 16}, "segment"),
+        (SMALL, {"change": runs(range(16)), "batch_size": 16}, "whole"),
+        (SMALL, {"change": nothing}, "unreached"),
+        (f"{LARGE}16", {"change": nothing, "batch_size": 1, "optimizer": "adamw"}, "unreached"),
+        (f"{FUNCTIONS}:head", {"strategy": "own", "batch_size": None}, "outside"),  # of all modules, which it reached
+        (SMALL, {"change": runs([0]), "batch_size": 16}, "plain"),
+        ("transformer:layers=1,width=16,sequence=64,vocabulary=2048", {"strategy": "all", "batch_size": 16}, "outside"),
+        ("mnist-cnn:channels=4", {"strategy": "all", "batch_size": 16}, "inputs"),  # too many checkpoints
+        (SMALL, {"strategy": "all", "batch_size": 16}, None),  # it saves enough
+    ],
+)
+def test_a_planted_cause_is_the_reason(model, fields, kind):
+    assert why(model, **fields) == kind
 
 
 @pytest.mark.slow
@@ -128,11 +114,6 @@ def test_a_workspace_beside_static_memory_blames_no_activations():
     assert " and 400 B a workspace, which checkpointing does not touch" in found.text
 
 
-@pytest.mark.slow
-def test_too_many_checkpoints_are_the_reason():
-    assert why("mnist-cnn:channels=4", "all", batch_size=16) == "inputs"
-
-
 def test_where_there_are_too_many_checkpoints_fewer_are_advised_and_not_finer_ones():
     (baseline, blocks), (trace, _) = (traced("mnist-cnn:channels=4", way, batch_size=16) for way in ("none", "all"))
 
@@ -181,11 +162,6 @@ def chain(*, num_widths: int, frozen: bool) -> Workload:
 
     size = 64 if frozen else 8192
     return Workload(module=module, blocks=("0", "1", "2", "3"), batch=torch.zeros(size, 32), loss=loss)
-
-
-@pytest.mark.slow
-def test_who_saves_enough_needs_no_reason():
-    assert why(SMALL, "all", batch_size=16) is None
 
 
 def test_a_trace_that_is_its_own_baseline_needs_no_reason():

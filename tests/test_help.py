@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from profiler import views
 from profiler.cli import COMMANDS, answer, application, command
 from profiler.cli import help as layout
-from profiler.integrations import trackers
-from tests import examples, machines, make
+from tests import examples, killed, make
 from tests.commands import modules_after
 
 
@@ -70,7 +68,7 @@ def test_help_loads_neither_torch_nor_rich():
 def gcprof(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "profiler", *words],
-        env={**os.environ, "PYTHONPATH": machines.python_path(), **environment},
+        env={**os.environ, "PYTHONPATH": killed.python_path(), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -97,21 +95,3 @@ def test_runs_are_proposed_the_newest_first(results, command):
 
     assert proposed(f"gcprof {command} ") == ["last", newest, oldest]
     assert proposed(f"gcprof {command} 20261120") == [oldest]
-
-
-def test_models_are_proposed_and_of_a_family_its_beginning():
-    assert proposed("gcprof run --model m") == ["mlp", "mnist-cnn"]
-    assert proposed("gcprof plan torchv") == ["torchvision:"]
-
-
-def test_what_an_export_or_a_plot_can_be_is_proposed(here):
-    assert proposed("gcprof export --to ") == [*views.EXPORTS, *trackers.TRACKERS]
-    assert proposed("gcprof plot --kind ") == list(views.PLOTS)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_is_shown(shell):
-    done = gcprof("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-
-    assert done.returncode == 0
-    assert f"_GCPROF_COMPLETE=complete_{shell}" in done.stdout

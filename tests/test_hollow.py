@@ -175,38 +175,6 @@ def test_running_out_of_memory_there_tells_what_was_asked_and_what_was_free_and_
     assert all(record.readings.reserved_bytes < GIB / 10 for record in clean)
 
 
-OWN = """
-import torch
-from torch import nn
-
-KEPT = []
-
-class Keeps(nn.Linear):
-    def forward(self, x):
-        KEPT.append(super().forward(x).detach().clone())
-        return super().forward(x)
-
-class Fails(nn.Linear):
-    def forward(self, x):
-        raise ValueError("it does not work")
-
-def keeps():
-    return Keeps(64, 64), torch.ones(64, 64), lambda output: output.mean()
-
-def fails():
-    return Fails(64, 64), torch.ones(64, 64), lambda output: output.mean()
-"""
-
-
-@pytest.fixture(scope="module")
-def own(hollow, tmp_path_factory):
-    """By their function, the records of models in a user's file: one keeps its output, the other raises."""
-    here = tmp_path_factory.mktemp("own")
-    (here / "own.py").write_text(OWN, encoding="utf-8")
-    hollow.gcprof("run", "--model", "own.py:keeps,own.py:fails", "--strategies", "none", "-o", "run", cwd=here)
-    return {record.case.model.rpartition(":")[2]: record for record in store.load(here / "run").records}
-
-
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

@@ -54,14 +54,6 @@ def folders(root: Path) -> list[Path]:
     return [path for path in (root / "gcprof" / "hollow").iterdir() if path.is_dir()]
 
 
-def program(folder: Path, name: str, text: str) -> Path:
-    """A shell script that can be run."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.fixture(scope="module")
 def built(hollow, tmp_path_factory):
     """A cache that two processes filled at once, beside what a killed build had left there; and what each said."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
@@ -40,10 +39,6 @@ def record(strategy: str, **fields: object) -> Record:
     return make.record(strategy, environment=here, **fields)
 
 
-def text(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
     return [
@@ -69,16 +64,6 @@ def test_every_record_is_there_once_and_every_trial_of_all_plans(shards, tmp_pat
     ]
     assert {trial.case.strategy for trial in whole.manifest.plan} == {name for name, _ in names} | {"all"}
     assert len(whole.manifest.plan) == 7
-
-
-def test_any_order_of_the_runs_gives_the_same_folder_to_the_byte(shards, tmp_path):
-    folders = []
-    for number, order in enumerate(itertools.permutations(shards)):
-        folders.append(tmp_path / "merged" / str(number))
-        write(merge(order), folders[-1])
-
-    assert len(folders) == 6
-    assert all(text(folder) == text(folders[0]) for folder in folders)
 
 
 def test_of_two_results_of_a_trial_the_later_one_is_kept_and_told(tmp_path):

@@ -91,21 +91,3 @@ def test_a_file_without_a_model_says_what_to_do(
     assert answer(["run", "train.py"]) == 2
 
     assert capsys.readouterr().err.splitlines()[1] == f"hint: {said}"
-
-
-SCRIPT = """
-class GPT(Module):
-    pass
-
-def main():
-    open("ran", "w")
-
-def evaluate(model):
-    return 1.0
-
-def train():
-    return 0
-
-if __name__ == "__main__":
-    train()
-"""

@@ -14,7 +14,6 @@ from profiler.training.assemble import assemble
 from profiler.training.blocks import find_blocks
 from profiler.training.checkpointing.observed_forward import observe
 from profiler.training.models import built_in
-from profiler.training.workload import Workload
 from tests import make
 from tests.conftest import measured
 from tests.families import DOCUMENT, FAMILIES
@@ -176,10 +175,6 @@ LINE = re.compile(r"\| `(?P<model>[^`]+)` \| (?P<blocks>\d+) \| .* \| (?P<gradie
 
 def family(model: str) -> str:
     return ":".join(model.split(":")[:2])
-
-
-def built(model: str) -> Workload:
-    return assemble(make.case("none", model=Choice(model), batch_size=2)).workload
 
 
 @pytest.mark.slow

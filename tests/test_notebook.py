@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -61,13 +60,6 @@ def test_the_frame_holds_every_number_of_every_row_in_base_units(run):
         assert values == expected
 
 
-def test_the_frame_can_be_reckoned_with(run):
-    frame = run.to_pandas()
-
-    ok = frame[frame.outcome == "ok"].set_index("strategy")
-    assert ok.peak_bytes["segments:k=8"] / ok.peak_bytes["none"] == pytest.approx(ok.peak_ratio["segments:k=8"])
-
-
 def test_a_notebook_shows_a_table_of_every_row_with_its_reasons(run):
     text = run._repr_html_()
 
@@ -75,13 +67,6 @@ def test_a_notebook_shows_a_table_of_every_row_with_its_reasons(run):
     assert [cells[0] for cells in page.cells[1:]] == [row.case.strategy for row in run.rows()]
     assert "segments:k=3: out of memory: tried to allocate 96 MiB in the backward" in text
     assert "8 rows, complete" in text
-
-
-def test_wrong_gradients_are_dim_and_no_saving(run):
-    (line,) = re.findall(r"<tr[^>]*><td[^>]*>_planted.*?</tr>", run._repr_html_())
-
-    assert line.startswith('<tr style="opacity:0.5">')
-    assert line.count("%") == 1  # its own spread
 
 
 def test_the_page_brings_all_it_needs_and_runs_nothing(here):

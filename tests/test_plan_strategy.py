@@ -283,8 +283,6 @@ RUN = "results/20261123T042836Z-plan-transformer-85e041/plans"
         ("segments:k=4", "segments:k=4"),
         (f"plan:file={RUN}/plan.json", "plan"),
         (f"plan:file={RUN}/uniform-4.json", "uniform(4)"),
-        (f"plan:file={RUN}/first-12.json", "first(12)"),
-        (f"plan:file={RUN}/all.json", "all"),
         (f"plan:file={RUN}/mine-4.json", "mine-4"),
         ("plan", "plan"),
         ("plan:file=mine.json", "plan:file=mine.json"),

@@ -60,17 +60,11 @@ def test_a_chain_is_read_as_it_was_written(tmp_path):
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "Expected `object`"),
-        ('{"input_bytes": 1, "stages": []}', "length >= 1"),
         (json.dumps({"stages": [STAGE]}), "missing required field `input_bytes`"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE], "bugdet": 1}), "unknown field `bugdet`"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"colour": 1}]}), "unknown field `colour`"),
-        (json.dumps({"input_bytes": 1, "stages": [{"name": "a"}]}), "missing required field"),
         (json.dumps({"input_bytes": -1, "stages": [STAGE]}), ">= 0"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": -3}]}), ">= 0"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": -3.0}]}), ">= 0"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": float("nan")}]}), "is not JSON"),
-        (json.dumps({"input_bytes": 1, "stages": [STAGE | {"forward_seconds": float("inf")}]}), "is not JSON"),
         ('{"input_bytes": 1, "stages": [{"name": "a", "forward_seconds": 1e999}]}', "out of range"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE | {"saved_bytes": 10**30}]}), "saved_bytes"),
         (json.dumps({"input_bytes": 1, "stages": [STAGE, STAGE]}), "called 'a'"),
@@ -90,29 +84,6 @@ def test_a_damaged_file_is_refused_with_a_hint(tmp_path, text, said):
     assert said in caught.value.message
     assert str(path) in caught.value.message
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("stages", "said", "hint"),
-    [
-        ([STAGE, STAGE], "two stages are called 'a'", "give each stage a name of its own"),
-        ([STAGE | {"blocks": [BLOCK, BLOCK]}], "two blocks are called 'b'", "a block belongs to one stage"),
-        ([STAGE | {"options": [OPTION] * 2}], "two options of 'a' are called 'a'", "give each its own name"),
-        (
-            [STAGE | {"own_saved_bytes": 4}],
-            "own_saved_bytes of 'a' are 4, saved_bytes 3",
-            "own_saved_bytes are saved_bytes without the output",
-        ),
-    ],
-)
-def test_stages_that_make_no_sense_are_refused_in_these_words(tmp_path, stages, said, hint):
-    path = tmp_path / "chain.json"
-    path.write_text(json.dumps({"input_bytes": 1, "stages": stages}))
-
-    with pytest.raises(UserError) as caught:
-        read(path)
-
-    assert (caught.value.message, caught.value.hint) == (f"{path}: {said}", hint)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):

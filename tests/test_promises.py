@@ -12,19 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from profiler.analysis.rows import Row, rows
 from profiler.cli import BROKEN_PIPE, INTERNAL, INTERRUPTED, UNWRITABLE, answer
-from profiler.core.case import Choice, Trial, encode
-from profiler.core.errors import UserError
-from profiler.core.record import Readings
-from profiler.core.units import MISSING
+from profiler.core.case import Trial
 from profiler.runs import store
-from profiler.views.export import csv
-from profiler.views.tables import grid
-from profiler.views.tables.columns import groups, main
 from profiler.workflows import run as workflow
 from tests import examples, make
-from tests.conftest import measured
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "profiler"
@@ -112,45 +104,6 @@ def _samples(text: str) -> list[float]:
     return [float(word) for word in re.findall(r"[\d.e-]+", row[name])]
 
 
-def dropped_otherwise(**fields: str) -> Row:
-    """The row of a checkpoint that draws other dropout than the step without it, as it was measured."""
-    passes = ("equality", "memory") if not fields else ("memory",)
-    names = ("none", "_planted:fault=random-state")
-    _, row = rows(
-        [measured("tests.faulty:build:kind=dropout", name, passes=passes, batch_size=512, **fields) for name in names]
-    )
-    return row
-
-
-def test_promise_4_wrong_gradients_are_no_saving():
-    row = dropped_otherwise()
-
-    assert (row.outcome, row.on_frontier, row.peak_ratio) == ("invalid", False, None)
-    assert row.readings.peak_bytes is not None
-
-
-def test_promise_5_what_was_not_measured_is_no_zero():
-    unmeasured = make.record("none", readings=Readings())
-    (cells,) = csv_module.DictReader(io.StringIO(csv.table(rows([unmeasured]))))
-    table = str(grid.text(main(rows([unmeasured, make.record("all")]))))
-    line = next(line for line in table.splitlines() if line.startswith("none "))
-
-    assert cells["peak_bytes"] == ""
-    assert MISSING in line.split()
-    assert not re.search(r"\b0(\.0+)?\b", line)
-
-
-def test_promise_6_a_newer_file_is_refused_whole(tmp_path):
-    folder = examples.run(tmp_path / "run", [make.record("none"), make.record("all")]).folder
-    path = folder / "trials.jsonl"
-    path.write_bytes(path.read_bytes() + encode(make.record("sqrt")).replace(b'"schema":1', b'"schema":2', 1) + b"\n")
-
-    with pytest.raises(UserError, match=r"trials\.jsonl:3: written by a newer gcprof") as caught:
-        store.load(folder)
-
-    assert (caught.value.hint, caught.value.exit_code) == ("upgrade gcprof", 4)
-
-
 @pytest.mark.slow
 def test_promise_7_no_module_reaches_the_network_or_runs_a_file():
     found = {
@@ -169,15 +122,3 @@ def test_promise_8_exit_codes_are_those_of_the_page():
     signals = {128 + number for number in (1, 2, 15)}
 
     assert used | {0, 1, 2, 5, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE} | signals == listed
-
-
-def test_promise_9_a_prediction_says_so_and_the_device_stands_beside_the_allocator():
-    predicted = make.record("none", case=make.case(device="fake:h100", model=Choice("mlp")))
-    readings = Readings(peak_bytes=1 << 20, reserved_bytes=2 << 20, device_bytes=3 << 20)
-    (cells,) = csv_module.DictReader(io.StringIO(csv.table(rows([make.record("none", readings=readings)]))))
-
-    (group,) = groups(rows([predicted]))
-
-    assert "predicted" in str(grid.text(main(group)))
-    assert "predicted" not in str(grid.text(main(rows([make.record("none")]))))
-    assert [int(cells[name]) >> 20 for name in ("peak_bytes", "reserved_bytes", "device_bytes")] == [1, 2, 3]

@@ -42,7 +42,6 @@ def test_a_gpu_offers_a_little_less_memory_than_is_sold(word):
     ("word", "hint"),
     [
         ("a100", "did you mean 'a100-40' or 'a100-80'?"),
-        ("rtx4090", "'rtx-4090'"),
         ("abacus-of-wood", "choose from a100-40, a100-80, a10g,"),
     ],
 )
@@ -58,13 +57,10 @@ def test_an_unknown_gpu_is_refused_with_its_nearest(word, hint):
     ("old", "new", "named"),
     [
         ("source", "sauce", "one.toml:3: sauce: Object contains unknown field"),
-        ("fp16", "pf16", "one.toml:9: pf16: Object contains unknown field"),
         ("[flops]", "[rhubarb]", "one.toml:7: rhubarb: Object contains unknown field"),
         ('source = "nobody"', "", "one.toml:1: source: Object missing required field"),
         ("5", '"5 GiB"', "one.toml:4: memory_bytes: Expected `int`, got `str`"),
-        ("5", "0", "one.toml:4: memory_bytes: Expected `int` >= 1"),
         ("fp16 = 8e12", "fp16 = -8e12", "one.toml:9: fp16: Expected `float` > 0"),
-        ("[8, 0]", '[8, "0"]', "one.toml:6: compute_capability: Expected `int`, got `str`"),
         ('"one"', "", "is not TOML"),
     ],
 )

@@ -179,9 +179,7 @@ def test_max_batch_finds_where_pytorch_itself_runs_out(hollow, tmp_path):
     ("word", "message"),
     [
         ("rehearse:h1000", "no GPU is called 'h1000'"),
-        ("rehearse:t4:memory=0", "--device: 'rehearse:t4:memory=0': memory cannot be '0'"),
         ("rehearse:t4:memory=11", "a rehearsed t4 has 11 B, of which CUDA takes 0 B: nothing is left for tensors"),
-        ("rehearse:t4:memory=101%", "memory cannot be '101%'"),
         ("rehearse:t4:memory=1GiB,context=1GiB", "nothing is left for tensors"),
         ("rehearse:t4:size=8GiB", "has no size"),
     ],
@@ -201,11 +199,9 @@ def test_what_is_no_such_gpu_is_refused(word, message):
             "--rounds has no effect on a rehearsal",
         ),
         (["run", "--model", "mlp", "--device", "rehearse:h100", "--max-samples", "9"], "where no step is timed"),
-        (["run", "--model", "mlp", "--device", "rehearse:h100,fake:t4"], "is more than one device"),
         (["run", "--model", "mlp", "--device", "rehearse:h100", "--engine", "ray"], "--engine ray does not rehearse"),
         (["predict", "mlp", "--rehearse"], "--rehearse is for one GPU"),
         (["rehearse", "mlp", "--cudnn-workspace", "x"], "gcprof: --cudnn-workspace cannot be 'x'"),
-        (["rehearse", "mlp", "--memory", "11"], "gcprof: --memory cannot be '11': 11 B or 11 %?"),
     ],
 )
 def test_options_that_a_rehearsal_has_not_are_refused_before_anything_starts(no_server, here, capsys, words, message):

@@ -176,8 +176,6 @@ def test_json_is_one_document_with_the_records_as_stored(here: Path, shared: Non
     [
         ("--model mpl", 2),
         ("--frobnicate", 2),
-        ("--rounds two", 2),
-        ("--stage-limit 0", 2),
         ("--dry-run", 2),
         ("--resume nowhere", 4),
     ],

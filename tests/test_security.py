@@ -5,17 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from profiler.cli import answer
-from profiler.core.case import Choice, Trial, encode
 from profiler.core.errors import UserError
 from profiler.engines.child import Log
-from profiler.runs import store
 from profiler.runs.store import Writer
 from profiler.views.export import files
-from profiler.views.sanitize import plain
 from tests import examples, make
 
 ROOT = Path(__file__).parents[1] / "profiler"
@@ -109,57 +104,6 @@ def test_nothing_of_a_file_is_run():
         "scripts/inject/gcprof_measure.py": ["torch.load"],  # of what its other process has saved: weights alone
         "scripts/inject/sitecustomize.py": ["__import__"],  # of the user's own file of this name, as Python would
     }
-
-
-EVIL = """
-open({mark!r}, "w").close()
-
-def make():
-    from torch import nn, randn
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), randn(2, 4), lambda output: output.sum()
-"""
-FOLDERS_MODELS = ["{here}/base/evil.py:make", "evilpackage.part:make", "*:{here}/base/evil.py:make"]
-READINGS = [
-    ("explain", "base", "--strategy", "all"),
-    ("timeline", "base", "--strategies", "all", "-o", "t.png"),
-    ("run", "--resume", "base"),
-    ("run", "--resume", "base", "--model", "mlp"),
-    ("run", "--resume", "base", "--new-run", "-o", "new"),
-]
-
-
-@pytest.fixture
-def theirs(here: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run folder that came from somebody: its plan and its records name code, which is at hand, with its digest."""
-    text, file = EVIL.format(mark=str(here / "sprung")), f"{here}/base/evil.py"
-    model = Choice(request.param.format(here=here))
-    none, every, owed = (make.case(word, model=model, batch_size=None) for word in ("none", "all", "sqrt"))
-    records = [make.record(case=none), make.record(case=every)]
-    run = examples.run(here / "base", records, more=(Trial(case=owed),))
-    forged = msgspec.structs.replace(run.manifest, sources={file: store.digest(text.encode())})
-    (run.folder / "manifest.json").write_bytes(encode(forged))
-    (here / "evilpackage").mkdir()
-    for path in (run.folder / "evil.py", here / "evilpackage" / "__init__.py", here / "evilpackage" / "part.py"):
-        path.write_text(text)
-    monkeypatch.syspath_prepend(here)
-    return run.folder
-
-
-@pytest.mark.parametrize("theirs", FOLDERS_MODELS, indirect=True)
-@pytest.mark.parametrize("words", READINGS, ids=" ".join)
-def test_no_code_that_a_run_folder_names_is_run(words, theirs, here, shared, capsys):
-    code = answer(list(words))
-
-    assert code == 2
-    assert "gcprof does not run code just because a run folder names it" in capsys.readouterr().err
-    assert not (here / "sprung").exists()
-    assert not (here / "new").exists()
-
-
-@pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb", "\u202eabc", "a\x00b", "\x9b31m"])
-def test_control_characters_do_not_reach_the_terminal(text):
-    assert not text.isprintable()
-    assert plain(text).isprintable()
 
 
 def links(folder: Path) -> tuple[Path, Path]:

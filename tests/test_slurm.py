@@ -29,7 +29,8 @@ from profiler.workflows import run as workflow
 from profiler.workflows.resume import _refuse_changes
 from profiler.workflows.run import RunRequest
 from tests import make
-from tests.program import PATIENCE_SECONDS, ROOT
+from tests.killed import ROOT
+from tests.program import PATIENCE_SECONDS
 from tests.shard_folders import by_plan, read
 
 HERE = Environment(gcprof="0.1.0", python="3.11.7", system="Linux", torch="2.15.0", device_name="a GPU")

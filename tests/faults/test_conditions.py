@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ import pytest
 from profiler.analysis.rows import rows
 from profiler.core.record import Record
 from profiler.measuring.devices import cuda as nvidia
-from profiler.measuring.devices.cuda import Cuda
 from tests.gpu_records import THROTTLED, WELL, notes, record
 from tests.nvml import NotSupported, Nvml
 
@@ -21,13 +19,6 @@ SLOW = msgspec.structs.replace(WELL, clock_hertz=0.99e9)  # half of the usual
 
 def no_driver() -> None:
     raise NotSupported(MISMATCH)
-
-
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """A CUDA device that is not there, but for its UUID."""
-    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
-    monkeypatch.setattr(Cuda, "facts", lambda self: SimpleNamespace(uuid="12-34"))
-    return Cuda("cuda:0")
 
 
 # --- 9: NVML that does not answer

@@ -22,7 +22,7 @@ from profiler.request.device_choice import choose_device
 from profiler.request.spec import CheckedRequest, Request
 from profiler.runs import store
 from profiler.views.export import files
-from tests import examples, machines
+from tests import examples
 from tests.conftest import run_folder
 from tests.program import PATIENCE_SECONDS, environment
 
@@ -245,8 +245,6 @@ BARE = (  # in sitecustomize.py: a machine without users, where temporary files 
     "def nobody(*_): raise KeyError('getpwuid(): uid not found')\n"
     "pwd.getpwuid = nobody\n"
     "tempfile._candidate_tempdir_list = lambda: ['/proc/nowhere', os.getcwd()]\n"
-    "from tests import machines\n"
-    "machines.inherit()\n"
 )
 SCRIPT = f"from profiler.cli import answer\nraise SystemExit(answer({RUN!r}))\n"
 
@@ -267,7 +265,7 @@ def test_fault_59_a_run_needs_nothing_of_the_machine(here: Path):
     (here / "site" / "sitecustomize.py").write_text(BARE)
     path = os.pathsep.join([str(here / "site"), environment()["PYTHONPATH"]])
 
-    python("-m", "profiler", *RUN, cwd=here, env={**machines.variables(), "PYTHONPATH": path, "PATH": ""})
+    python("-m", "profiler", *RUN, cwd=here, env={"PYTHONPATH": path, "PATH": ""})
 
 
 @pytest.mark.nightly

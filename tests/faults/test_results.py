@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 
 from profiler.cli import answer
 from profiler.core.case import encode
-from profiler.core.record import PhaseBytes, Record
+from profiler.core.record import Record
 from profiler.engines.local import Local
 from profiler.runs import store
 from tests import examples, make
@@ -109,12 +109,7 @@ def test_fault_22_what_is_no_result_is_a_failed_trial_and_its_bytes_are_in_the_l
     [
         ({"saved_bytes": -1}, "saved_bytes is -1"),
         ({"peak_bytes": 10**20}, "Expected `int` <= 4611686018427387904 - at `$.readings.peak_bytes`"),
-        ({"step_seconds": (0.1, -0.2)}, "step_seconds is -0.2"),
-        ({"phases": {"forward": PhaseBytes(allocated=-5)}}, "phases.forward.allocated is -5"),
-        ({"peak_bytes": 19 * make.MIB, "saved_bytes": None}, "the peak of 19.0 MiB is below the static 20.0 MiB"),
         ({"saved_bytes": 101 * make.MIB}, "the peak of 100 MiB is below the saved 101 MiB"),
-        ({"step_seconds": (0.1, 0.0)}, "step_seconds is 0.0"),
-        ({"step_seconds": ()}, "the outcome is ok, but the step has no time samples"),
     ],
 )
 def test_fault_22_a_lie_is_a_failed_trial_and_its_numbers_are_nobodys(tmp_path, readings, why):
@@ -129,7 +124,6 @@ def test_fault_22_a_lie_is_a_failed_trial_and_its_numbers_are_nobodys(tmp_path, 
     ("fields", "why"),
     [
         ({"num_steps": -7}, "num_steps is -7"),
-        ({"stage_seconds": {"build": -1.5}}, "stage_seconds.build is -1.5"),
         ({"built": {"num_parameters": -1, "num_blocks": 3, "data": "synthetic"}}, "built.num_parameters is -1"),
     ],
 )
