@@ -64,23 +64,6 @@ def built(hollow, tmp_path_factory):
     return root, [process.returncode for process in both], said
 
 
-@pytest.fixture
-def kept(built, tmp_path):
-    """A copy of the cache, and the one folder in it."""
-    shutil.copytree(built[0], tmp_path, symlinks=True, dirs_exist_ok=True)
-    (folder,) = folders(tmp_path)
-    return tmp_path, folder
-
-
-# --- what is built
-
-
-# --- compilers
-
-
-# --- another torch, another system
-
-
 def test_a_torch_without_cuda_is_refused(tmp_path):
     (tmp_path / "torch" / "lib").mkdir(parents=True)
     (tmp_path / "torch" / "__init__.py").touch()
@@ -136,69 +119,22 @@ def test_another_system_is_refused_with_what_works_there(system, machine, name, 
     assert "gcprof predict" in str(refused.value.hint)
 
 
-# --- a cache that is broken
-
-
-def truncate(folder: Path) -> None:
-    library = next(folder.glob("libcudart.so.*"))
-    library.write_bytes(library.read_bytes()[:100])
-
-
-def lose(folder: Path) -> None:
-    next(folder.glob("libcublas.so.*")).unlink()
-
-
-def change(folder: Path) -> None:
-    library = next(folder.glob("libcudnn.so.*"))
-    library.write_bytes(library.read_bytes().replace(b"cudnn", b"cudnm", 1))
-
-
-def empty(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def replace_by_a_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("not a folder", encoding="utf-8")
-
-
-def forget_digests(folder: Path) -> None:
-    (folder / cache.DIGESTS).write_text("{", encoding="utf-8")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("damage", [truncate, lose, change, empty, replace_by_a_file, forget_digests])
-def test_a_broken_folder_is_not_taken_for_whole(damage, kept):
-    _, folder = kept
-    assert cache.is_whole(folder)
-
-    damage(folder)
-
-    assert not cache.is_whole(folder)
-
-
-# --- a disk that is full
-
-
 # --- who can write there
 
 
-def writable_by_all(folder: Path) -> str:
+def writable_by_all(folder: Path) -> None:
     folder.chmod(0o777)
-    return "can be written by all users"
 
 
-def anothers(folder: Path) -> str:
+def anothers(folder: Path) -> None:
     os.chown(folder, NOBODY, -1)
-    return "belongs to another user"
 
 
 @pytest.mark.parametrize("let_in", [writable_by_all, pytest.param(anothers, marks=as_root)])
 def test_a_folder_where_others_can_write_is_refused(let_in, tmp_path):
-    reason = let_in(tmp_path)
+    let_in(tmp_path)
 
-    with pytest.raises(UserError, match=reason) as refused:
+    with pytest.raises(UserError, match="others can write") as refused:
         cache.refuse_if_others_write(tmp_path)
 
     assert refused.value.exit_code == 3

@@ -7,18 +7,16 @@ those of a wheel, from the folders in which NVIDIA's packages of each CUDA major
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.util
 import json
 import os
 import platform
 import re
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +30,6 @@ PLATFORM = ("linux", "x86_64")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-builtin-declaration-mismatch")
 NOT_EXECUTABLE = "failed to map segment"  # of dlopen, where a file system is mounted noexec
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a tool's errors if a disk, quota or size limit is full
-LIMIT_SECONDS = 300  # for one call of a tool; all of a build take some seconds
 LOAD = """
 import json, sys; from pathlib import Path; sys.path[:] = json.loads(sys.argv[1])
 from profiler.rehearsal import device; device.load(Path(sys.argv[2]))
@@ -82,11 +78,11 @@ def prebuilt(torch: Torch) -> Path | None:
 
 
 def built() -> Path:
-    """Return the folder of the libraries that are built here; build them if they are missing or damaged."""
+    """Return the folder of the libraries that are built here; build them if they are missing."""
     torch = installed()
     kept = place(torch)
     try:
-        if not cache.is_whole(kept):
+        if not kept.is_dir():
             _build_into(kept, torch)
     except OSError as error:
         raise UserError(
@@ -116,18 +112,12 @@ def installed() -> Torch:
     if spec is None or not spec.submodule_search_locations:
         raise UserError("rehearsing needs torch, which is not installed", hint="pip install torch", exit_code=3)
     folder = Path(spec.submodule_search_locations[0])
-    if not (folder / "lib" / "libtorch_cuda.so").exists():
+    text = (folder / "version.py").read_text(encoding="utf-8") if (folder / "version.py").exists() else ""
+    version = IN_TORCH.search(text)
+    if version is None or not (folder / "lib" / "libtorch_cuda.so").exists():
         raise UserError(
             "rehearsing needs a CUDA build of torch on Linux, and this one has no CUDA",
             hint="no GPU is needed for it: pip install torch takes the CUDA build",
-            exit_code=3,
-        )
-    text = (folder / "version.py").read_text(encoding="utf-8")
-    version = IN_TORCH.search(text)
-    if version is None:
-        raise UserError(
-            "rehearsing needs a torch that is built for CUDA, and this one names no CUDA version",
-            hint="torch's wheels do: pip install torch",
             exit_code=3,
         )
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -149,7 +139,7 @@ def compiler() -> tuple[str, ...]:
     """
     asked = os.environ.get("CC", "").strip()
     here = ((name,) for name in COMPILERS if shutil.which(name))
-    words = _words(asked) if asked else next(here, ())
+    words = tuple(asked.split()) if asked else next(here, ())
     if not words:
         raise UserError(
             "rehearsing needs a C compiler: cc, gcc or clang, and none of them is here",
@@ -167,27 +157,18 @@ def compiler() -> tuple[str, ...]:
     return words
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """Return the words of a command; where its quotes are not closed, the text as one word."""
-    try:
-        return tuple(shlex.split(text))
-    except ValueError:
-        return (text,)
-
-
 def _build_into(kept: Path, torch: Torch) -> None:
-    """Build in a temporary folder and rename it, so that `kept` is whole or absent; a broken `kept` is replaced."""
+    """Build in a working folder and rename the result, so that `kept` is whole or absent."""
     words = compiler()
-    with cache.locked(kept.parent):
-        if cache.is_whole(kept):  # another process has built it meanwhile
+    with cache.locked(kept.parent) as work:
+        if kept.is_dir():  # another process has built it meanwhile
             return
         version = ".".join(map(str, torch.cuda))
         print(f"building the hollow CUDA libraries for CUDA {version}: once, for some seconds", file=sys.stderr)
-        with cache.working_folder(kept.parent) as work:
-            out = work / "lib"
-            out.mkdir(mode=0o700)
-            _Build(torch.site, words, work, out).run()
-            cache.publish(out, kept)
+        out = work / "lib"
+        out.mkdir(mode=0o700)
+        _Build(torch.site, words, work, out).run()
+        out.rename(kept)
 
 
 class _Build:
@@ -200,9 +181,8 @@ class _Build:
         self._out = out
 
     def run(self) -> None:
-        nvml = "libnvidia-ml.so.1"  # first, since a compiler that does not work fails here at once
+        nvml = "libnvidia-ml.so.1"
         self._compile("-shared", f"-Wl,-soname,{nvml}", str(SOURCES / "nvml.c"), "-o", f"{self._out}/{nvml}")
-        self._load()
         for library in LIBRARIES:
             real = next(iter(sorted(self._site.glob(f"nvidia/**/lib/{library.name}.so.*"))), None)
             if real is None:
@@ -213,10 +193,7 @@ class _Build:
                 )
             self._library(library, real)
         self._driver()
-        self._load()
-
-    def _load(self) -> None:
-        """Load what is built so far in a process of its own: not every library can be loaded, nor from every folder."""
+        # not every library can be loaded, nor from every folder
         self._run(sys.executable, "-P", "-c", LOAD, json.dumps(sys.path), str(self._out))
 
     def _headers(self) -> list[str]:
@@ -282,46 +259,24 @@ class _Build:
     def _compile(self, *words: str) -> None:
         self._run(*self._compiler, *FLAGS, *words)
 
-    def _run(self, *given: str, **more: str) -> str:
+    def _run(self, *words: str) -> str:
         """Run a tool and return what it prints; its temporary files are in the working folder, which is removed.
 
-        Raises OSError if the disk is full, and UserError (exit code 3) with the tool's message if it fails otherwise.
+        Raises UserError (exit code 3) with the tool's message if it fails.
         """
-        words = list(given)
-        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(self._work), **more}
-        try:
-            done = _run_limited(words, environment)
-        except subprocess.TimeoutExpired:
-            raise self._failed(words, f"took more than {LIMIT_SECONDS} s") from None
+        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(self._work)}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
         if not done.returncode:
             return done.stdout
-        for number in FULL:
-            if os.strerror(number) in done.stderr or (number == errno.EFBIG and "File size limit" in done.stderr):
-                raise OSError(number, os.strerror(number))
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no message"]
-        raise self._failed(words, next((line for line in lines if "error" in line), lines[-1]))
-
-    def _failed(self, words: list[str], message: str) -> UserError:
-        is_asked = os.environ.get("CC", "").strip() and (words[0] == self._compiler[0] or LOAD in words)
-        hint = f"CC chose '{os.environ['CC']}'; without it cc, gcc or clang is taken" if is_asked else None
-        return UserError(
+        message = next((line for line in lines if "error" in line), lines[-1])
+        asked = os.environ.get("CC", "").strip()
+        hint = f"CC chose '{asked}'; without it cc, gcc or clang is taken" if asked and words[0] != "nm" else None
+        raise UserError(
             f"the hollow device cannot be built: {Path(words[0]).name}: {message}",
             hint=cache.ELSEWHERE if NOT_EXECUTABLE in message else hint,
             exit_code=3,
         )
-
-
-def _run_limited(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a tool; kill it and what it started if it raises. Raises subprocess.TimeoutExpired after LIMIT_SECONDS."""
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, process_group=0
-    ) as tool:
-        try:
-            out, err = tool.communicate(timeout=LIMIT_SECONDS)
-        except BaseException:
-            os.killpg(tool.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(words, tool.returncode, out, err)
 
 
 def main(root: Path, sites: Sequence[Path]) -> None:
@@ -332,8 +287,8 @@ def main(root: Path, sites: Sequence[Path]) -> None:
         cuda = number // 1000, number % 1000 // 10
         folder = root / f"cu{cuda[0]}"
         folder.mkdir(parents=True)
-        with cache.working_folder(folder) as work:
-            _Build(site, compiler(), work, folder).run()
+        with tempfile.TemporaryDirectory() as work:
+            _Build(site, compiler(), Path(work), folder).run()
         (folder / ORIGIN).write_text(json.dumps([sources_digest(), cuda]), encoding="ascii")
 
 

@@ -93,7 +93,7 @@ def readiness() -> str:
     prebuilt = build.prebuilt(torch)
     folder = prebuilt or build.place(torch)
     verdict = _read(folder)
-    if prebuilt is None and (verdict is None or not cache.is_whole(folder)):
+    if prebuilt is None and (verdict is None or not folder.is_dir()):
         words = shlex.join(build.compiler())
         return f"not built yet: the first rehearsal compiles its libraries by `{words}` into {folder.parent}"
     if verdict and verdict.wrong():
@@ -183,7 +183,7 @@ def _keep(folder: Path, verdict: Verdict, torch: str = "") -> Verdict:
     """Write the verdict and return it. Raises UserError (exit code 74) where that fails."""
     file = verdict_file(folder, torch)
     try:
-        with cache.locked(file.parent), cache.working_folder(file.parent) as work:
+        with cache.locked(file.parent) as work:
             (work / file.name).write_bytes(msgspec.json.encode(verdict))
             (work / file.name).rename(file)
     except OSError as error:
