@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -24,7 +23,6 @@ from profiler.core.trace_data import (
     Save,
     Trace,
     live,
-    recompute_ends,
     summed,
 )
 from profiler.core.units import bytes_text
@@ -33,9 +31,9 @@ from profiler.measuring.devices import open_device
 from profiler.predicting.block_lives import BlockLife, BlockLives
 from profiler.predicting.device_tracer import DeviceTracer, addresses, snapshot
 from profiler.predicting.staging.chains import block_choices, with_choices_if_known
+from profiler.predicting.step_tracer import Categories, between_steps
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
-from profiler.training.optimizers.torch_optim import own_tensors, state_by_parameter
 from profiler.training.rehearsed_build import ZEROS, ValueReads
 from profiler.training.workload import Step, Workload, drop_gradients, loss_of, uncollected
 
@@ -219,21 +217,9 @@ def _remembering_lines() -> Iterator[None]:
 def _held(workload: Workload, optimizer: torch.optim.Optimizer) -> Held:
     """Return the storages that live between two steps, by address."""
     held: Held = {}
-
-    def keep(tree: Any, category: str, module: str) -> None:
+    for tree, category, owner in between_steps(workload, optimizer):
         for address in addresses(tree):
-            held.setdefault(address, (category, module))
-
-    state = state_by_parameter(optimizer)
-    for name, parameter in workload.module.named_parameters():
-        owner = name.rpartition(".")[0]
-        keep(parameter.detach(), "parameters", owner)
-        keep(parameter.grad, "gradients", owner)
-        keep(state.get(parameter, []), "optimizer", owner)
-    keep(list(own_tensors(optimizer)), "optimizer", "")
-    for name, buffer in workload.module.named_buffers():
-        keep(buffer, "buffers", name.rpartition(".")[0])
-    keep(workload.batch, "inputs", "")
+            held.setdefault(address, (category, owner))
     return held
 
 
@@ -253,12 +239,10 @@ class _Step:
         self._blocks = BlockLives(tracer)
         self._lives = [life for life in self._blocks.lives if not life.is_within]
         self._places = {id(life): place for place, life in enumerate(self._lives)}
-        self._operators = [ran.operator for ran in tracer.ran]
+        self._operators = tracer.operators
         self._last = len(self._operators)
-        self._ends = recompute_ends(self._operators)
-        spans = pairwise(tracer.marks)
-        self._forwards = [(before, last) for (phase, before), (_, last) in spans if phase == "forward"]
-        arrived = ((self._blocks.at(address, at), owner) for address, at, owner in tracer.arrived)
+        self._categories = Categories(tracer.marks, tracer.operators)
+        arrived = ((self._blocks.at(address, one.at), one.module) for one in tracer.arrived for address in one.storages)
         self._gradients = {id(life): owner for life, owner in arrived if life is not None}
 
     def trace(self, dropped: DeviceTracer | None, *, of_call: bool = False) -> Trace:
@@ -305,12 +289,7 @@ class _Step:
             return "gradients", self._gradients[id(life)]
         if life.died is None and life.address in self._after:
             return self._after[life.address]
-        until = self._last + 1 if life.died is None else life.died
-        if made.phase == "forward":
-            end = next(end for before, end in self._forwards if before < life.born <= end)
-            return "saved" if until > end else "temporaries", ""
-        is_kept = made.phase == "recompute" and until > self._ends[life.born]
-        return "recomputed" if is_kept else "temporaries", ""
+        return self._categories.of(made.phase, life.born, life.died), ""
 
     def _line_of_forward(self, life: BlockLife) -> str:
         """Return the line of the operator whose backward asked for the block."""
@@ -321,12 +300,12 @@ class _Step:
         """Yield the operators with what they took besides, by the allocator's own peak in each."""
         held = summed(((one.nbytes, one.born, one.died) for one in allocations), self._last)
         asked = summed(((one.nbytes - one.unsplit, one.born, one.died) for one in allocations), self._last)
-        for number, ran in enumerate(self._tracer.ran, start=1):
+        for number, (operator, ran) in enumerate(zip(self._operators, self._tracer.ran, strict=True), start=1):
             hidden = ran.peak_bytes - held[number]
-            name = ran.operator.name.rpartition("aten.")[2].partition(".")[0]
+            name = operator.name.rpartition("aten.")[2].partition(".")[0]
             grows = name not in WORKING and "convolution" not in name  # how a library's workspace grows is not known
             yield msgspec.structs.replace(
-                ran.operator,
+                operator,
                 hidden_bytes=hidden,
                 unsplit=hidden - (self._blocks.asked_peaks[number] - asked[number]),
                 batch_bytes=hidden // 2 // GRANULE * GRANULE if grows else 0,
@@ -335,7 +314,7 @@ class _Step:
     def _saves(self) -> Iterator[Save]:
         for saved in self._tracer.saved:
             released = self._last if saved.released is None else saved.released
-            place = next(iter(self._found(saved.addresses, saved.packed)), None)
+            place = next(iter(self._found(saved.storages, saved.packed)), None)
             yield Save(place, saved.packed, saved.unpacked, released, released)
 
     def _found(self, at: Sequence[int], number: int) -> tuple[int, ...]:
@@ -346,9 +325,9 @@ class _Step:
     def _let_go(self, dropped: DeviceTracer, *, of_call: bool) -> dict[int, int]:
         """Return the last operator before only autograd holds a block of a forward, from a forward that dropped all."""
         blocks, ((first, last), *_) = BlockLives(dropped), _calls(dropped) if of_call else [(0, len(dropped.ran))]
-        names = [ran.operator.name for ran in dropped.ran[first:last]]
+        names = [operator.name for operator in dropped.operators[first:last]]
         let_go = {}
-        for before, end in _calls(self._tracer) if of_call else self._forwards:
+        for before, end in _calls(self._tracer) if of_call else self._categories.forwards:
             if [operator.name for operator in self._operators[before:end]] != names:
                 raise Unsupported("the model's next forward runs other operators: what each block holds is not known")
             for number in range(1, len(names) + 1):

@@ -22,9 +22,8 @@ from profiler.core.user_code import innermost_line
 from profiler.measuring.meters.operators import call_signature, operator_name
 from profiler.predicting.trace.cuda_semantics import cuda_like, foreach
 from profiler.predicting.trace.fake_tensors import FakeTensors, fake_tensors, unseen
-from profiler.predicting.trace.saved_tensors import user_hooks
 from profiler.predicting.trace.step import follow
-from profiler.predicting.trace.tracer import Hidden
+from profiler.predicting.trace.tracer import Hidden, user_hooks
 from profiler.predicting.trace.unfused import unfused
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Observation, observe
@@ -52,14 +51,13 @@ def trace_case(
     calibration: Calibration | None = None,
     on_pass: Callable[[str], None] = lambda name: None,
     with_saves: bool = False,
-    with_calls: bool = False,
     build: Build | None = None,
     in_calls: bool = False,
 ) -> tuple[Assembled, Trace, Assumed]:
     """Return the case's fake model with its strategy, the trace of one step, and what the trace assumes.
 
-    A step whose sizes depend on its data is traced again with the case's routing. `with_saves` and
-    `with_calls` are those of `follow`, `build` and `in_calls` those of `assemble`. Raises as `predict` does.
+    A step whose sizes depend on its data is traced again with the case's routing. `with_saves` is that of `follow`,
+    `build` and `in_calls` are those of `assemble`. Raises as `predict` does.
     """
     if case.ranks:
         raise Unsupported(RANKS_ARE_REHEARSED)
@@ -83,7 +81,6 @@ def trace_case(
                     hidden=_measured(calibration),
                     workspace_bytes=workspace_bytes(case, calibration),
                     with_saves=with_saves,
-                    with_calls=with_calls,
                 )
         return built, trace, Assumed(fakes.num_guesses, routing, bool(compiled))
 

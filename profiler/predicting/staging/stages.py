@@ -85,7 +85,6 @@ def _trace(trial: Trial, case: Case, build: Build | None, *, with_saves: bool, i
         case.foreseen,
         calibration=trial.calibration,
         with_saves=with_saves,
-        with_calls=True,
         build=build,
         in_calls=in_calls,
     )

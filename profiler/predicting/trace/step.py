@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import Allocation, Operator, Trace, recompute_ends
+from profiler.core.trace_data import Allocation, Trace
+from profiler.predicting.step_tracer import Categories, between_steps
 from profiler.predicting.trace import matmul_workspaces
-from profiler.predicting.trace.saved_tensors import SavedTensors
-from profiler.predicting.trace.tracer import Hidden, StorageLife, Tracer
-from profiler.training.optimizers.torch_optim import own_tensors, state_by_parameter, wrapped
+from profiler.predicting.trace.tracer import Hidden, Tracer
+from profiler.training.optimizers.torch_optim import state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, tensors
 
 TRIES = 3
@@ -28,20 +27,18 @@ def follow(
     hidden: Hidden | None = None,
     workspace_bytes: int = 0,
     with_saves: bool = False,
-    with_calls: bool = False,
 ) -> Trace:
     """Trace a training step in its steady state, with gradients and optimizer state already allocated.
 
     `step` runs one training step and marks its phases. Tensors must be fake. Instead of a first step, the optimizer
     steps on zero gradients, unless it refuses them; if the traced step shows that this state was wrong (a parameter
     without a gradient, something that the model keeps from its first forward), it is traced again. `with_saves` also
-    records what autograd saves and what modules take and return, from which stages are cut; `with_calls` records only
-    the latter. `workspace_bytes` are those of cuBLAS's workspace.
+    records what autograd saves, from which stages are cut. `workspace_bytes` are those of cuBLAS's workspace.
     """
 
     def make() -> _FollowedStep:
-        tracer = Tracer(workload.module, device=device, hidden=hidden)
-        return _FollowedStep(workload, optimizer, tracer, with_saves=with_saves, with_calls=with_calls)
+        tracer = Tracer(workload.module, device=device, hidden=hidden, with_saves=with_saves)
+        return _FollowedStep(workload, optimizer, tracer, with_saves=with_saves)
 
     used = kept = {id(parameter) for parameter in workload.module.parameters() if parameter.requires_grad}
     for _ in range(TRIES):
@@ -78,35 +75,30 @@ class _FollowedStep:
     """Traces one step."""
 
     def __init__(
-        self,
-        workload: Workload,
-        optimizer: torch.optim.Optimizer,
-        tracer: Tracer,
-        *,
-        with_saves: bool,
-        with_calls: bool,
+        self, workload: Workload, optimizer: torch.optim.Optimizer, tracer: Tracer, *, with_saves: bool
     ) -> None:
-        self.arrived: set[int] = set()
-        self._workload, self._optimizer, self._tracer, self._device = workload, optimizer, tracer, tracer.device
-        self._saving = SavedTensors(self._tracer) if with_saves or with_calls else None
-        self._calls_only = not with_saves
-        self._marks: list[tuple[str, int]] = []
-        self._hold()
+        self._workload, self._tracer, self._with_saves = workload, tracer, with_saves
+        for tree, category, owner in between_steps(workload, optimizer):
+            for tensor in tensors(tree):
+                # numbers of an optimizer, such as Adam's count of steps, are on the host
+                is_here = category != "optimizer" or tensor.ndim or tracer.device == "cpu"
+                if is_here and (life := tracer.hold(tensor, "", owner)):
+                    life.category = category
 
     def go(self, step: Step) -> None:
         """Run the step, recording its modules, operators and gradients, and what autograd saves."""
-        parameters = [parameter for parameter in self._workload.module.parameters() if parameter.requires_grad]
-        handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in parameters]
-        saving = self._saving.follow(calls_only=self._calls_only) if self._saving else nullcontext()
-        tracing = self._tracer.modules(), self._random_state(), saving
-        with ExitStack() as stack:
-            for context in (*tracing, self._tracer):
-                stack.enter_context(context)
-            self._loss = step(self._mark)
-        if self._saving:
-            self._saving.close()
-        for handle in handles:
-            handle.remove()
+        with self._tracer.hooked(), self._random_state(), self._tracer:
+            self._loss = step(self._tracer.mark)
+        for gradient in self._tracer.arrived:
+            for life in gradient.storages:
+                life.category = "gradients"
+        if self._with_saves:
+            self._tracer.close()
+
+    @property
+    def arrived(self) -> set[int]:
+        """The ids of parameters whose gradient was computed in the step."""
+        return {id(gradient.parameter) for gradient in self._tracer.arrived}
 
     def kept(self) -> set[int]:
         """Return the ids of parameters whose gradient was computed in the step and still exists after it."""
@@ -122,8 +114,8 @@ class _FollowedStep:
 
     def trace(self) -> Trace:
         """Return the step as data. Storages still live end with the last operator; those without a category get one."""
-        last = len(self._tracer.operators)
-        categories = _Categories(self._marks, self._tracer.operators)
+        tracer, last = self._tracer, len(self._tracer.operators)
+        categories = Categories(tracer.marks, tracer.operators)
         return Trace(
             allocations=tuple(
                 Allocation(
@@ -133,53 +125,18 @@ class _FollowedStep:
                     life.operator,
                     life.module,
                     life.phase,
-                    life.category or categories.of(life),
-                    last if self._saving and life.let_go is None else life.let_go,
+                    life.category or categories.of(life.phase, life.born, life.died),
+                    last if self._with_saves and life.let_go is None else life.let_go,
                 )
-                for life in self._tracer.lives
+                for life in tracer.lives
             ),
-            operators=tuple(self._tracer.operators),
-            marks=tuple(self._marks),
-            device=self._device,
-            uses_host=self._tracer.uses_host,
-            saves=self._saving.saves() if self._saving else (),
-            calls=self._saving.calls() if self._saving else (),
+            operators=tuple(tracer.operators),
+            marks=tuple(tracer.marks),
+            device=tracer.device,
+            uses_host=tracer.uses_host,
+            saves=tracer.saves(),
+            calls=tracer.module_calls(),
         )
-
-    def _hold(self) -> None:
-        """Track what is live before the step."""
-        module, state = self._workload.module, state_by_parameter(self._optimizer)
-        for name, parameter in module.named_parameters():
-            owner = name.rpartition(".")[0]
-            self._keep(parameter.detach(), "parameters", owner)
-            if parameter.grad is not None:
-                self._keep(parameter.grad, "gradients", owner)
-            self._keep_state(tensors(state.get(parameter, [])), owner)
-        self._keep_state(own_tensors(self._optimizer), "")
-        for name, buffer in module.named_buffers():
-            self._keep(buffer, "buffers", name.rpartition(".")[0])
-        for tensor in tensors(self._workload.batch):
-            self._keep(tensor, "inputs", "")
-
-    def _keep_state(self, kept: Iterable[torch.Tensor], module: str) -> None:
-        for tensor in kept:
-            if tensor.ndim or self._device == "cpu":  # numbers, such as Adam's count of steps, are on the host
-                self._keep(tensor, "optimizer", module)
-
-    def _keep(self, tensor: torch.Tensor, category: str, module: str) -> None:
-        life = self._tracer.hold(tensor, "", module)
-        if life:
-            life.category = category
-
-    def _mark(self, phase: str) -> None:
-        self._tracer.phase = phase
-        self._marks.append((phase, len(self._tracer.operators)))
-
-    def _arrive(self, parameter: torch.Tensor) -> None:
-        self.arrived.add(id(parameter))
-        life = self._tracer.life(parameter.grad) if parameter.grad is not None else None
-        if life:
-            life.category = "gradients"
 
     @contextmanager
     def _random_state(self) -> Iterator[None]:
@@ -191,22 +148,5 @@ class _FollowedStep:
             self._tracer.hold(state, "random state", self._tracer.module)
             return state
 
-        with replaced(torch, get_rng_state=followed) if self._device == "cpu" else nullcontext():
+        with replaced(torch, get_rng_state=followed) if self._tracer.device == "cpu" else nullcontext():
             yield
-
-
-class _Categories:
-    """Derives the category of a storage from its lifetime."""
-
-    def __init__(self, marks: list[tuple[str, int]], operators: list[Operator]) -> None:
-        pairs = pairwise(marks)
-        self._forwards = [(before, last) for (phase, before), (_, last) in pairs if phase == "forward"]
-        self._ends = recompute_ends(operators)
-
-    def of(self, life: StorageLife) -> str:
-        if life.phase == "forward":
-            end = next(last for before, last in self._forwards if before <= life.born <= last)
-            return "saved" if life.died is None or life.died > end else "temporaries"
-        if life.phase == "recompute":
-            return "recomputed" if life.died is None or life.died > self._ends[life.born] else "temporaries"
-        return "temporaries"

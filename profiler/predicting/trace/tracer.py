@@ -1,4 +1,4 @@
-"""Records every operator of a step, and the lifetimes of storages."""
+"""Records every operator of a step of fake tensors, the lifetimes of storages, and what autograd saves."""
 
 from __future__ import annotations
 
@@ -11,39 +11,29 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import Operator
+from profiler.core.trace_data import Call, Operator, Save
 from profiler.measuring.meters.flops import kind_of
+from profiler.predicting.step_tracer import Packet, Saved, StepTracer, are_known
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.unfused import uncompiled
-from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
-from profiler.training.workload import rounded
+from profiler.training.workload import rounded, tensors
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
-
+OWN = (
+    "the model packs what autograd saves by hooks of its own (saved_tensors_hooks), which an estimate does not follow "
+    "to the host and back; `gcprof rehearse` runs them"
+)
 _ON_HOST: ContextVar[bool] = ContextVar("_ON_HOST", default=False)
-
-
-PLACE = ("category", "module", "operator", "phase")  # attributes of a storage that are strings
-
-
-@contextmanager
-def on_host() -> Iterator[None]:
-    """Leave out storages created within: they are on the host, not on the traced device."""
-    token = _ON_HOST.set(True)
-    try:
-        yield
-    finally:
-        _ON_HOST.reset(token)
 
 
 class StorageLife:
     """The lifetime of one tracked storage; `died` is None while it is live."""
 
-    __slots__ = ("born", "died", "let_go", "nbytes", "watch", *PLACE)
+    __slots__ = ("born", "category", "died", "let_go", "module", "nbytes", "operator", "phase", "watch")
 
     def __init__(self, nbytes: int, born: int, operator: str, module: str, phase: str) -> None:
         self.nbytes, self.born, self.operator, self.module, self.phase = nbytes, born, operator, module, phase
@@ -53,36 +43,27 @@ class StorageLife:
         self.watch: weakref.ref[Any] | None = None
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(StepTracer):
     """Dispatch mode that records every operator and every storage of what runs under it.
 
     `device` is the kind whose allocator rounds bytes up; `hidden` returns what was measured of an operator's hidden
-    bytes. In phase `backward`, operators with gradients enabled are recomputes: autograd itself disables gradients.
+    bytes. Of what autograd saves, it keeps only the shapes: so a storage dies once the model's own code and autograd's
+    engine release it. How much longer autograd would have held it is known from when the node releases the shape.
     """
 
-    def __init__(self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    saved_elsewhere = "`gcprof predict` runs them"
+
+    def __init__(
+        self, module: nn.Module, *, device: str = "cpu", hidden: Hidden | None = None, with_saves: bool = False
+    ) -> None:
+        super().__init__(module, with_saves=with_saves)
         self.lives: list[StorageLife] = []
-        self.operators: list[Operator] = []
-        self.phase = "before"
         self.uses_host = False
         self.device = device
         self._hidden = hidden
-        self._names = {id(child): name for name, child in reversed(list(module.named_modules()))}
-        self._stack = [""]
-        self._called: list[CalledBlock] = []  # running calls that are blocks, the innermost last
         self._is_paused = False
         self._there: dict[int, StorageLife] = {}  # live storages, by address
-        self._module_of_node: dict[int, str] = {}  # by the sequence number of an autograd node
-        self._owners = {id(p): name.rpartition(".")[0] for name, p in module.named_parameters()}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # for the reason given in QuickFakeMode
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # it sees what compiled code runs, not how it is compiled
+        self._stand_ins: dict[Any, torch.Tensor] = {}  # for saved storages that are live before the step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
@@ -91,7 +72,7 @@ class Tracer(TorchDispatchMode):
         if kind.is_question or self._is_paused:
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        phase, module = self._place()
+        phase, module, _ = self.place(len(self.operators) + 1)
         hidden = self._hidden(func, args, kwargs) if self._hidden and not _ON_HOST.get() else 0
         self.operators.append(Operator(kind.name, module, phase, *kind.work(args, kwargs or {}, out), hidden))
         self.uses_host = self.uses_host or _ON_HOST.get()
@@ -109,85 +90,69 @@ class Tracer(TorchDispatchMode):
         """Return the lifetime of a tensor's storage, if it is tracked."""
         return self._there.get(tensor.untyped_storage()._cdata)
 
-    def name_of(self, module: nn.Module) -> str | None:
-        """Return a module's full name, below the innermost running CalledBlock if any; None outside of the model."""
-        return running_name(module, self._names, self._called)
+    def storages(self, tree: Any) -> list[Any]:
+        return [life for tensor in tensors(tree) if (life := self.life(tensor))]
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing of what runs within."""
+    def keep(self, tensor: torch.Tensor) -> Any:
+        return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+
+    def kept(self, packet: Packet) -> torch.Tensor:
+        saved = packet.saved
+        if any(life.born for life in saved.storages):
+            unpacked = self._empty(packet.kept)
+            if saved.watch is None:
+                saved.watch = weakref.ref(unpacked.untyped_storage(), lambda _: self._use(saved))
+            return unpacked
+        if packet.kept not in self._stand_ins:
+            self._stand_ins[packet.kept] = self._empty(packet.kept)
+        return self._stand_ins[packet.kept]
+
+    def _empty(self, kind: Any) -> torch.Tensor:
+        size, stride, dtype, device = kind
         before, self._is_paused = self._is_paused, True
         try:
-            yield
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
         finally:
             self._is_paused = before
 
-    @property
-    def module(self) -> str:
-        """The full name of the running module; empty outside of all modules."""
-        return self._stack[-1]
+    def _use(self, saved: Saved) -> None:
+        saved.used = len(self.operators)
 
-    @contextmanager
-    def modules(self) -> Iterator[None]:
-        """Track which module is running."""
-        call = nn.Module.__call__
+    def close(self) -> None:
+        """Give storages the lifetimes that they have when autograd keeps them. Call it after the step."""
+        for life in self.lives:
+            life.let_go = life.died
+        for saved in self.saved:
+            for kept in saved.storages:
+                if kept.died is not None:
+                    kept.died = None if saved.released is None else max(kept.died, saved.released)
 
-        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return call(module, *args, **kwargs)
-            is_block = isinstance(module, CalledBlock)
-            self._stack.append(self.name_of(module) or self._stack[-1])
-            self._called += [module] if is_block else []  # type: ignore[list-item]  # by is_block
-            try:
-                return call(module, *args, **kwargs)
-            finally:
-                self._stack.pop()
-                del self._called[len(self._called) - is_block :]
+    def saves(self) -> tuple[Save, ...]:
+        """Return each saved tensor, with the numbers of operators after which it was packed, used and released."""
+        places, last = {life: place for place, life in enumerate(self.lives)}, len(self.operators)
+        saves = []
+        for saved in self.saved:
+            released = last if saved.released is None else saved.released
+            used = released if saved.used is None else min(saved.used, released)
+            place = places[saved.storages[0]] if saved.storages else None
+            saves.append(Save(place, saved.packed, saved.unpacked, used, released))
+        return tuple(saves)
 
-        with replaced(nn.Module, __call__=called):
-            yield
-
-    def _place(self) -> tuple[str, str]:
-        """Return the phase and the module of the operator that has just run."""
-        phase = self._phase()
-        if phase == "backward":
-            return phase, self._of_node()
-        return phase, self._remember() if phase in ("forward", "recompute") else ""
-
-    def _phase(self) -> str:
-        if self.phase != "backward":
-            return self.phase
-        is_recompute = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
-        return "recompute" if is_recompute else "backward"
-
-    def _remember(self) -> str:
-        """Return the running module, and remember it for the node that autograd made for this operator, if any."""
-        module = self._stack[-1]
-        self._module_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, module)
-        return module
-
-    def _of_node(self) -> str:
-        node: Any = torch._C._current_autograd_node()
-        if node is None:
-            return ""
-        variable = getattr(node, "variable", None)  # of AccumulateGrad
-        if variable is not None:
-            return self._owners.get(id(variable), "")
-        return self._module_of_node.get(node._sequence_nr(), "")
+    def module_calls(self) -> tuple[Call, ...]:
+        """Return each call of a module in a forward."""
+        places = {life: place for place, life in enumerate(self.lives)}
+        ends = ([tuple(places[life] for life in lives) for lives in (one.inputs, one.outputs)] for one in self.calls)
+        return tuple(
+            Call(one.module, one.before, one.last, one.saves, *lives)
+            for one, lives in zip(self.calls, ends, strict=True)
+        )
 
     def _find(self, tensor: torch.Tensor, operator: str, module: str, phase: str, after: int = 0) -> StorageLife | None:
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor cannot be traced: only its data tell its size")
-        return self._follow(tensor.untyped_storage(), operator, module, phase, after)
-
-    def _follow(
-        self, storage: torch.UntypedStorage, operator: str, module: str, phase: str, after: int = 0
-    ) -> StorageLife | None:
-        key = storage._cdata
-        if key in self._there:
-            return None
-        nbytes = rounded(storage.nbytes(), self.device)
-        if not nbytes:
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, rounded(storage.nbytes(), self.device)
+        if key in self._there or not nbytes:
             return None
         life = StorageLife(nbytes, len(self.operators) + after, operator, module, phase)
         life.watch = weakref.ref(storage, lambda _: self._gone(key))
@@ -211,3 +176,27 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
     elif isinstance(tree, dict):
         yield from tensors_of(tuple(tree.values()))
+
+
+@contextmanager
+def user_hooks(*, on_cuda: bool) -> Iterator[None]:
+    """Trace save_on_cpu as on CUDA, and raise Unsupported at other hooks there; on a CPU, hooks run as they are."""
+    enter = saved_tensors_hooks.__enter__
+
+    def entered(hooks: Any) -> Any:
+        is_moved = on_cuda and isinstance(hooks, save_on_cpu)
+        if on_cuda and not is_moved and not are_known(hooks):
+            raise Unsupported(OWN)
+        return enter(saved_tensors_hooks(_to_host, torch.empty_like) if is_moved else hooks)
+
+    with replaced(saved_tensors_hooks, __enter__=entered):
+        yield
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Leave out the storage of the copy: it is on the host, not on the traced device."""
+    token = _ON_HOST.set(True)
+    try:
+        return torch.empty_like(tensor)
+    finally:
+        _ON_HOST.reset(token)
