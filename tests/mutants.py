@@ -72,7 +72,6 @@ ROOMS = {
         (
             "profiler/measuring/meters/equality.py",
             "profiler/measuring/meters/step_results.py",
-            "profiler/measuring/meters/tensor_values.py",
             "profiler/measuring/equality_pass.py",
             "profiler/measuring/trial.py",
         ),

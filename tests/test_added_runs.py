@@ -13,7 +13,7 @@ from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
 from profiler.measuring import passes
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import equality, flops, memory_growth, operators, own_recomputes, step_results
+from profiler.measuring.meters import equality, memory_growth, operators, own_recomputes, step_results
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case
 from profiler.training import kept_state, missing_gradients
@@ -44,14 +44,14 @@ def unknown(record: Record) -> str:
 
 
 ADDED = {  # what is not known: the place of its run, the model whose step needs it, and more of the case
-    "FLOPs": (flops, "read", chain, {}),
+    "FLOPs": (operators, "count", chain, {}),
     "how far this precision is from fp32": (equality, "apart", chain, {"precision": "amp-bf16"}),
     "whether memory grows": (memory_growth, "read", lambda: grows.make(how="outputs"), {}),
     "what keeps the bytes": (Bench, "_keeper", keeping, {}),
     "where bytes are saved needlessly": (passes, "frozen_modules", frozen_tower.make, {}),
     "why parameters get no gradient": (missing_gradients, "explanation", no_gradient.make, {}),
     "which modules the backward runs again": (own_recomputes.OwnRecomputes, "names", own_recompute.make, {}),
-    "what operators take": (operators, "read", chain, {"asked": ("memory", OPERATORS)}),
+    "what operators take": (operators, "hidden_bytes", chain, {"asked": ("memory", OPERATORS)}),
     "whether the gradients are": (step_results, "copied", chain, {}),
     "whether the gradients": (kept_state, "image", chain, {}),
 }

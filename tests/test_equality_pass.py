@@ -14,7 +14,7 @@ from profiler.core import gradient_verdict
 from profiler.core.case import Choice
 from profiler.core.record import Equality
 from profiler.measuring import equality_pass
-from profiler.measuring.meters import equality, step_results, tensor_values, wrong_gradients
+from profiler.measuring.meters import equality, step_results, wrong_gradients
 from profiler.measuring.ranks import Group
 from profiler.training.workload import Workload, batch_counts, batch_statistics
 from tests import make
@@ -109,7 +109,7 @@ def test_a_gradient_far_below_the_models_largest_is_held_to_a_part_of_that():
     assert (far_below.largest_difference, far_below.worst_parameter) == (1 / 8, "b")
     assert (not_finite.largest_difference, not_finite.worst_parameter) == (2.0, "d")
     assert (loss.largest_difference, loss.worst_parameter) == (0.5, "(loss)")
-    assert tensor_values.largest(torch.tensor(unmeasured["a"])) == 1024.0
+    assert step_results.largest(torch.tensor(unmeasured["a"])) == 1024.0
 
 
 def test_a_wrong_gradient_far_below_the_largest_is_found_where_two_runs_are_equal_to_the_bit():
@@ -225,8 +225,8 @@ def test_a_digest_is_of_names_shapes_types_and_values():
 def test_the_digest_of_a_batch_is_of_its_tensors_in_order():
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
 
-    assert tensor_values.digest([one, two]) == tensor_values.digest([one.clone(), two])
-    assert len({tensor_values.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
+    assert step_results.digest([one, two]) == step_results.digest([one.clone(), two])
+    assert len({step_results.digest(tensors) for tensors in ([one, two], [two, one], [one], [one.int(), two])}) == 4
 
 
 # --- noise and rounding
@@ -302,8 +302,8 @@ def test_gradients_that_differ_are_held_to_two_runs_of_the_baseline_whatever_is_
 def test_bits_are_equal_where_names_shapes_types_and_values_are(other, is_equal):
     tensors = {"a": torch.tensor([1.0, float("nan")]), "b": None}
 
-    assert tensor_values.equal_bits(tensors, other) is is_equal
-    assert (tensor_values.digest_of(tensors) == tensor_values.digest_of(other)) is is_equal
+    assert step_results.equal_bits(tensors, other) is is_equal
+    assert (step_results.digest_of(tensors) == step_results.digest_of(other)) is is_equal
 
 
 def test_rounding_is_what_the_last_bit_of_the_weights_makes_of_the_first_run():
@@ -821,7 +821,7 @@ def ranked(own, batches=(1.0, 2.0)):
         workload = msgspec.structs.replace(ran.workload, batch=(torch.tensor([batches[0]]),))
         return msgspec.structs.replace(ran, workload=workload)
 
-    other = tensor_values.digest([torch.tensor([batches[1]])])
+    other = step_results.digest([torch.tensor([batches[1]])])
     group = Two(lambda found: other if isinstance(found, str) else found)
     return Scripted(make.case(), script, group=group)
 

@@ -39,11 +39,11 @@ def test_a_prediction_is_the_same_without_the_compiler():
 
 TRITON = """
 import sys
-from profiler.measuring.meters import flops
+from profiler.measuring.meters import operators
 from torch.utils import flop_counter
 
 assert "triton" not in sys.modules
-assert flops._FORMULAS is flop_counter.flop_registry
+assert operators._FORMULAS is flop_counter.flop_registry
 from triton.runtime.jit import JITFunction
 
 assert isinstance(JITFunction.__new__(JITFunction), flop_counter._JITFunction)

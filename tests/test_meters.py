@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.record import Conditions
 from profiler.measuring.devices import Span
-from profiler.measuring.meters import flops, memory, operators, time
-from profiler.measuring.meters.leftovers import Leftovers
+from profiler.measuring.meters import memory, operators, time
+from profiler.measuring.meters.memory import Leftovers
 from profiler.measuring.ranks import Group
 from profiler.predicting.traced_case import trace_case
 from profiler.training.workload import Workload
@@ -300,7 +300,7 @@ def test_what_an_operator_hides_is_the_most_that_it_took_besides_what_was_there_
         [span(10, 25, 20), between, span(10, 12, 12), between, span(20, 27, 5), between, span(0, 6, 0)]
     )  # fmt: skip
 
-    read = operators.read(device, run)
+    read = operators.hidden_bytes(device, run)
 
     assert read == {"hidden_bytes": {"aten.relu(float32[2])": 7}}
     assert device.marks == 8  # of the second step alone: the first one is not followed
@@ -317,8 +317,8 @@ def test_the_flops_of_a_layer_are_those_of_its_products_and_a_recompute_is_in_th
         loss=lambda module, batch: checkpoint(lambda: module(batch).sin(), use_reentrant=False).sum(),
     )
 
-    assert flops.read(plain) == {"forward_flops": product, "backward_flops": product}  # of the weight alone
-    assert flops.read(recomputed) == {"forward_flops": product, "backward_flops": 2 * product}
+    assert operators.count(plain) == {"forward_flops": product, "backward_flops": product}  # of the weight alone
+    assert operators.count(recomputed) == {"forward_flops": product, "backward_flops": 2 * product}
 
 
 class Grouped(nn.Module):
@@ -342,7 +342,7 @@ def test_attention_with_grouped_heads_has_the_flops_of_its_products_measured_and
         batch = tuple(torch.ones(shape) for shape in shapes)
         return Workload(module=Grouped(), batch=batch, loss=lambda module, batch: module(batch).sum())
 
-    read = flops.read(build())
+    read = operators.count(build())
     _, traced, _ = trace_case(make.case("none", device="fake:cpu"), build=build)
 
     assert read == {"forward_flops": 2 * product, "backward_flops": 5 * product}

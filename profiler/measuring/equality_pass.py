@@ -15,7 +15,7 @@ from profiler.core.record import Applied, Equality, reproducible
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
 from profiler.measuring.failure_causes import CAUSE, what_moves
-from profiler.measuring.meters import equality, step_results, tensor_values, wrong_gradients
+from profiler.measuring.meters import equality, step_results, wrong_gradients
 from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results, weights_kept
 from profiler.measuring.ranks import Group
 from profiler.training import kept_state, missing_gradients
@@ -234,7 +234,7 @@ class _Comparison:
 
     def _across(self, result: Equality) -> Equality:
         """Compare also with one process that runs all ranks' batches, one after the other."""
-        batch = tensor_values.digest(tensors(self._bench.build().workload.batch))
+        batch = step_results.digest(tensors(self._bench.build().workload.batch))
         if self._group.size > 1 and len(set(self._group.gather(batch))) == 1:
             text = "all ranks have the same batch: whether gradients are averaged over them cannot be seen"
             self._bench.note("GCP035", text)

@@ -13,7 +13,7 @@ from profiler.core import gpu_specs, roofline
 from profiler.core.devices import parse
 from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench
-from profiler.measuring.meters import flops, operators
+from profiler.measuring.meters import operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
 from profiler.measuring.meters.saved_graph import SavedByBlocks, frozen_modules, kept_on_ctx, needless_bytes
@@ -51,23 +51,23 @@ def built_only(bench: Bench) -> tuple[Assembled, list[int]]:
     return built, calls
 
 
-def _of_gradients(built: Assembled, look: flops.Look, reads: AbstractContextManager[Any]) -> dict[str, Any]:
+def _of_gradients(built: Assembled, look: operators.Look, reads: AbstractContextManager[Any]) -> dict[str, Any]:
     with reads:
-        return flops.read(built.workload, look)
+        return operators.count(built.workload, look)
 
 
 def of_step(
     bench: Bench,
     step: Callable[..., torch.Tensor],
     built: Assembled,
-    look: flops.Look,
+    look: operators.Look,
     reads: AbstractContextManager[Any],
 ) -> dict[str, Any]:
-    counted = flops.of_step(step, look, reads)
+    counted = operators.count_step(step, look, reads)
     return counted.readings() | _estimated(bench, counted)
 
 
-def _estimated(bench: Bench, counted: flops.Counted) -> dict[str, Any]:
+def _estimated(bench: Bench, counted: operators.Counted) -> dict[str, Any]:
     """Return the seconds that the GPU of a hollow device would take for a step, as its rates say.
 
     None where a rate is missing: of several ranks, of what goes to the host and back.
@@ -90,7 +90,7 @@ def counted_step(
     built: Assembled,
     calls: list[int],
     *,
-    count: Callable[[Assembled, flops.Look, AbstractContextManager[Any]], dict[str, Any]],
+    count: Callable[[Assembled, operators.Look, AbstractContextManager[Any]], dict[str, Any]],
 ) -> dict[str, Any]:
     """Run a step that counts what its operators do; note what it shows of the model and its strategy."""
     bench.num_steps += 1
@@ -174,7 +174,7 @@ def _tell_needless(bench: Bench, nbytes: int, workload: Workload) -> None:
 
 def hidden_bytes(bench: Bench) -> dict[str, Any]:
     _, step = bench.build().trainer()
-    return operators.read(bench.device, lambda mark: bench.counted(step, mark))
+    return operators.hidden_bytes(bench.device, lambda mark: bench.counted(step, mark))
 
 
 def time_steps(bench: Bench) -> dict[str, Any]:

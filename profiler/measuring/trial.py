@@ -20,7 +20,7 @@ from profiler.measuring.bench import Bench, switches
 from profiler.measuring.devices import environment
 from profiler.measuring.equality_pass import compare
 from profiler.measuring.failure_causes import explained
-from profiler.measuring.meters import flops, memory, memory_growth
+from profiler.measuring.meters import memory, memory_growth, operators
 from profiler.measuring.meters import time as timing
 from profiler.measuring.meters.step_results import StepDigests, weights_kept
 from profiler.measuring.passes import (
@@ -144,7 +144,7 @@ def _own_memory(bench: Bench) -> tuple[dict[str, Any], int | None]:
     optimizer, step = built.trainer()
     numbers = count(1)
 
-    def seeded(mark: Mark, **look: flops.Look) -> torch.Tensor:
+    def seeded(mark: Mark, **look: operators.Look) -> torch.Tensor:
         built.seed(next(numbers))
         loss = bench.counted(partial(step, **look), mark)
         if not bench.device.is_hollow and not bool(torch.isfinite(loss)):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from profiler.core.allocator_history import Block, blocks_in_use
 from profiler.core.trace_data import Operator
-from profiler.measuring.meters.flops import bytes_to_host, kind_of
+from profiler.measuring.meters.operators import bytes_to_host, kind_of
 from profiler.predicting.step_tracer import Packet, StepTracer
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear
 from profiler.training.workload import dense_parts, tensors, uncollected

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from profiler.core.errors import UserError
 from profiler.rehearsal import cache
-from profiler.rehearsal.cuda_libraries import LIBRARIES, RUNTIME, STUBS, Library
 
 SOURCES = Path(__file__).parent / "hollow"
 PLATFORM = ("linux", "x86_64")
@@ -42,6 +41,63 @@ RENAMED = re.compile(r"^#define\s+cu[A-Z]\w+\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w+)
 VERSION = re.compile(r"(_v\d+)?(_pts[dz])?$")  # of a function's name
 LOOKS_UP = ("cuGetProcAddress", "cuGetExportTable")
 IN_HEADER = re.compile(r"#define CUDA_VERSION (\d+)")  # in cuda.h: 13020 is CUDA 13.2
+
+
+STUBS = """#include "refused.h"
+int set_error(int error);
+static long refuse(const char *name, int *called) {
+    if (!*called) tell_refused(name);
+    *called = 1;
+    return NOT_SUPPORTED;
+}
+#define API __attribute__((visibility("default")))
+#define UNKNOWN(name) API long name(void) { static int called; return refuse(#name, &called); }
+#define KNOWN(name) API long name(void) { return 0; }
+"""
+
+
+class Library(NamedTuple):
+    """A library that torch loads, and how its stand-in is built."""
+
+    name: str
+    not_supported: int  # returned by functions that are neither in the sources nor `known`
+    sources: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    known: str = ""  # a pattern of functions that only compute values on the device: stubs that return success
+
+
+CUDA_NOT_SUPPORTED = 801  # cudaErrorNotSupported
+CUBLAS_NOT_SUPPORTED = 15
+CUDNN_NOT_SUPPORTED = 3000  # since cuDNN 9, which torch has since 2.4
+NCCL_INTERNAL_ERROR = 3  # NCCL has no code for "not supported"
+CUFFT_NOT_SUPPORTED = 16
+NVRTC_INTERNAL_ERROR = 11
+CUPTI_NOT_SUPPORTED = 27
+RUNTIME = ("device.c", "memory.c", "kernels.c", "streams.c", "graphs.c", "driver.c", "driver_cudnn.c")
+BLAS = (  # the routines whose results are on the device, as torch calls them
+    r"cublas(([SDCZ]|Cs|Zd)?([Aa]xpy|copy|[Ss]cal|swap|[Dd]ot[cu]?|[Rr]ot|gemv|ger[cu]?|hemv|her2?|symv|syr2?|tr[ms]v|"
+    r"[Gg]emm|gemm3m|hemm|her2?kx?|symm|syr2?kx?|tr[ms]m|dgmm|geam|getr[fi])(Strided)?(Batched)?(Ex)?(_v2)?(_64)?|"
+    r"Set(AtomicsMode|Emulation\w+|FixedPoint\w+|MathMode|PointerMode|SmCountTarget|Workspace)(_v2)?)"
+)
+BLAS_LT = r"cublasLt(Matmul|\w+SetAttribute)"
+DNN = (
+    r"cudnn(BatchNormalization\w+|PoolingForward|SpatialTf\w+|"
+    r"Set(Activation|Convolution|Filter|Pooling|Spatial|Tensor)\w+)"
+)
+CUDA = r"cudaMem(PrefetchAsync|Advise)(_ptsz)?"  # advice on managed memory
+NCCL = r"nccl(CommDeregister|CommWindowDeregister)"
+FFT = r"cufft(Destroy|SetAutoAllocation|SetStream|SetWorkArea|XtExec)"
+NVRTC = r"nvrtc(AddNameExpression|CompileProgram)"
+LIBRARIES = (
+    Library("libcudart", CUDA_NOT_SUPPORTED, RUNTIME, known=CUDA),
+    Library("libcublas", CUBLAS_NOT_SUPPORTED, ("blas.c",), known=BLAS),
+    Library("libcublasLt", CUBLAS_NOT_SUPPORTED, ("blas.c",), ("-DLT",), known=BLAS_LT),
+    Library("libcudnn", CUDNN_NOT_SUPPORTED, ("cudnn.c", "cudnn_graph.c"), known=DNN),
+    Library("libnccl", NCCL_INTERNAL_ERROR, ("nccl.c", "messages.c", "reduce.c"), known=NCCL),
+    Library("libcufft", CUFFT_NOT_SUPPORTED, ("cufft.c",), known=FFT),
+    Library("libnvrtc", NVRTC_INTERNAL_ERROR, ("nvrtc.c",), known=NVRTC),
+    Library("libcupti", CUPTI_NOT_SUPPORTED, ("cupti.c",)),
+)
 
 
 class Torch(NamedTuple):

@@ -28,7 +28,7 @@ SETTINGS = {  # that the arithmetic of smoke_step.py relies on
 }
 CHANGE_FIGURES = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDA_", "CUDNN", "HOLLOW_", "GCPROF_HOLLOW")
 LIMIT_SECONDS = 600
-UNSUPPORTED = "hollow: not supported: "  # printed by STUBS of cuda_libraries.py and by driver.c
+UNSUPPORTED = "hollow: not supported: "  # printed by STUBS of build.py and by driver.c
 FOREIGN = (  # in an interpreter that may have nothing but torch
     "import runpy, sys; from importlib.util import find_spec; sys.path[0] = sys.argv[1]; import gcprof_hollow; "
     "why = gcprof_hollow.load(find_spec('torch').origin); why and sys.exit(why); "

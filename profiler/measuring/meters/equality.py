@@ -10,8 +10,17 @@ import torch
 
 from profiler.core.gradient_verdict import judge
 from profiler.core.record import Equality
-from profiler.measuring.meters.step_results import Gradients, GradientStep, Results, Second, collect, collect_two
-from profiler.measuring.meters.tensor_values import difference, equal_bits, largest
+from profiler.measuring.meters.step_results import (
+    Gradients,
+    GradientStep,
+    Results,
+    Second,
+    collect,
+    collect_two,
+    difference,
+    equal_bits,
+    largest,
+)
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training import kept_state
 

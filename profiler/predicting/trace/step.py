@@ -1,21 +1,26 @@
-"""Traces one training step under fake tensors: a workload in, a Trace out."""
+"""Traces one training step under fake tensors: a workload in, a Trace out, with cuBLAS's workspaces."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
+from msgspec.structs import replace
 
 from profiler.core.own_thread import replaced
-from profiler.core.trace_data import Allocation, Trace
+from profiler.core.trace_data import WORKSPACES, Allocation, Operator, Trace
 from profiler.predicting.step_tracer import Categories, between_steps
-from profiler.predicting.trace import matmul_workspaces
 from profiler.predicting.trace.tracer import Hidden, Tracer
 from profiler.training.optimizers.torch_optim import state_by_parameter, wrapped
 from profiler.training.workload import Step, Workload, tensors
 
 TRIES = 3
+PRODUCTS = ("mm", "bmm", "mv", "dot", "addmm", "addmm_", "_addmm_activation", "addmv", "baddbmm", "baddbmm_", "addbmm")
+NAMES = tuple(f"aten.{product}" for product in PRODUCTS)
+BIASED = ("aten.addmm", "aten._addmm_activation")  # run by cuBLASLt, whose own workspace is smaller
+LT_WORKSPACE = 2**20  # bytes: cuBLASLt's default on every device
 
 
 def follow(
@@ -54,7 +59,7 @@ def follow(
         if is_settled and (followed.arrived, followed.kept()) == (used, kept):
             break
         used, kept = followed.arrived, followed.kept()
-    return matmul_workspaces.with_workspaces(followed.trace(), workspace_bytes)
+    return with_workspaces(followed.trace(), workspace_bytes)
 
 
 def _settle(workload: Workload, optimizer: torch.optim.Optimizer, used: set[int], kept: set[int]) -> None:
@@ -150,3 +155,35 @@ class _FollowedStep:
 
         with replaced(torch, get_rng_state=followed) if self._tracer.device == "cpu" else nullcontext():
             yield
+
+
+def keeps_workspaces() -> bool:
+    """Whether PyTorch keeps cuBLAS's workspaces between products: before 2.15, and if the environment asks for it.
+
+    Source: aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    return torch.__version__ < "2.15" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def with_workspaces(trace: Trace, nbytes: int) -> Trace:
+    """Return the step with workspaces of `nbytes`: kept, by the forward's thread and autograd's, or of each product."""
+    if not nbytes:
+        return trace
+    if not keeps_workspaces():
+        return replace(trace, operators=tuple(_with_workspace(operator, nbytes) for operator in trace.operators))
+    phases = {operator.phase for operator in trace.operators if operator.name in NAMES}
+    num_threads = bool(phases & {"forward", "optimizer"}) + bool(phases & {"backward", "recompute"})
+    kept = Allocation(nbytes, 0, len(trace.operators), "cuBLAS", "", "before", WORKSPACES)
+    return replace(trace, allocations=(*trace.allocations, *[kept] * num_threads))
+
+
+def _with_workspace(operator: Operator, nbytes: int) -> Operator:
+    taken = 0 if operator.name not in NAMES else LT_WORKSPACE if operator.name in BIASED else nbytes
+    return replace(operator, hidden_bytes=taken) if taken > operator.hidden_bytes else operator
+
+
+def taken_workspace(trace: Trace, nbytes: int) -> int:
+    """Return the bytes of all kept workspaces in the step or, without any, `nbytes` if a product takes a workspace."""
+    kept = sum(storage.nbytes for storage in trace.allocations if storage.category == WORKSPACES)
+    taking = (operator for operator in trace.operators if operator.name in NAMES and operator.hidden_bytes >= nbytes)
+    return kept or (nbytes if any(taking) else 0)

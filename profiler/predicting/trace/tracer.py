@@ -16,7 +16,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Call, Operator, Save
-from profiler.measuring.meters.flops import kind_of
+from profiler.measuring.meters.operators import kind_of
 from profiler.predicting.step_tracer import Packet, Saved, StepTracer, are_known
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.unfused import uncompiled
