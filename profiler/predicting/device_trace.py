@@ -30,7 +30,7 @@ from profiler.core.units import bytes_text
 from profiler.measuring.bench import Bench
 from profiler.measuring.devices import open_device
 from profiler.predicting.device_tracer import DeviceTracer, addresses, snapshot
-from profiler.predicting.staging.chains import block_choices, with_choices_if_known
+from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.step_tracer import Categories, between_steps
 from profiler.training.assemble import Assembled, Build, assemble
 from profiler.training.checkpointing.observed_forward import Seen, remembering
@@ -125,24 +125,12 @@ def follow_case(trial: Trial, *, with_choices: bool = False) -> Followed:
     trace = partial(trace_case, trial.case, with_lines=True, data_directory=trial.data_directory)
 
     def followed(with_choices: bool) -> Followed:
-        return _followed(trace(with_saves=with_choices), bench, with_choices=with_choices)
+        step = trace(with_saves=with_choices)
+        notes = (*step.built.applied.notes, *bench.all_notes())
+        remarks = (*(note.text for note in notes), *([step.off] if step.off else []))
+        return followed_of(step.built, step.trace, remarks, with_choices=with_choices)
 
     return with_choices_if_known(followed, bench.device.release) if with_choices else followed(False)
-
-
-def _followed(step: DeviceStep, bench: Bench, *, with_choices: bool) -> Followed:
-    built, workload = step.built, step.built.workload
-    return Followed(
-        trace=msgspec.structs.replace(step.trace, saves=(), calls=()),  # not read by callers
-        blocks=workload.blocks,
-        split=built.applied.split,
-        has_own_optimizer=workload.optimizer is not None,
-        remarks=(
-            *(note.text for note in (*built.applied.notes, *bench.all_notes())),
-            *([step.off] if step.off else []),
-        ),
-        choices=block_choices(step.trace, workload) if with_choices else None,
-    )
 
 
 def trace_of(tracer: DeviceTracer, dropped: DeviceTracer | None) -> Trace:

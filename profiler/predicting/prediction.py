@@ -21,7 +21,7 @@ from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed,
 from profiler.measuring.devices import versions
 from profiler.measuring.meters import own_recomputes
 from profiler.measuring.meters.memory import timeline
-from profiler.predicting.staging.chains import block_choices, with_choices_if_known
+from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
 from profiler.training.assemble import Assembled, Build
 from profiler.training.blocks import offered_blocks
@@ -108,14 +108,7 @@ def follow_case(trial: Trial, *, with_choices: bool = False, build: Build | None
 def _followed(trial: Trial, build: Build | None, with_choices: bool) -> Followed:
     built, trace, assumed = trace_case(trial.case, calibration=trial.calibration, with_saves=with_choices, build=build)
     notes = *_of_model(built, trial.case, trace), *_stated(trial, None, assumed)
-    return Followed(
-        trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
-        blocks=built.workload.blocks,
-        split=built.applied.split,
-        has_own_optimizer=built.workload.optimizer is not None,
-        remarks=tuple(note.text for note in notes),
-        choices=block_choices(trace, built.workload) if with_choices else None,
-    )
+    return followed_of(built, trace, (note.text for note in notes), with_choices=with_choices)
 
 
 def choices(case: Case, *, build: Build | None = None) -> BlockChoices:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,7 @@ def seed_globals(number: int) -> None:
 def states(workload: Workload, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a digest of the state of every generator by its name; torch's generator of the device is `torch`."""
     own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return {"torch": own, **{name: _digest(_state(source)) for name, source in _sources(workload).items()}}
+    return {"torch": own, **{name: _digest(source) for name, source in _sources(workload).items()}}
 
 
 @contextmanager
@@ -72,12 +72,29 @@ def kept(owned: Iterable[Any] = ()) -> Iterator[None]:
 def _remember(source: Any) -> None:
     before = _BEFORE.get()
     if before is not None and id(source) not in before:
-        if source is random or isinstance(source, random.Random):
-            before[id(source)] = partial(source.setstate, source.getstate())
-        elif bits := _bit_generator(source):
-            before[id(source)] = partial(setattr, bits, "state", bits.state)
-        else:  # torch's, numpy.random, or a RandomState
-            before[id(source)] = partial(source.set_state, source.get_state())
+        access = _access(source)
+        before[id(source)] = partial(access.write, access.read())
+
+
+class _Access(NamedTuple):
+    """How the state of a generator is read, written and seeded."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    seed: Callable[[int], object]
+
+
+def _access(source: Any) -> _Access:
+    if isinstance(source, torch.Generator):
+        return _Access(source.get_state, source.set_state, source.manual_seed)
+    if source is random or isinstance(source, random.Random):
+        return _Access(source.getstate, source.setstate, source.seed)
+    bits = None if isinstance(source, ModuleType) else getattr(source, "bit_generator", None)
+    if bits is not None:  # of a numpy Generator
+        write = partial(setattr, bits, "state")
+        return _Access(lambda: bits.state, write, lambda number: write(type(bits)(number).state))
+    # numpy.random, or a RandomState, which take 32 bits
+    return _Access(source.get_state, source.set_state, lambda number: source.seed(number % 2**32))
 
 
 def _sources(workload: Workload) -> dict[str, Any]:
@@ -121,31 +138,16 @@ def is_users(module: ModuleType) -> bool:
 
 def _seed(source: Any, number: int) -> None:
     _remember(source)
-    if isinstance(source, torch.Generator):
-        source.manual_seed(number)
-    elif source is random or isinstance(source, random.Random):
-        source.seed(number)
-    elif bits := _bit_generator(source):
-        bits.state = type(bits)(number).state
-    else:  # numpy.random, or a RandomState, which take 32 bits
-        source.seed(number % 2**32)
+    _access(source).seed(number)
 
 
-def _state(source: Any) -> bytes:
-    if isinstance(source, torch.Generator):
-        return bytes(source.get_state().tolist())
-    if source is random or isinstance(source, random.Random):
-        return repr(source.getstate()).encode()
-    if bits := _bit_generator(source):
-        return repr(bits.state).encode()
-    name, keys, *rest = source.get_state()
-    return bytes(keys.tobytes()) + repr((name, rest)).encode()
-
-
-def _bit_generator(source: Any) -> Any:
-    """Return a numpy Generator's bit generator; None for anything else."""
-    return None if isinstance(source, ModuleType) else getattr(source, "bit_generator", None)
-
-
-def _digest(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(hashlib.blake2b(state, digest_size=STATE_BYTES).digest()), dtype=torch.uint8)
+def _digest(source: Any) -> torch.Tensor:
+    state = _access(source).read()
+    if isinstance(state, torch.Tensor):
+        text = state.numpy().tobytes()
+    elif isinstance(state, tuple) and hasattr(state[1], "tobytes"):  # numpy.random's, or a RandomState's
+        name, keys, *rest = state
+        text = keys.tobytes() + repr((name, rest)).encode()
+    else:
+        text = repr(state).encode()
+    return torch.frombuffer(bytearray(hashlib.blake2b(text, digest_size=STATE_BYTES).digest()), dtype=torch.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from statistics import median
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from profiler.core.errors import Unsupported
-from profiler.core.record import Conditions
+from profiler.core.record import PHASES, Conditions
 from profiler.core.stats import (
     FIRST_LOOK,
     MOST_STEPS,
@@ -30,10 +30,10 @@ from profiler.measuring.devices import Device
 from profiler.measuring.ranks import ALONE, Group
 from profiler.training.workload import Step
 
-Spans = list[tuple[str, float]]
 Switch = Callable[[bool], None]
 
 TICKS = 1000  # of the device's clock: the least length of a sample
+Plain = Callable[[int], list["Sample"]]  # runs a step without the strategy; no sample if that fails
 LEAST_CYCLES = 4  # of several strategies, which must fit in the time limit: one warm-up and three timed
 MARGIN = 1.2  # the next step is assumed to take this many times the slowest one
 
@@ -41,13 +41,13 @@ MARGIN = 1.2  # the next step is assumed to take this many times the slowest one
 class Sample(NamedTuple):
     """One step, or the mean of several run back to back."""
 
-    spans: Spans
+    phases: Mapping[str, float]  # seconds
     processor_seconds: float  # CPU time of this thread
     launch_seconds: float  # until the host had launched all of it
 
     @property
     def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.spans)
+        return sum(self.phases.values())
 
 
 class _Series:
@@ -72,6 +72,19 @@ class _Series:
             return sample()
         finally:
             self.switch(False)
+
+    def settle(
+        self, sample: Callable[[], Sample], plain: Plain, is_late: Callable[[float], bool], *, is_brief: bool
+    ) -> None:
+        """Run the first step with the strategy, unless brief, and the first without it, if it can be switched off."""
+        if is_brief and self.switch is not None:
+            self.plain_first = plain(1)
+            if self.plain_first:
+                self.is_late = is_late(self.plain_first[0].seconds)
+                return
+        self.first = [self.take(sample)]
+        if self.plain_first is None and self.switch is not None and not is_late(self.first[0].seconds):
+            self.plain_first = plain(1)
 
     def warm_up(self, sample: Callable[[], Sample], warmup: int, is_late: Callable[[float], bool]) -> None:
         """Run `warmup` more steps as long as they leave time for a sample; a step without the strategy counts."""
@@ -99,9 +112,7 @@ class _Series:
         is_known = bool(plain) and not device.is_asynchronous and not waits_for_ranks
         return {
             "warmup_seconds": _steps(self.first) + own[:settling],
-            "forward_seconds": tuple(_sum("forward", sample) for sample in steady),
-            "backward_seconds": tuple(_sum("backward", sample) for sample in steady),
-            "optimizer_seconds": tuple(_sum("optimizer", sample) for sample in steady),
+            **{f"{phase}_seconds": tuple(sample.phases.get(phase, 0) for sample in steady) for phase in PHASES},
             "step_seconds": own[settling:],
             "plain_step_seconds": plain[settling:] if plain else None,
             "plain_warmup_seconds": plain_first,
@@ -167,12 +178,19 @@ def _read(
     def sample(times: int = 1) -> Sample:
         return group.largest(_sample(device, step, group, times=times, clock=clock), lambda sample: sample.seconds)
 
-    is_brief = least_pairs == 1 and not device.is_asynchronous
+    def plain(times: int) -> list[Sample]:
+        return [sample(times)] if is_shared else _without(partial(sample, times), device, group)
+
+    is_shared = len(series) > 1
+    is_brief = least_pairs == 1 and not device.is_asynchronous and not is_shared
+    least_room = LEAST_CYCLES * (len(series) + 1) if is_shared else 3  # steps
     for one in series:
-        if len(series) > 1:
-            _settle_among(series, one, sample, is_late)
+        if one is series[0]:
+            one.settle(sample, plain, lambda seconds: is_late(least_room * seconds), is_brief=is_brief)
+            if is_shared and one.plain_first is None:
+                raise Unsupported("the steps of several strategies take too long to share a process")
         else:
-            _settle(one, sample, device, group, is_late, is_brief=is_brief)
+            one.first, one.plain_first = [one.take(sample)], series[0].plain_first
         one.warm_up(sample, warmup, lambda slowest: is_late(2 * slowest))
     fastest = min(sample.seconds for one in series for sample in (*one.first[-1:], *(one.plain_first or ())))
     least = max(SHORTEST, TICKS * device.tick_seconds)  # seconds of a sample
@@ -182,8 +200,7 @@ def _read(
     cycles: list[float] = []
     while timed := [one for one in series if one.stopped is None]:
         order = step_order(len(cycles), len(timed), round_number=round_number)
-        plain = partial(_without, partial(sample, times), device, group) if len(series) == 1 else None
-        cycles.append(_run_cycle(timed, partial(sample, times), order, plain))
+        cycles.append(_run_cycle(timed, partial(sample, times), order, partial(plain, times)))
         reasons = [one.stop_reason(sampling, samples=samples, least_pairs=least_pairs) for one in timed]
         is_over = None in reasons and is_late(times * max(cycles))
         waits = bool(sampling and sampling.ends_together) and None in reasons and not is_over
@@ -193,36 +210,6 @@ def _read(
             one.stopped = None if waits else reason or ("limit" if is_over else None)
             one.conditions = tuple(conditions)
     return [one.readings(device, times, finds_warmup=bool(sampling), waits_for_ranks=group.size > 1) for one in series]
-
-
-def _settle(
-    one: _Series,
-    sample: Callable[[], Sample],
-    device: Device,
-    group: Group,
-    is_late: Callable[[float], bool],
-    *,
-    is_brief: bool,
-) -> None:
-    """Run the first step with the strategy, unless brief, and the first without it, if it can be switched off."""
-    if is_brief and one.switch is not None:
-        one.plain_first = _without(sample, device, group)
-        if one.plain_first:
-            one.is_late = is_late(3 * one.plain_first[0].seconds)
-            return
-    one.first = [one.take(sample)]
-    if one.plain_first is None and one.switch is not None and not is_late(3 * one.first[0].seconds):
-        one.plain_first = _without(sample, device, group)
-
-
-def _settle_among(
-    series: Sequence[_Series], one: _Series, sample: Callable[[], Sample], is_late: Callable[[float], bool]
-) -> None:
-    """Run the first step of one of several strategies; after the first strategy's, also one without a strategy."""
-    one.first = [one.take(sample)]
-    if one is series[0] and is_late((LEAST_CYCLES * (len(series) + 1)) * one.first[0].seconds):
-        raise Unsupported("the steps of several strategies take too long to share a process")
-    one.plain_first = [sample()] if one is series[0] else series[0].plain_first
 
 
 def _without(sample: Callable[[], Sample], device: Device, group: Group) -> list[Sample]:
@@ -237,10 +224,7 @@ def _without(sample: Callable[[], Sample], device: Device, group: Group) -> list
 
 
 def _run_cycle(
-    timed: list[_Series],
-    sample: Callable[[], Sample],
-    order: list[int],
-    plain: Callable[[], list[Sample]] | None,
+    timed: list[_Series], sample: Callable[[], Sample], order: list[int], plain: Callable[[], list[Sample]]
 ) -> float:
     """Run a step of each strategy, and one without if that fits; return the sum of their seconds.
 
@@ -252,7 +236,7 @@ def _run_cycle(
         if place:
             taken[place] = timed[place - 1].take(sample)
         elif is_paired:
-            taken.update((0, one) for one in (plain() if plain else [sample()]))
+            taken.update((0, one) for one in plain())
     for place, one in enumerate(timed, start=1):
         one.own.append(taken[place])
         if 0 in taken:
@@ -300,9 +284,8 @@ def _sample(device: Device, step: Step, group: Group, *, times: int, clock: Call
         step(mark)
     launched, worked = clock() - began, time.thread_time() - on_core
     spans = zip(phases, stopwatch.seconds(), strict=False)  # the last mark, "end", begins no span
-    steps = [(phase, seconds / times) for phase, seconds in spans if phase != "end"]
-    return Sample(steps, worked / times, launched / times)
-
-
-def _sum(phase: str, sample: Sample) -> float:
-    return sum(seconds for name, seconds in sample.spans if name == phase)
+    taken: dict[str, float] = {}
+    for phase, seconds in spans:
+        if phase != "end":
+            taken[phase] = taken.get(phase, 0) + seconds / times
+    return Sample(taken, worked / times, launched / times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -18,6 +18,7 @@ from profiler.planning.simulator import simulate
 from profiler.predicting.staging.pooled_seconds import EVERY, NOTHING, TOGETHER, Seconds
 from profiler.predicting.staging.stage_bytes import StageBytes, floor_bytes, held, static_bytes
 from profiler.predicting.staging.stage_operators import StageSpan, refuse_backward_in_forward, spans
+from profiler.training.assemble import Assembled
 from profiler.training.blocks import offered_blocks
 from profiler.training.workload import Workload
 
@@ -194,6 +195,19 @@ def with_choices_if_known(followed: Callable[[bool], Followed], let_go: Callable
     plain = followed(False)
     remark = f"whether other blocks would lower the peak is not known: {why}"
     return msgspec.structs.replace(plain, remarks=(*plain.remarks, remark))
+
+
+def followed_of(built: Assembled, trace: Trace, remarks: Iterable[str], *, with_choices: bool) -> Followed:
+    """Return a traced case; `with_choices` adds block choices, for which it was traced with its saves."""
+    workload = built.workload
+    return Followed(
+        trace=msgspec.structs.replace(trace, saves=(), calls=()),  # not read by callers
+        blocks=workload.blocks,
+        split=built.applied.split,
+        has_own_optimizer=workload.optimizer is not None,  # the model brought it
+        remarks=tuple(remarks),
+        choices=block_choices(trace, workload) if with_choices else None,
+    )
 
 
 def block_choices(trace: Trace, workload: Workload) -> BlockChoices:
