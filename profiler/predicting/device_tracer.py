@@ -16,9 +16,9 @@ from torch.nn import functional
 from profiler.core.allocator_history import Block, blocks_in_use
 from profiler.core.trace_data import Operator
 from profiler.measuring.meters.operators import bytes_to_host, kind_of
-from profiler.predicting.step_tracer import Packet, StepTracer
+from profiler.predicting.step_tracer import Packet, StepTracer, plain_tensors
 from profiler.predicting.trace.in_place import is_in_place, is_sum_in_place, linear
-from profiler.training.workload import dense_parts, tensors, uncollected
+from profiler.training.workload import dense_parts, uncollected
 
 COMPILED = "compiled code"  # what allocates without a call that a dispatch mode sees
 MOST_EVENTS = 10_000_000
@@ -162,6 +162,6 @@ def snapshot(device: int | None = None) -> dict[str, Any]:
 
 def addresses(tree: Any) -> list[int]:
     """Return the addresses of the CUDA storages of all tensors in any nesting."""
-    parts = (part for tensor in tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
+    parts = (part for tensor in plain_tensors(tree) for part in dense_parts(tensor) if part.is_cuda)
     storages = (part.untyped_storage() for part in parts)
     return list(dict.fromkeys(storage.data_ptr() for storage in storages if storage.nbytes()))

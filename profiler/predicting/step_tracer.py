@@ -19,7 +19,7 @@ from profiler.core.trace_data import Operator, recompute_ends
 from profiler.core.user_code import is_ours
 from profiler.training.checkpointing.called_blocks import CalledBlock, running_name
 from profiler.training.optimizers.torch_optim import own_tensors, state_by_parameter
-from profiler.training.workload import Workload
+from profiler.training.workload import Workload, tensors
 
 CHECKPOINT = "torch.utils.checkpoint"  # the module whose hooks are subclasses and rerun the model's own code
 OWN_HOOKS = (
@@ -220,6 +220,11 @@ def are_known(hooks: Any) -> bool:
     """Whether hooks on saved tensors are those of PyTorch's checkpoints, or gcprof's own."""
     code = getattr(hooks.pack_hook, "__code__", None)
     return type(hooks).__module__ == CHECKPOINT or bool(code and is_ours(code.co_filename))
+
+
+def plain_tensors(tree: Any) -> list[torch.Tensor]:
+    """Return all tensors in any nesting, but for those that torch.func wraps, which have no storages."""
+    return [tensor for tensor in tensors(tree) if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
 
 
 def between_steps(workload: Workload, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, str, str]]:

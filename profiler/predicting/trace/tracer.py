@@ -17,10 +17,10 @@ from profiler.core.errors import Unsupported
 from profiler.core.own_thread import replaced
 from profiler.core.trace_data import Call, Operator, Save
 from profiler.measuring.meters.operators import kind_of
-from profiler.predicting.step_tracer import Packet, Saved, StepTracer, are_known
+from profiler.predicting.step_tracer import Packet, Saved, StepTracer, are_known, plain_tensors
 from profiler.predicting.trace.fake_tensors import DEVICE
 from profiler.predicting.trace.unfused import uncompiled
-from profiler.training.workload import rounded, tensors
+from profiler.training.workload import rounded
 
 Hidden = Callable[[Any, Any, Any], int]  # the bytes that an operator with these arguments takes besides its outputs
 OWN = (
@@ -91,7 +91,7 @@ class Tracer(StepTracer):
         return self._there.get(tensor.untyped_storage()._cdata)
 
     def storages(self, tree: Any) -> list[Any]:
-        return [life for tensor in tensors(tree) if (life := self.life(tensor))]
+        return [life for tensor in plain_tensors(tree) if (life := self.life(tensor))]
 
     def keep(self, tensor: torch.Tensor) -> Any:
         return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
