@@ -10,11 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from profiler.core import gpu_specs
-from profiler.core.gpu_specs import HOLLOW
 from profiler.rehearsal.build import COMPILERS
-from profiler.rehearsal.device import ASKED, ORDER, _kind
-from profiler.rehearsal.smoke import proven_libraries
+from profiler.rehearsal.device import ASKED
 from tests.program import PATIENCE_SECONDS, Done, environment, gcprof
 
 OPEN = "from profiler.rehearsal.device import open_if_asked; open_if_asked()\n"
@@ -57,15 +54,3 @@ class Hollow:
     def gcprof(self, *words: str, cwd: Path, device: str = "h100", **more: str) -> Done:
         """The finished process of a gcprof command."""
         return gcprof(*words, cwd=cwd, **{ASKED: device, **more})
-
-    def gcprof_as_if_real(self, *words: str, cwd: Path, device: str = "h100") -> Done:
-        """The finished process of a gcprof command that takes the GPU for a real one: it has no other name."""
-        folder, verdict = proven_libraries()
-        preloaded = [str(path) for name in ORDER for path in sorted(folder.glob(f"{name}.so.*"))]
-        more = {
-            "LD_PRELOAD": ":".join(preloaded),
-            "HOLLOW_KIND": _kind(gpu_specs.find(device)).removeprefix(HOLLOW),
-            "HOLLOW_ARCHS": verdict.archs,
-            "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
-        }
-        return gcprof(*words, cwd=cwd, **more)

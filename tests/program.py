@@ -108,24 +108,3 @@ class Started:
         code = self._process.returncode
         said = SIGN_OF_LIFE.sub("", self.stderr)
         return subprocess.CompletedProcess(self._process.args, code, (out or b"").decode(), said)
-
-
-class Endless:
-    """A module that the server imports for an hour, as if it were torch; `before` is run first in the program."""
-
-    def __init__(self, folder: Path, *, before: str = "pass") -> None:
-        os.mkfifo(folder / "begun")
-        self._begun = os.open(folder / "begun", os.O_RDONLY | os.O_NONBLOCK)
-        text = f"import time\nopen({str(folder / 'begun')!r}, 'w').write('!')\ntime.sleep(3600)\n"
-        (folder / "endless.py").write_text(text)
-        self.code = (
-            f"import sys; sys.path.append({str(folder)!r}); "
-            "from profiler.core import server_process; from profiler.engines import local; "
-            f"local.PRELOAD = ('endless',); {before}; from profiler.cli import main; main()"
-        )
-
-    def wait(self) -> None:
-        """Until it is being imported."""
-        ready, _, _ = select.select([self._begun], [], [], PATIENCE_SECONDS)
-        os.close(self._begun)
-        assert ready, "nobody imported it"

@@ -52,21 +52,6 @@ class Counting(nn.Module):
         return torch.tanh(self.layer(x).repeat(1, self.calls))[:, :8]
 
 
-class Buffered(nn.Module):
-    """Keeps a buffer that is longer after every call."""
-
-    keys: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.register_buffer("keys", torch.zeros(0, 8))
-
-    def forward(self, x):
-        self.keys = torch.cat([self.keys, x.detach()])
-        return torch.tanh(self.layer(x)) @ torch.sin(self.keys.T @ self.keys)
-
-
 class Marked(nn.Module):
     """Counts its calls in a buffer."""
 
@@ -120,21 +105,12 @@ def overwriting(batch_size: int = 4, in_place: bool = True):
     return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
 
 
-def rectified(batch_size: int = 4, inplace: bool = True):
-    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace)) for _ in range(2)))
-    return blocks, torch.randn(batch_size, 8), lambda out: out.square().sum()
-
-
 def cached(batch_size: int = 4):
     return _chain(Cached, batch_size)
 
 
 def counting(batch_size: int = 4):
     return _chain(Counting, batch_size)
-
-
-def buffered(batch_size: int = 4):
-    return _chain(Buffered, batch_size)
 
 
 def marked(batch_size: int = 4):
@@ -309,13 +285,6 @@ class Whole(nn.Module):
 
 def whole(batch_size: int = 4, way: str = "reentrant"):
     return Whole(way).requires_grad_(way != "untrained"), torch.randn(batch_size, 8), lambda out: out.square().sum()
-
-
-def searching(batch_size: int = 4):
-    """Its forward asks for a gradient of what has none."""
-    layer = nn.Linear(8, 8)
-    ask = lambda out: torch.autograd.grad(out.detach().sum(), layer.weight)[0].sum()  # noqa: E731
-    return layer, torch.randn(batch_size, 8), ask
 
 
 class Refusing(torch.autograd.Function):

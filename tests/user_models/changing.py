@@ -18,29 +18,6 @@ class Squashed(nn.Module):
         return x @ torch.tanh(self.weight.flatten()).view(8, 8)
 
 
-class Adversary(nn.Module):
-    """A critic that is frozen while the forward runs it; until the forward has ended, or the backward."""
-
-    def __init__(self, until: str) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.critic = nn.Sequential(Squashed(), Squashed())
-        self.until = until
-        if until == "backward":
-            self.first.weight.register_post_accumulate_grad_hook(self.thaw)
-
-    def thaw(self, weight):
-        self.critic.requires_grad_(True)
-
-    def forward(self, x):
-        x = self.first(x)
-        self.critic.requires_grad_(False)
-        x = self.critic(x)
-        if self.until == "forward":
-            self.critic.requires_grad_(True)
-        return x
-
-
 class Skeleton(nn.Module):
     """One frozen layer, which every call gives the weights of another; by a marked function, or one that is not."""
 
@@ -87,10 +64,6 @@ class Hidden(nn.Module):
 
 def _with_data(model, batch_size):
     return model, torch.randn(batch_size, 8), lambda out: out.square().sum()
-
-
-def adversary(batch_size: int = 4, until: str = "forward"):
-    return _with_data(Adversary(until), batch_size)
 
 
 def skeleton(batch_size: int = 4, is_marked: bool = False):

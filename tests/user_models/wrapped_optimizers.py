@@ -33,27 +33,6 @@ class Lookahead(torch.optim.Optimizer):
                 fast.copy_(slow)
 
 
-class Twofold(torch.optim.Optimizer):
-    """Takes a step only with a closure, and says so by its signature or by a line of its own; `breaks` otherwise."""
-
-    def __init__(self, parameters, breaks):
-        super().__init__(parameters, {})
-        self.breaks = breaks
-
-    def step(self, closure=None):
-        if self.breaks:
-            raise TypeError("another mistake")
-        assert closure is not None, "two passes"
-        closure()
-
-
-def closing(batch_size=32, width=128, kind="lbfgs"):
-    module, batch, loss, _ = make(batch_size, width)
-    if kind == "lbfgs":
-        return module, batch, loss, torch.optim.LBFGS(module.parameters())
-    return module, batch, loss, Twofold(module.parameters(), breaks=kind == "breaking")
-
-
 def ahead(batch_size=32, width=128):
     module, batch, loss, optimizer = make(batch_size, width, wraps=False)
     return module, batch, loss, lambda parameters: Lookahead(optimizer(parameters))
