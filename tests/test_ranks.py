@@ -244,7 +244,7 @@ class Slower(Group):
     def gather(self, found):
         if not isinstance(found, time.Sample):
             return [found] * 2
-        return [found, found._replace(spans=[(phase, 2 * seconds) for phase, seconds in found.spans])]
+        return [found, found._replace(phases={phase: 2 * seconds for phase, seconds in found.phases.items()})]
 
 
 def test_each_sample_is_the_slowest_ranks_and_all_begin_it_together():
