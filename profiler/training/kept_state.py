@@ -58,15 +58,20 @@ def moved(before: Image, after: Image) -> Image:
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
-    """Restore, on exit, plain attributes, what lists, dicts and sets hold, and unregistered tensors with their values.
+    """Restore, on exit, what a forward changes: buffers, plain attributes with what they hold, and random state.
 
-    A tensor gets its values back if its version tells that it was written in place.
+    Attributes are restored with what lists, dicts and sets hold, and unregistered tensors with their values, where
+    their version tells that they were written in place. Buffers that were replaced or added are put back.
     """
     before = [(submodule, name, value, content(value)) for submodule, name, value in _places(module)]
     names = {(submodule, name) for submodule, name, _, _ in before}
     written = [(tensor, tensor._version, tensor.clone()) for _, _, value, _ in before for tensor in writable(value)]
+    registered = [(part._buffers, dict(part._buffers.items())) for part in module.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
     try:
-        yield
+        with torch.random.fork_rng(devices=devices):
+            yield
     finally:
         for submodule, name, _ in list(_places(module)):
             if (submodule, name) not in names:
@@ -74,9 +79,13 @@ def kept(module: nn.Module) -> Iterator[None]:
         for submodule, name, value, held in before:
             refill(value, held)
             vars(submodule)[name] = value
-        for tensor, version, values in written:
-            if tensor._version != version:
+        for own, held_before in registered:
+            _refill_dict(own, held_before)
+        with torch.no_grad():
+            for tensor, values in [(one, values) for one, version, values in written if one._version != version]:
                 tensor.copy_(values)
+            for buffer, values in buffers:
+                buffer.copy_(values)
 
 
 def writable(value: Any, depth: int = DEEPEST) -> list[torch.Tensor]:

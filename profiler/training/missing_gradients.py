@@ -12,7 +12,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from profiler.core.units import few
 from profiler.training.checkpointing.observed_forward import TensorUses
-from profiler.training.workload import Workload, restored, tensors
+from profiler.training.kept_state import kept
+from profiler.training.workload import Workload, tensors
 
 MOST_NAMED = 3
 REENTRANT = (
@@ -55,7 +56,7 @@ def causes(workload: Workload, names: Sequence[str]) -> dict[str, str]:
         if id(tensor) in uses:
             uses[id(tensor)].add(_way(sys._getframe(1)))
 
-    with restored(workload.module), TensorUses(use):
+    with kept(workload.module), TensorUses(use):
         workload.loss(workload.module, workload.batch)
     order = (DETACHED, REENTRANT, OFF)  # a use with gradients on means that the gradient was lost later
     return {name: next((cause for cause in order if cause in uses[id(parameters[name])]), UNUSED) for name in names}

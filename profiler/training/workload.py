@@ -169,26 +169,6 @@ def loss_of(workload: Workload) -> torch.Tensor:
 
 
 @contextmanager
-def restored(module: nn.Module) -> Iterator[None]:
-    """Restore, on exit, buffers and random state, also if a forward replaced or added a buffer."""
-    named = [(part, dict(part._buffers.items())) for part in module.modules()]
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        for part, before in named:
-            for name in [name for name, _ in part._buffers.items() if name not in before]:
-                del part._buffers[name]
-            for name in [name for name, buffer in before.items() if part._buffers[name] is not buffer]:
-                part._buffers[name] = before[name]
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-
-
-@contextmanager
 def uncollected() -> Iterator[None]:
     """Disable the cyclic garbage collector: it takes a quarter of a trace, and the moments when it frees are random."""
     was = gc.isenabled()

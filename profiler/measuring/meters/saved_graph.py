@@ -13,7 +13,8 @@ from torch.autograd.graph import Node
 
 from profiler.core.units import bytes_text
 from profiler.training.blocks import offered_blocks
-from profiler.training.workload import Workload, bytes_by_storage, restored, tensors, trained
+from profiler.training.kept_state import kept
+from profiler.training.workload import Workload, bytes_by_storage, tensors, trained
 
 LEAST = 0.01  # of all that is saved: less is not worth a note
 SAVED = "_saved_"  # prefix of a node's attributes that return what it saved
@@ -66,7 +67,7 @@ def frozen_modules(workload: Workload) -> list[str]:
 
     handles = [module.register_forward_hook(look(name)) for name, module in _outermost_frozen(workload.module)]
     try:
-        with restored(workload.module):
+        with kept(workload.module):
             workload.loss(workload.module, workload.batch)
     finally:
         for handle in handles:

@@ -14,7 +14,7 @@ from profiler.core.own_thread import replaced
 from profiler.measuring.meters.step_results import Gradients, dense, widest
 from profiler.training import kept_state
 from profiler.training.assemble import Assembled
-from profiler.training.workload import Workload, compared, loss_of, restored, tensors
+from profiler.training.workload import Workload, compared, loss_of, tensors
 
 CACHED = (
     "autocast keeps the cast of a weight for its later uses, though it was made before the weight was written, or "
@@ -175,7 +175,7 @@ def _slopes(
 def _loss(built: Assembled) -> float:
     """Return the loss of the step, the mean of its micro-batches'; nothing else of the step stays."""
     workload, count = built.workload, built.case.accumulate
-    with restored(workload.module), kept_state.kept(workload.module):
+    with kept_state.kept(workload.module):
         built.seed(1)
         return sum(float(loss_of(workload).detach()) for _ in range(count)) / count
 

@@ -20,7 +20,7 @@ from torch.utils.weak import TensorWeakRef
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.training import kept_state
 from profiler.training.checkpointing.routed_block import Route, own_class, route, unroute
-from profiler.training.workload import Workload, restored, tensors
+from profiler.training.workload import Workload, tensors
 
 NOT_ONCE = (
     "the blocks do not run once each in the order of their names; choose others with --blocks, or mark the function"
@@ -322,7 +322,7 @@ def run_forward(workload: Workload, *, keeps: bool, saved: Callable[[torch.Tenso
 
     hooks = nullcontext() if keeps and saved is None else saved_tensors_hooks(pack, unpack)
     try:
-        with restored(workload.module), kept_state.kept(workload.module), hooks:
+        with kept_state.kept(workload.module), hooks:
             workload.loss(workload.module, workload.batch)
     except RuntimeError as error:
         if NO_HOOKS not in str(error):
