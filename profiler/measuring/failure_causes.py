@@ -173,11 +173,8 @@ def what_moves(workload: Workload, model: nn.Module | None) -> str | None:
     frozen = [name for name, is_on in built.items() if failed.get(name, is_on) != is_on]
     before, states = _image(workload), random_sources.states(workload, next(workload.module.parameters()).device)
     calls = _Calls(workload.module)
-    handle = register_module_forward_pre_hook(calls.called)
-    try:
+    with register_module_forward_pre_hook(calls.called):
         loss_of(workload)
-    finally:
-        handle.remove()
     after = _image(workload)
     moved = list(kept_state.moved(before, after))
     are_switches = any(name.startswith(SWITCH) for name in moved)

@@ -133,18 +133,15 @@ class StepTracer(TorchDispatchMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Note which modules run within, the gradients that arrive and, if asked for, what autograd saves."""
-        handles = [parameter.register_post_accumulate_grad_hook(self._arrive) for parameter in self._trained]
-        try:
-            with ExitStack() as stack:
-                if self._with_modules:
-                    stack.enter_context(type(self).patched(nn.Module, __call__=self._calling()))
-                if self._with_saves:
-                    stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
-                    stack.enter_context(_refused_hooks(f"{OWN_HOOKS}; {self.saved_elsewhere} for each strategy"))
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as stack:
+            for parameter in self._trained:
+                stack.enter_context(parameter.register_post_accumulate_grad_hook(self._arrive))
+            if self._with_modules:
+                stack.enter_context(type(self).patched(nn.Module, __call__=self._calling()))
+            if self._with_saves:
+                stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
+                stack.enter_context(_refused_hooks(f"{OWN_HOOKS}; {self.saved_elsewhere} for each strategy"))
+            yield
 
     def place(self, number: int) -> tuple[str, str, int]:
         """Return the phase, the module, and the operator whose backward it is, of the operator of this number."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -31,14 +32,9 @@ class OwnRecomputes:
         self.modules: dict[int, nn.Module] = {}  # by identity, in the order of their first run
         self.functions: set[str] = set()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[Any]:
         """Watch the backward that runs in the block."""
-        handle = register_module_forward_pre_hook(self._see)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return register_module_forward_pre_hook(self._see)
 
     def _see(self, module: nn.Module, arguments: object) -> None:
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
@@ -51,15 +47,11 @@ class OwnRecomputes:
         """Return the outermost modules that ran in the backward and that one more forward runs too."""
         modules = {name: module for name, module in workload.module.named_modules() if id(module) in self.modules}
         seen: dict[int, None] = {}
-        handles = [
-            module.register_forward_pre_hook(lambda module, arguments: seen.setdefault(id(module)))
-            for module in modules.values()
-        ]
-        try:
+        with ExitStack() as watching:
+            for module in modules.values():
+                see = module.register_forward_pre_hook(lambda module, arguments: seen.setdefault(id(module)))
+                watching.enter_context(see)
             run_forward(workload, keeps=True)
-        finally:
-            for handle in handles:
-                handle.remove()
         return _outermost([name for name, module in modules.items() if id(module) in seen])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -65,13 +65,10 @@ def frozen_modules(workload: Workload) -> list[str]:
 
         return looked
 
-    handles = [module.register_forward_hook(look(name)) for name, module in _outermost_frozen(workload.module)]
-    try:
-        with kept(workload.module):
-            workload.loss(workload.module, workload.batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with kept(workload.module), ExitStack() as watching:
+        for name, module in _outermost_frozen(workload.module):
+            watching.enter_context(module.register_forward_hook(look(name)))
+        workload.loss(workload.module, workload.batch)
     return list(names)
 
 
@@ -175,13 +172,11 @@ class SavedByBlocks:
 
             return left
 
-        handles = [module.register_forward_pre_hook(enter, with_kwargs=True) for _, module in modules]
-        handles += [module.register_forward_hook(leave(name), with_kwargs=True) for name, module in modules]
-        try:
+        with ExitStack() as watching:
+            for name, module in modules:
+                watching.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                watching.enter_context(module.register_forward_hook(leave(name), with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def remark(self, loss: torch.Tensor) -> str | None:
         """Return what is outside of the workload's blocks and which others hold it; None unless these save more."""

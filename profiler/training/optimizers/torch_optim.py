@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -158,12 +158,10 @@ def put_back(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[torch.Tens
         for name, parameter in parameters.items()
         if hooks_of(parameter) or hasattr(parameter, IN_BACKWARD)
     }
-    handles = [parameter.register_hook(partial(keep, name)) for name, parameter in hooked.items()]
-    try:
+    with ExitStack() as watching:
+        for name, parameter in hooked.items():
+            watching.enter_context(parameter.register_hook(partial(keep, name)))
         yield dropped
-    finally:
-        for handle in handles:
-            handle.remove()
     for name, gradient in arrived.items():
         if hooked[name].grad is None:
             hooked[name].grad = gradient
