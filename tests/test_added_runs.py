@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from profiler.core.case import OPERATORS, PASSES, Choice, Trial
 from profiler.core.record import Record
-from profiler.measuring import passes
+from profiler.measuring import equality_pass, passes
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import equality, memory_growth, operators, own_recomputes, step_results
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import follow_case
-from profiler.training import kept_state, missing_gradients
+from profiler.training import kept_state
 from profiler.training.models.user import as_workload
 from tests import make
 from tests.user_models import adapter, frozen_tower, grows, no_gradient, own_recompute
@@ -49,7 +49,7 @@ ADDED = {  # what is not known: the place of its run, the model whose step needs
     "whether memory grows": (memory_growth, "read", lambda: grows.make(how="outputs"), {}),
     "what keeps the bytes": (Bench, "_keeper", keeping, {}),
     "where bytes are saved needlessly": (passes, "frozen_modules", frozen_tower.make, {}),
-    "why parameters get no gradient": (missing_gradients, "explanation", no_gradient.make, {}),
+    "why parameters get no gradient": (equality_pass, "explanation", no_gradient.make, {}),
     "which modules the backward runs again": (own_recomputes.OwnRecomputes, "names", own_recompute.make, {}),
     "what operators take": (operators, "hidden_bytes", chain, {"asked": ("memory", OPERATORS)}),
     "whether the gradients are": (step_results, "copied", chain, {}),

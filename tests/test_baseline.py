@@ -12,8 +12,8 @@ import torch
 import profiler
 from profiler.analysis.rows import verdict
 from profiler.core.case import Choice, Trial
+from profiler.measuring import failure_causes
 from profiler.predicting.prediction import predict
-from profiler.training import missing_gradients
 from tests import make
 from tests.conftest import measured
 from tests.user_models import no_gradient, own_checkpoint, switched
@@ -44,7 +44,7 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
     assert (none.equality.num_without_gradient, none.outcome, notes(none, "GCP045")) == (0, "ok", [])
     assert record.equality.num_without_gradient == 12
     assert (record.outcome, set(record.equality.missing)) == ("invalid", set(lost))
-    cause = missing_gradients.REENTRANT
+    cause = failure_causes.REENTRANT
     named = f"{', '.join(lost[:3])} and 9 more ({cause})"
     assert notes(record, "GCP045") == [f"12 of 14 trainable parameters get no gradient: {named}"]
     assert ["None of the inputs have requires_grad=True" in text for text in notes(record, "GCP046")] == [True]
@@ -53,7 +53,7 @@ def test_a_reentrant_checkpoint_over_a_frozen_prefix_is_told_by_number_name_and_
 def test_each_parameter_without_a_gradient_is_told_with_its_own_cause():
     truth = gradients(*no_gradient.make())
     lost = {name for name, gradient in truth.items() if gradient is None}
-    causes = {"detached": missing_gradients.DETACHED, "off": missing_gradients.OFF, "unused": missing_gradients.UNUSED}
+    causes = {"detached": failure_causes.DETACHED, "off": failure_causes.OFF, "unused": failure_causes.UNUSED}
     expected = {f"{module}.{kind}": causes[module] for module in causes for kind in ("weight", "bias")}
 
     record = measured(LOSSY, "none", passes=("equality",))

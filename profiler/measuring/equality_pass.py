@@ -14,11 +14,11 @@ from profiler.core.case import Case
 from profiler.core.record import Applied, Equality, reproducible
 from profiler.core.units import few
 from profiler.measuring.bench import Bench
-from profiler.measuring.failure_causes import CAUSE, what_moves
+from profiler.measuring.failure_causes import CAUSE, explanation, what_moves
 from profiler.measuring.meters import equality, step_results, wrong_gradients
 from profiler.measuring.meters.step_results import Gradients, GradientStep, Ran, Results, weights_kept
 from profiler.measuring.ranks import Group
-from profiler.training import kept_state, missing_gradients
+from profiler.training import kept_state
 from profiler.training.assemble import Assembled
 from profiler.training.checkpointing.batchnorm_repair import is_repairable
 from profiler.training.compiled_code import forget, num_compiled
@@ -217,7 +217,7 @@ class _Comparison:
         if self._lost and is_told:
 
             def explain() -> str:
-                return missing_gradients.explanation(self._bench.build_unwatched(self._case).workload, self._lost)
+                return explanation(self._bench.build_unwatched(self._case).workload, self._lost)
 
             if text := self._bench.extra("why parameters get no gradient", explain):
                 self._bench.note("GCP045", text)
@@ -284,7 +284,7 @@ class _Comparison:
             self.tells = self.tells or step_results.tells(gradients)
             self.trains = self.trains or any(parameter.requires_grad for parameter in parameters)
         if built.case == self._case:
-            self._lost = missing_gradients.without_gradient(built.workload.module)
+            self._lost = step_results.without_gradient(built.workload.module)
 
         def again() -> torch.Tensor:
             optimizer, _ = built.trainer()

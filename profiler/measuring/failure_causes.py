@@ -1,12 +1,13 @@
-"""Why a step fails or its recompute differs: state that a forward changes and its recompute reads."""
+"""Why a step fails, its recompute differs, or parameters get no gradient: how a forward changes and uses them."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch.utils.checkpoint
@@ -14,15 +15,16 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointError
+from torch.utils.checkpoint import CheckpointError, CheckpointFunction
 
 from profiler.core.units import few
 from profiler.core.user_code import frames, is_ours, is_theirs
 from profiler.measuring.bench import Bench
-from profiler.training import kept_state, missing_gradients, random_sources
+from profiler.training import kept_state, random_sources
 from profiler.training.checkpointing.called_blocks import CalledBlock
+from profiler.training.checkpointing.observed_forward import TensorUses
 from profiler.training.checkpointing.routed_block import own_class
-from profiler.training.workload import Workload, loss_of
+from profiler.training.workload import Workload, loss_of, tensors
 
 CAST = "aten._to_copy.default encountered during backward"  # torch.utils.checkpoint's message, if selective
 CACHED_CAST = (
@@ -44,6 +46,13 @@ NOTHING_TRAINS = "no parameter trains, and nothing else that the loss depends on
 CAUSE = "likely cause: "  # prefix of a cause, in a note that is added to an error and in a reason
 SWITCH = "requires_grad of "
 MOST_NAMED = 3
+REENTRANT = (
+    "in a reentrant checkpoint of which no input needs a gradient; use_reentrant=False gives them theirs, and so does "
+    "requires_grad_() on an input"
+)
+OFF = "used only where gradients are off, as under torch.no_grad"
+DETACHED = "used, but the loss does not depend on it: detached, or its result is not used"
+UNUSED = "not used in the forward"
 DEEPEST = 4  # levels of objects within objects that are read
 BUFFER = "the buffer "
 TURNED = (
@@ -150,11 +159,11 @@ def _cause(bench: Bench, error: Exception) -> str | None:
 
 def _lost_gradients(workload: Workload) -> str:
     """Return why the loss requires no gradient: how trainable parameters are used, or that the forward freezes them."""
-    names = missing_gradients.trainable(workload.module)
+    names = trainable(workload.module)
     if not names:
         return NOTHING_TRAINS
-    text = missing_gradients.explanation(workload, names)
-    left = missing_gradients.trainable(workload.module)
+    text = explanation(workload, names)
+    left = trainable(workload.module)
     off = [name for name in names if name not in left]
     return f"the forward switches {SWITCH}{few(off, MOST_NAMED)} off" if off else text
 
@@ -290,3 +299,46 @@ def _files(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
         for home in homes
         if is_theirs(getattr(home, "__file__", None) or "<")
     ]
+
+
+def trainable(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that need a gradient."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def explanation(workload: Workload, names: Sequence[str]) -> str:
+    """Return a sentence: how many parameters get no gradient, which, and why; one forward is run to find the causes."""
+    reasons = causes(workload, names)
+    groups = [
+        f"{few([name for name in names if reasons[name] == cause], MOST_NAMED)} ({cause})"
+        for cause in dict.fromkeys(reasons.values())
+    ]
+    count = f"{len(names)} of {len(trainable(workload.module))} trainable parameters get no gradient"
+    return f"{count}: {'; '.join(groups)}"
+
+
+def causes(workload: Workload, names: Sequence[str]) -> dict[str, str]:
+    """Return why each of these parameters gets no gradient, by how one forward uses it."""
+    parameters = dict(workload.module.named_parameters())
+    uses: dict[int, set[str]] = {id(parameters[name]): set() for name in names}
+
+    def use(tensor: torch.Tensor) -> None:
+        if id(tensor) in uses:
+            uses[id(tensor)].add(_way(sys._getframe(1)))
+
+    with kept_state.kept(workload.module), TensorUses(use):
+        workload.loss(workload.module, workload.batch)
+    order = (DETACHED, REENTRANT, OFF)  # a use with gradients on means that the gradient was lost later
+    return {name: next((cause for cause in order if cause in uses[id(parameters[name])]), UNUSED) for name in names}
+
+
+def _way(frame: FrameType | None) -> str:
+    """Return why a parameter that is used in this frame would get no gradient."""
+    if torch.is_grad_enabled():
+        return DETACHED
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            inputs = tensors(frame.f_locals["args"])
+            return DETACHED if any(tensor.requires_grad for tensor in inputs) else REENTRANT
+        frame = frame.f_back
+    return OFF

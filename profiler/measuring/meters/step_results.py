@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from profiler.training import kept_state, missing_gradients, random_sources
+from profiler.training import kept_state, random_sources
 from profiler.training.workload import Mark, Workload, batch_counts, compared, local, trained
 
 CHUNK = 2**24  # values that are reduced at a time: a GPU that the step leaves full has room for 0.5 GiB of float64
@@ -137,6 +137,12 @@ def gradients_of(workload: Workload) -> Gradients:
     }
 
 
+def without_gradient(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters that need a gradient and have none, as they are after a backward."""
+    named = module.named_parameters()
+    return tuple(name for name, parameter in named if parameter.requires_grad and parameter.grad is None)
+
+
 @contextmanager
 def weights_kept(workload: Workload) -> Iterator[None]:
     """Restore the weights that steps in the block change, from copies on the host."""
@@ -208,7 +214,7 @@ class StepDigests:
         moved = kept_state.moved(self._before, kept_state.image(module))
         self._first |= state_digests(gradients, buffers_of(module), moved)
         self.tells = tells(gradients.values())
-        self.lost = missing_gradients.without_gradient(module)
+        self.lost = without_gradient(module)
 
 
 def difference(
