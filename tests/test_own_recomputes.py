@@ -8,7 +8,7 @@ from torch import nn
 
 from profiler.core.case import Choice, Trial
 from profiler.engines.worker import attempt
-from profiler.measuring.meters.own_recomputes import remark
+from profiler.measuring.meters.saved_graph import recompute_remark as remark
 from profiler.measuring.trial import measure
 from profiler.predicting.prediction import predict
 from tests import make

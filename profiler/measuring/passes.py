@@ -15,8 +15,14 @@ from profiler.core.units import bytes_text, count_text, few
 from profiler.measuring.bench import Bench
 from profiler.measuring.meters import operators
 from profiler.measuring.meters import time as timing
-from profiler.measuring.meters.own_recomputes import OwnRecomputes, remark
-from profiler.measuring.meters.saved_graph import SavedByBlocks, frozen_modules, kept_on_ctx, needless_bytes
+from profiler.measuring.meters.saved_graph import (
+    OwnRecomputes,
+    SavedByBlocks,
+    frozen_modules,
+    kept_on_ctx,
+    needless_bytes,
+    recompute_remark,
+)
 from profiler.training.assemble import Assembled
 from profiler.training.compiled_code import compiled_modules
 from profiler.training.rehearsed_build import WHOLE, ZEROS, ValueReads, unknown_masks
@@ -125,7 +131,7 @@ def counted_step(
     if bench.trial.case == bench.trial.case.baseline and any(bench.group.gather(bool(recomputes.modules))):
         look_again = partial(recomputes.names, built.workload)
         if names := bench.extra("which modules the backward runs again", look_again):
-            bench.note("GCP064", remark(names))
+            bench.note("GCP064", recompute_remark(names))
     _tell_kept(bench, kept, recomputes.functions)
     return readings
 

@@ -19,7 +19,7 @@ from profiler.core.gpu_specs import Rates
 from profiler.core.record import PHASES, Environment, Note, PhaseBytes, Readings, Record, Timeline
 from profiler.core.trace_data import STATIC, Allocation, BlockChoices, Followed, Trace, by_category, live, resting
 from profiler.measuring.devices import versions
-from profiler.measuring.meters import own_recomputes
+from profiler.measuring.meters import saved_graph
 from profiler.measuring.meters.memory import timeline
 from profiler.predicting.staging.chains import block_choices, followed_of, with_choices_if_known
 from profiler.predicting.traced_case import Assumed, kind_of, known_rates, trace_case
@@ -210,8 +210,8 @@ def _of_model(built: Assembled, case: Case, trace: Trace) -> tuple[Note, ...]:
     notes = tuple(note for note in built.applied.notes if not (on_cuda and note.code == "GCP008"))
     remarks = own_checkpoints.remark(built.case, built.own_calls), built.applied.remark()
     notes = (*notes, *filter(None, remarks))
-    if case == case.baseline and (again := own_recomputes.of_trace(trace.operators)):
-        notes = (*notes, Note(code="GCP064", text=own_recomputes.remark(again)))
+    if case == case.baseline and (again := saved_graph.recomputed_modules(trace.operators)):
+        notes = (*notes, Note(code="GCP064", text=saved_graph.recompute_remark(again)))
     if not on_cuda or not any(isinstance(module, nn.RNNBase) for module in built.workload.module.modules()):
         return notes
     text = "recurrent layers are traced as a CPU runs them: how much cuDNN keeps for them is not known, nor their time"
