@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.mutants import ROOMS
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_bytes()) for path in sorted(ROOT.glob(".github/workflows/*.yml"))}
 JUST = (ROOT / "justfile").read_text(encoding="utf-8")
@@ -44,3 +46,9 @@ def test_actions_are_pinned_and_may_do_no_more_than_they_must(name):
     granted = {job: one["permissions"] for job, one in WORKFLOWS[name]["jobs"].items() if "permissions" in one}
     assert granted == ({"build": {"contents": "read"}, "publish": {"id-token": "write"}} if name == "release" else {})
     assert all("timeout-minutes" in job for job in WORKFLOWS[name]["jobs"].values())
+
+
+def test_files_of_mutants_and_the_tests_that_are_to_notice_them_are_there():
+    named = {name for room in ROOMS.values() for name in (*room.files, *room.tests)}
+
+    assert [name for name in sorted(named) if not list(ROOT.glob(name))] == []

@@ -232,8 +232,8 @@ def test_fault_29_switches_that_a_model_changes_are_told_and_the_next_trial_has_
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("megabytes", [4, 1024])
-def test_fault_20_a_trial_may_print_a_gigabyte_and_its_log_says_what_is_left_out(engine, megabytes):
+@pytest.mark.parametrize("megabytes", [4, 64])
+def test_fault_20_a_trial_may_print_much_and_its_log_says_what_is_left_out(engine, megabytes):
     (record,) = engine.run([trial(f"spam,megabytes={megabytes}")])
 
     log = log_of(engine, record)
