@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
+import torch
 from msgspec import UNSET
+from torch.utils import _pytree as pytree
 
-from profiler.core.case import Case, Choice, decode, encode, split_choices
+from profiler.core.case import Case, Choice, Trial, decode, encode, split_choices
 from profiler.core.choices import LEVERS
-from profiler.core.errors import UserError
+from profiler.core.errors import Unsupported, UserError
+from profiler.measuring.trial import measure
 from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.training import levers
+from profiler.training.assemble import assemble
+from profiler.training.levers import chunked_loss
+from profiler.training.workload import Workload, compared
+from tests.small_heads import BATCH, STEPS, TIME, VOCABULARY, WIDTH, reading, step
 
 
 def _case(**fields):
@@ -66,3 +75,113 @@ def test_what_cannot_be_meant_is_refused(strategies, optimizer, noun):
         spec.check(words, lambda word: "cpu")
 
     assert refusal.value.exit_code == 2
+
+
+# gradients
+
+
+def _built(build, label, **fields):
+    case = msgspec.structs.replace(_case(), **{"strategy": Choice("none"), **fields}).under(
+        levers.resolved(Choice(label))
+    )
+    torch.manual_seed(0)
+    return assemble(case, build=build)
+
+
+def _gradients(built) -> dict[str, torch.Tensor]:
+    built.gradients()
+    return {name: leaf.grad.double() for name, leaf in compared(built.workload).items() if leaf.grad is not None}
+
+
+def _in_double(build):
+    def doubled():
+        made = build()
+        batch = pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, made.batch)
+        return msgspec.structs.replace(made, module=made.module.double(), batch=batch)
+
+    return doubled
+
+
+def _apart(gradients, exact) -> float:
+    """How far gradients are from the exact ones, of the norm of all."""
+    assert gradients.keys() == exact.keys()
+    squares = sum(float((gradients[name] - exact[name]).square().sum()) for name in exact)
+    return (squares / sum(float(gradient.square().sum()) for gradient in exact.values())) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "label", ["chunk-loss:rows=5,by=parts", "chunk-loss:rows=16", "all+chunk-loss:rows=16,by=parts"]
+)
+@pytest.mark.parametrize("name", STEPS)
+def test_gradients_are_within_rounding_of_float64(name, label):
+    build = STEPS[name]
+    exact = _gradients(_built(_in_double(build), "none"))
+    plain = _apart(_gradients(_built(build, "none")), exact)
+
+    off = _apart(_gradients(_built(build, label)), exact)
+
+    assert 0 < off < 4 * plain < 1e-5
+
+
+def test_logits_that_are_read_too_are_named_with_the_reader():
+    with pytest.raises(Unsupported, match=r"argmax at small_heads\.py:\d+"):
+        _built(partial(step, reading), "chunk-loss")
+
+
+def test_a_step_without_a_head_is_refused():
+    module = torch.nn.Linear(4, 2)
+    build = partial(Workload, module=module, batch=torch.randn(3, 4), loss=lambda module, batch: module(batch).sum())
+
+    with pytest.raises(Unsupported, match="head"):
+        _built(build, "chunk-loss")
+
+
+def _measured(build, label, **fields):
+    """The record of a case under a label, by the equality pass that `gcprof run` takes."""
+    case = msgspec.structs.replace(_case(), **fields)
+    baseline = measure(Trial(case=case, passes=("equality",)), build=build)
+    trial = Trial(case=case.under(levers.resolved(Choice(label))), passes=("equality",))
+    return measure(msgspec.structs.replace(trial, digests=baseline.equality.digests), build=build)
+
+
+@pytest.mark.parametrize("label", ["chunk-loss:rows=16,by=parts", "chunk-loss", "all+chunk-loss+fused"])
+def test_the_equality_pass_takes_rounding_for_no_fault(label):
+    record = _measured(partial(step, tied=False, bias=True), label)
+
+    assert (record.outcome, record.detail) == ("ok", None)
+    assert not record.equality.gradients_equal
+
+
+def test_a_chunk_that_is_dropped_is_found(monkeypatch):
+    part = chunked_loss._part
+    dropping = lambda logits, how, hidden, target: part(logits, how, hidden, target) * (hidden.shape[0] == 48)  # noqa: E731
+    monkeypatch.setattr(chunked_loss, "_part", dropping)
+
+    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=48,by=parts")
+
+    assert record.outcome == "invalid"
+    assert "differ" in record.detail
+
+
+def test_a_bias_that_is_lost_is_found(monkeypatch):
+    init = chunked_loss.Logits.__new__
+    monkeypatch.setattr(
+        chunked_loss.Logits,
+        "__new__",
+        lambda kind, hidden, weight, bias, **how: init(kind, hidden, weight, None, **how),
+    )
+
+    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts")
+
+    assert record.outcome == "invalid"
+    assert "head.bias" in record.detail
+
+
+def test_flops_of_torchs_own_loss_are_three_products():
+    def flops(label):
+        trial = Trial(case=_case().under(levers.resolved(Choice(label))), passes=("flops",))
+        readings = measure(trial, build=step).readings
+        return readings.forward_flops + readings.backward_flops
+
+    assert flops("chunk-loss:by=torch") == flops("none")
+    assert flops("chunk-loss:by=parts") == flops("none") + 2 * BATCH * TIME * WIDTH * VOCABULARY  # the logits again

@@ -10,6 +10,7 @@ from itertools import product
 from profiler.core.errors import UserError
 
 LEVERS = {  # in the order of labels, and of how they are applied: whether a step without it can follow on its model
+    "chunk-loss": True,
     "fused": False,
 }
 JOINT = re.compile(rf"\+(?=(?:{'|'.join(LEVERS)})(?:[:+]|$))")  # not in `selective:save=attention+matmul`

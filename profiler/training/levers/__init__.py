@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # has torch
     from profiler.training.workload import Workload
 
 TABLE = {
+    "chunk-loss": "profiler.training.levers.chunked_loss:apply",
     "fused": "profiler.training.levers.optimizer:fused",
 }
 OF_OPTIMIZER = {"fused": ("fused", "foreach")}  # by lever: the options that it sets

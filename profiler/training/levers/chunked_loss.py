@@ -1,0 +1,267 @@
+"""Lever `chunk-loss`: the model's head is put off, and cross entropy computes its logits in parts, each once more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from profiler.core.case import Case
+from profiler.core.errors import Unsupported
+from profiler.core.record import Applied
+from profiler.core.user_code import users_line
+from profiler.training.checkpointing.own_checkpoints import checkpoint
+from profiler.training.kept_state import kept
+from profiler.training.workload import Workload
+
+POINTWISE = {  # what a part may do with its own logits: casts, and the scale and tanh of a softcap
+    torch.Tensor.float, torch.Tensor.to, torch.Tensor.type, torch.Tensor.bfloat16, torch.Tensor.half,
+    torch.Tensor.double, torch.Tensor.div, torch.Tensor.mul, torch.Tensor.__truediv__, torch.Tensor.__mul__,
+    torch.Tensor.__rmul__, torch.Tensor.tanh, torch.tanh, torch.div, torch.mul,
+}  # fmt: skip
+CASTS = (torch.Tensor.float, torch.Tensor.to, torch.Tensor.type)
+ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
+BY_TORCH = hasattr(F, "linear_cross_entropy")
+
+
+def apply(
+    workload: Workload, case: Case, *, rows: int = 1024, by: Literal["auto", "parts", "torch"] = "auto"
+) -> tuple[Workload, Applied]:
+    """Computes the head and cross entropy in parts of so many rows, so that the logits are never there at once.
+
+    The head is found in one forward: a Linear, or an F.linear with a parameter, whose output meets cross entropy.
+    `torch` uses F.linear_cross_entropy, which keeps the head's gradient from the forward on, and `parts` checkpoints;
+    `auto` takes torch's where it is as exact, in plain fp32. Raises Unsupported where no head is found, and where the
+    logits are read besides, with the reader's line.
+    """
+    if case.parallel:
+        raise Unsupported("chunk-loss finds the head of a model that is whole, not one that ranks share")
+    if by == "torch" and not BY_TORCH:
+        raise Unsupported("this torch has no F.linear_cross_entropy: chunk-loss:by=parts needs none")
+    heads = _Heads(rows, by)
+    found = heads.found(workload)
+    heads.weights = {id(weight): name for name, weight in workload.module.named_parameters() if name in found}
+    text = f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
+    return msgspec.structs.replace(workload, loss=heads.around(workload.loss)), Applied(
+        split=text, changes_kernels=True, switch=heads.switch
+    )
+
+
+class _Heads(TorchFunctionMode):
+    """Puts off every F.linear with one of these weights."""
+
+    def __init__(self, rows: int, by: str) -> None:
+        super().__init__()
+        self.rows, self.by, self.is_on = rows, by, True
+        self.weights: dict[int, str] = {}
+        self.chunked: set[str] = set()  # weights whose logits met cross entropy
+        self.readers: dict[str, str] = {}  # by weight: what else read the logits, and where
+
+    def switch(self, on: bool) -> None:
+        self.is_on = on
+
+    def around(self, loss: Callable[[nn.Module, Any], torch.Tensor]) -> Callable[[nn.Module, Any], torch.Tensor]:
+        def chunked(module: nn.Module, batch: Any) -> torch.Tensor:
+            if not self.is_on:
+                return loss(module, batch)
+            with self:
+                made = loss(module, batch)
+            return _whole(made, "the loss itself")  # type: ignore[no-any-return]
+
+        return chunked
+
+    def found(self, workload: Workload) -> list[str]:
+        """Run one forward with every F.linear put off; return the weights whose output meets cross entropy alone."""
+        named = {name: weight for name, weight in workload.module.named_parameters() if weight.ndim == 2}
+        self.weights = {id(weight): name for name, weight in named.items()}
+        with torch.no_grad(), kept(workload.module):
+            self.around(workload.loss)(workload.module, workload.batch)
+        whole = {name: self.readers[name] for name in self.chunked if name in self.readers}
+        if whole and len(whole) == len(self.chunked):
+            raise Unsupported("; ".join(f"the logits of {name} are also read: {why}" for name, why in whole.items()))
+        if not self.chunked:
+            raise Unsupported("no head was found: no Linear whose output only meets cross entropy")
+        return sorted(self.chunked - whole.keys())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and id(args[1]) in self.weights:
+            hidden, weight, *rest = args
+            bias = rest[0] if rest else kwargs.get("bias")
+            return Logits(_whole(hidden, "a next layer"), weight, bias, heads=self, name=self.weights[id(weight)])
+        return func(*args, **kwargs)
+
+
+class Logits(torch.Tensor):
+    """The output of a head that is not computed yet: the hidden states and the head's weight and bias.
+
+    Slices and views of leading dimensions and pointwise operators are written down; cross entropy computes it in
+    parts; whatever else is asked of it computes it whole, as if nothing had been put off.
+    """
+
+    hidden: torch.Tensor
+    pointwise: tuple[tuple[Any, Any, Any], ...]
+    classes_first: bool
+    computed: torch.Tensor | None
+    head: dict[str, Any]
+
+    @staticmethod
+    def __new__(
+        cls, hidden: Any, weight: Any, bias: Any, *, heads: Any, name: Any, dtype: Any = None, pointwise: Any = (),
+        classes_first: bool = False,
+    ) -> Logits:  # fmt: skip
+        kind = hidden.device.type
+        dtype = dtype or (torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype)
+        shape = (*hidden.shape[:-1], weight.shape[0])
+        shape = (shape[0], shape[2], shape[1]) if classes_first else shape
+        made: Logits = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=hidden.device)
+        made.hidden, made.pointwise, made.classes_first, made.computed = hidden, pointwise, classes_first, None
+        made.head = {"weight": weight, "bias": bias, "heads": heads, "name": name}
+        return made
+
+    def like(self, hidden: torch.Tensor | None = None, **changed: Any) -> Logits:
+        """Return other logits of the same head."""
+        own = {"pointwise": self.pointwise, "dtype": self.dtype, "classes_first": self.classes_first}
+        return Logits(self.hidden if hidden is None else hidden, **{**self.head, **own, **changed})
+
+    def of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the computed logits of these hidden states."""
+        values = F.linear(hidden, self.head["weight"], self.head["bias"])
+        for func, args, kwargs in self.pointwise:
+            values = func(values, *args, **kwargs)
+        return values
+
+    def whole(self, reader: str) -> torch.Tensor:
+        """Return the computed logits; what reads them is kept."""
+        if self.computed is None:
+            heads, name = self.head["heads"], self.head["name"]
+            heads.readers.setdefault(name, f"by {reader} at {users_line(sys._getframe()) or 'a place unknown'}")
+            with torch._C.DisableTorchFunction():
+                logits = self.of(self.hidden)
+                self.computed = logits.transpose(1, 2) if self.classes_first else logits
+        return self.computed
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
+        if name in ASKED:
+            with torch._C.DisableTorchFunctionSubclass():
+                if getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad":
+                    return torch.is_grad_enabled()
+                return func(*args, **kwargs)
+        own = args[0] if args and isinstance(args[0], Logits) else None
+        put_off = None if own is None else _put_off(own, func, name, args[1:], kwargs)
+        return func(*_whole(args, name), **_whole(kwargs, name)) if put_off is None else put_off
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return func(*_whole(args, str(func)), **_whole(kwargs or {}, str(func)))
+
+
+def _whole(tree: Any, reader: str) -> Any:
+    return pytree.tree_map_only(Logits, lambda logits: logits.whole(reader), tree)
+
+
+def _put_off(own: Logits, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
+    """Return what a function makes of logits that stay put off, or their cross entropy; None if it reads them."""
+    if func is F.cross_entropy:
+        return _cross_entropy(own, *rest, **kwargs)
+    if func in POINTWISE and not any(isinstance(one, torch.Tensor) and one.ndim for one in (*rest, *kwargs.values())):
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = func(torch.empty((), dtype=own.dtype, device="meta"), *rest, **kwargs).dtype
+        return own.like(pointwise=(*own.pointwise, (func, rest, kwargs)), dtype=dtype)
+    is_transpose = name == "transpose" and own.ndim == 3 and not kwargs
+    if is_transpose and {place % 3 for place in rest} == {1, 2}:
+        return own.like(classes_first=not own.classes_first)
+    hidden = None if own.classes_first else _of_leading(own, name, rest, kwargs)
+    return None if hidden is None else own.like(hidden)
+
+
+def _of_leading(own: Logits, name: str, rest: Any, kwargs: Any) -> torch.Tensor | None:
+    """Return the hidden states after a view or slice that leaves the last dimension alone; None if it does not."""
+    hidden, classes, features = own.hidden, own.shape[-1], own.hidden.shape[-1]
+    if name == "contiguous":
+        return hidden
+    if name in ("view", "reshape") and not kwargs:
+        shape = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+        is_shape = bool(shape) and all(isinstance(size, int) for size in shape)
+        if is_shape and (shape[-1] == classes or (shape[-1] == -1 and _is_last(own, shape))):
+            return hidden.reshape(*shape[:-1], features)
+    if name == "flatten" and (rest, kwargs) in (((0, 1), {}), ((0, -2), {}), ((), {"start_dim": 0, "end_dim": -2})):
+        return hidden.flatten(0, -2) if own.ndim == 3 else None
+    if name == "__getitem__":
+        index = rest[0] if isinstance(rest[0], tuple) else (rest[0],)
+        is_full = index[-1] == slice(None)
+        if all(one is Ellipsis or isinstance(one, slice) for one in index) and (
+            is_full or (Ellipsis not in index and len(index) < own.ndim)
+        ):
+            return hidden[index]
+    return None
+
+
+def _is_last(own: Logits, shape: Any) -> bool:
+    """Whether a last dimension of -1 is that of the classes."""
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return rows * own.shape[-1] == own.numel()
+
+
+def _cross_entropy(  # noqa: PLR0917  as in torch
+    own: Logits, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> torch.Tensor | None:  # fmt: skip
+    """Return the cross entropy, computed in parts; None for kinds of it that need the whole logits."""
+    is_plain = weight is None and size_average is None and reduce is None and not target.is_floating_point()
+    if not is_plain or reduction == "none" or own.ndim != target.ndim + 1 or (own.ndim > 2 and not own.classes_first):
+        return None
+    heads, name = own.head["heads"], own.head["name"]
+    heads.chunked.add(name)
+    hidden, target = own.hidden.flatten(0, -2), target.flatten()
+    how = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    is_exact = hidden.dtype == torch.float32 and not torch.is_autocast_enabled(hidden.device.type)
+    is_torchs = BY_TORCH and is_exact and not own.pointwise and not label_smoothing
+    with torch._C.DisableTorchFunction():
+        if heads.by == "torch" or (heads.by == "auto" and is_torchs):
+            return _by_torch(own, hidden, target, reduction=reduction, **how)
+        plain = own.like(hidden, classes_first=False)
+        run = partial(_part, plain, how)
+        parts = [
+            checkpoint(run, *pair, use_reentrant=False, preserve_rng_state=False)
+            for pair in zip(hidden.split(heads.rows), target.split(heads.rows), strict=True)
+        ]
+        total = torch.stack(parts).sum()
+        return total / (target != ignore_index).sum() if reduction == "mean" else total
+
+
+def _part(logits: Logits, how: dict[str, Any], hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.of(hidden), target, reduction="sum", **how)
+
+
+def _by_torch(own: Logits, hidden: torch.Tensor, target: torch.Tensor, **how: Any) -> torch.Tensor:
+    """Return torch's own, which does not follow autocast; raises Unsupported for what it does not take."""
+    if how["label_smoothing"] or any(func not in CASTS for func, _, _ in own.pointwise):
+        raise Unsupported("F.linear_cross_entropy has no softcap and no label smoothing: chunk-loss:by=parts")
+    weight, bias, kind = own.head["weight"], own.head["bias"], hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=own.head["heads"].rows)
+    bias = None if bias is None else bias.to(dtype)
+    loss = F.linear_cross_entropy(hidden.to(dtype), weight.to(dtype), target, linear_bias=bias, options=options, **how)
+    operator = torch.ops.torch_nn._linear_cross_entropy_batch_chunked  # is registered by the call
+    if operator not in flop_registry:
+        register_flop_formula(operator)(_flops)
+    return loss.to(own.dtype)
+
+
+def _flops(hidden: Any, weight: Any, *rest: Any, **more: Any) -> int:
+    """Return the FLOPs of the logits and of both gradients, all in the forward, for which PyTorch has no formula."""
+    return 3 * 2 * int(hidden[0] * hidden[1] * weight[0])
