@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from profiler.analysis.explanation import Explanation, Remedy
-from profiler.analysis.live_bytes import Peak, Share
-from profiler.analysis.peak_floor import Floor
-from profiler.analysis.small_savings import Reason
+from profiler.analysis.explanation import Explanation, Reason, Remedy
+from profiler.analysis.live_bytes import Floor, Peak, Share
 from profiler.core.trace_data import BUCKETS, CATEGORIES, GATHERED, BlockChoice, BlockChoices
 from profiler.views.tables.explanation import REMEDIES
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from profiler.analysis import axes
-from profiler.analysis.axes import Space
-from profiler.analysis.growth_fit import exponent, nearest_growth
+from profiler.analysis.axes import Space, exponent, nearest_growth
 from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice

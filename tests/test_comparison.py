@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from profiler.analysis import gates
-from profiler.analysis.comparison import Comparison, Match
+from profiler.analysis.comparison import Comparison, Judgement, Match, judge, parse_rules
 from profiler.analysis.pairing import ALIGN, read_sides
 from profiler.cli import answer
 from profiler.core.case import Choice
@@ -235,8 +234,8 @@ def test_a_cpu_needs_no_room_for_cuda():
     assert against([record(environment=small)], [record()]).advice[0].strategy == "none"  # its peak is 100 MiB
 
 
-def judged(text: str, first: list[Record], second: list[Record]) -> gates.Judgement:
-    return gates.judge(read_sides([("one", first), ("two", second)], align=ALIGN), gates.parse(text), align=ALIGN)
+def judged(text: str, first: list[Record], second: list[Record]) -> Judgement:
+    return judge(read_sides([("one", first), ("two", second)], align=ALIGN), parse_rules(text), align=ALIGN)
 
 
 def test_a_gate_trips_over_its_limit_and_not_below():
@@ -255,7 +254,7 @@ def test_a_slower_step_trips_only_where_it_is_sure():
     slower = judged("time:>5%", [record(seconds=noisy)], [record(seconds=tuple(second * 1.1 for second in noisy))])
 
     assert len(sure.tripped) == 1
-    assert unsure == gates.Judgement(tripped=(), unsure=())
+    assert unsure == Judgement(tripped=(), unsure=())
     assert (len(slower.tripped), len(slower.unsure)) == (0, 1)
 
 
@@ -292,7 +291,7 @@ WRONG = ("", "peak", "peak>2%", "speed:>2%", "peak:>2", "peak:>-2%", "peak:>1%,p
 @pytest.mark.parametrize("text", WRONG)
 def test_a_rule_that_cannot_be_read_is_the_users_error(text: str):
     with pytest.raises(UserError, match="--fail-on") as refused:
-        gates.parse(text)
+        parse_rules(text)
 
     assert refused.value.exit_code == 2
 

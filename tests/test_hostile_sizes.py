@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.analysis import progress, timing_doubts
-from profiler.analysis.prediction_error import foretells
-from profiler.analysis.rows import rows
+from profiler.analysis.rows import foretells, rows
 from profiler.core.case import Trial
 from profiler.core.errors import UserError
 from profiler.core.record import Conditions, Record

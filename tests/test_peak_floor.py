@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from profiler.analysis.explanation import CHUNKS, remedies
-from profiler.analysis.live_bytes import peak, recomputes, stage_of
-from profiler.analysis.peak_floor import floor
+from profiler.analysis.live_bytes import floor, peak, recomputes, stage_of
 from profiler.core.case import Choice
 from profiler.core.trace_data import Trace, live
 from profiler.predicting.traced_case import trace_case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler.analysis.small_savings import reason
+from profiler.analysis.explanation import reason
 from profiler.core.trace_data import WORKSPACES
 from tests.traced import BLOCKS, by_hand
 

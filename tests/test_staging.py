@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from profiler.analysis.peak_floor import floor
+from profiler.analysis.live_bytes import floor
 from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.trace_data import live

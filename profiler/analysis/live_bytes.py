@@ -1,14 +1,29 @@
-"""Live bytes of a step: from a trace, at its peak by category and module, and over time; from readings, at the peak."""
+"""Live bytes of a step: from a trace, over time, at its peak and at its lower bound; from readings, at the peak."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import accumulate, groupby, pairwise
 
 import msgspec
 
 from profiler.core.record import Readings
 from profiler.core.stats import highest
-from profiler.core.trace_data import BUCKETS, GATHERED, Allocation, Trace, by_category, held_at, live
+from profiler.core.trace_data import (
+    BUCKETS,
+    GATHERED,
+    STATIC,
+    WORKSPACES,
+    Allocation,
+    Trace,
+    as_asked,
+    by_category,
+    held_at,
+    live,
+    summed,
+)
 
 OUTSIDE = ""  # outside of all blocks: embeddings, head, loss, optimizer
 BEFORE = "before"  # the phase before the step
@@ -17,6 +32,7 @@ NUM_HOLDERS = 10  # how many of the largest are named
 
 LASTING = ("parameters", "buffers", "optimizer", "inputs", BUCKETS, GATHERED)  # all of it is live when the step begins
 CATEGORIES = (*LASTING, "gradients", "static", "saved", "rest")  # categories of the peak in readings
+THROUGHOUT = (*STATIC, WORKSPACES, BUCKETS)
 
 
 def stage_of(blocks: tuple[str, ...]) -> Callable[[str], str]:
@@ -202,3 +218,129 @@ def categories(readings: Readings) -> tuple[Share, ...]:
         known, rest = {}, parts.static
     sizes = {**known, "static": rest, "saved": parts.saved, "rest": parts.transient}
     return tuple(Share(name=name, nbytes=sizes[name]) for name in CATEGORIES if sizes.get(name))
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """The lower bound of the peak, and the operator at which it is reached."""
+
+    nbytes: int
+    static_bytes: int  # of these: parameters, buffers, gradients so far, optimizer state, inputs, workspaces
+    stage: str  # the block that runs; empty outside of all blocks
+    phase: str
+    operator: str
+    module: str
+
+    @property
+    def work_bytes(self) -> int:
+        return self.nbytes - self.static_bytes
+
+
+def floor(trace: Trace, *, blocks: tuple[str, ...]) -> Floor:
+    """Return a lower bound of the peak under any checkpointing of these blocks, and the operator that sets it.
+
+    It is the static bytes and the needs of the one stage that runs, at the operator where these are most. A stage is a
+    run of operators of one block, or of none. What it needs in its backward is live however the block is checkpointed,
+    since the backward itself is the same:
+    - what is static, outside of all blocks, temporary, or the gradient of an activation: for its whole lifetime;
+    - what a block saved or recomputed: in the stage that is the last to need it. If that is the block's own backward,
+      from the first operator that releases any of this call's, since the recompute may not have begun before.
+    Not counted are the inputs of other blocks, which `all` keeps, and the unsplit rest of the allocator's blocks, which
+    differs from step to step. Bytes.
+    """
+    trace = as_asked(trace)
+    stage = stage_of(blocks)
+    at_work = _at_work(trace, stage)
+    bounds = _bounds(trace, stage, at_work)
+    counted = (number for number, operator in enumerate(trace.operators, start=1) if operator.phase != "recompute")
+    at = max(counted, key=bounds.__getitem__)
+    operator = trace.operators[at - 1]
+    return Floor(
+        nbytes=bounds[at],
+        static_bytes=sum(storage.nbytes for storage in held_at(trace, at) if storage.category in THROUGHOUT),
+        stage=at_work[at - 1],
+        phase=operator.phase,
+        operator=operator.name,
+        module=operator.module,
+    )
+
+
+def _bounds(trace: Trace, stage: Callable[[str], str], at_work: list[str]) -> list[int]:
+    """Return the bytes that are needed while each operator runs."""
+    starts: list[int] = []  # the first operator of each stage; recomputes belong to the stage before them
+    stages: list[tuple[str, str]] = []
+    for number, operator in enumerate(trace.operators, start=1):
+        at = operator.phase, at_work[number - 1]
+        if operator.phase != "recompute" and (not stages or at != stages[-1]):
+            starts.append(number)
+            stages.append(at)
+    calls = _calls(trace, at_work)
+    released: dict[tuple[int, int], int] = {}  # by stage and call: when the first of its own is freed
+    lives: list[
+        tuple[Allocation, int | None, bool]
+    ] = []  # the stage that is the last to need each, and if it is its own
+    for storage in trace.allocations:
+        block = stage(storage.module) if storage.category in ("saved", "recomputed") else OUTSIDE
+        place = max(0, bisect_right(starts, storage.died) - 1) if block != OUTSIDE else None
+        is_own = place is not None and stages[place] == ("backward", block)
+        lives.append((storage, place, is_own))
+        if place is not None and is_own and trace.operators[storage.died - 1].phase != "recompute":
+            key = place, calls[storage.born]
+            released[key] = min(storage.died, released.get(key, storage.died))
+
+    def since(storage: Allocation, place: int | None, is_own: bool) -> int:
+        if place is None:
+            return storage.born
+        first = released.get((place, calls[storage.born]), storage.died) if is_own else starts[place]
+        return max(storage.born, first)
+
+    needed = (
+        (storage.nbytes, since(storage, place, is_own), storage.died)
+        for storage, place, is_own in lives
+        if not (storage.phase == "recompute" and storage.category == "temporaries")
+    )
+    held = summed(needed, len(trace.operators))
+    return [
+        held[0],
+        *(nbytes + operator.hidden_bytes for nbytes, operator in zip(held[1:], trace.operators, strict=True)),
+    ]
+
+
+def _at_work(trace: Trace, stage: Callable[[str], str]) -> list[str]:
+    """Return the block of each operator.
+
+    If autograd has lost the module of a backward operator, it is the block of the operators around it, provided that
+    the step has one forward in which that block ran once.
+    """
+    at_work = [stage(operator.module) for operator in trace.operators]
+    forward = [block for block, operator in zip(at_work, trace.operators, strict=True) if operator.phase == "forward"]
+    runs = Counter(block for block, _ in groupby(forward))
+    passes = sum(phase == "forward" for phase, _ in trace.marks)
+    backward = [at for at, operator in enumerate(trace.operators) if operator.phase == "backward"]
+    last = {at_work[at]: at for at in backward}
+    for before, at in pairwise(backward):
+        around = at_work[before]
+        if at_work[at] == OUTSIDE and around != OUTSIDE and passes == 1 == runs[around] and at < last[around]:
+            at_work[at] = around
+    return at_work
+
+
+def _calls(trace: Trace, at_work: list[str]) -> list[int]:
+    """Return the call of a block that each operator belongs to, 0 being before the step; numbers only tell calls apart.
+
+    A block that is called again at once (layers that share their weights) repeats the operators that allocate.
+    """
+    allocating = {storage.born for storage in trace.allocations}
+    calls = [0]
+    numbered = enumerate(zip(trace.operators, at_work, strict=True), start=1)
+    for _, run in groupby(numbered, key=lambda entry: (entry[1][0].phase, entry[1][1])):
+        operators = [((operator.name, operator.module), number in allocating) for number, (operator, _) in run]
+        period = _period([name for name, makes_any in operators if makes_any])
+        first = calls[-1] + 1
+        calls += [first + max(0, sofar - 1) // period for sofar in accumulate(makes_any for _, makes_any in operators)]
+    return calls
+
+
+def _period(names: list[tuple[str, str]]) -> int:
+    """Return the length of the shortest prefix that the whole repeats."""
+    sizes = (size for size in range(1, len(names)) if len(names) % size == 0)
+    return next((size for size in sizes if names[:size] * (len(names) // size) == names), max(1, len(names)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from profiler.analysis.growth_fit import exponent
+from profiler.analysis.axes import exponent
 from profiler.analysis.rows import Row
 from profiler.core.case import Case, Choice
 from profiler.core.record import Environment

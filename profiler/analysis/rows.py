@@ -11,8 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from profiler.analysis import time_ratio, timing_doubts
-from profiler.analysis.prediction_error import prediction_errors
-from profiler.analysis.small_savings import reason_of_readings
+from profiler.analysis.explanation import reason_of_readings
 from profiler.analysis.time_ratio import TimeRatio, TimeVerdict
 from profiler.core.case import Case
 from profiler.core.record import (
@@ -336,3 +335,35 @@ def smallest_request(rows: Sequence[Row]) -> Shortage | None:
     shortages = [record.shortage for row in rows for record in row.rounds if record.shortage]
     requests = [shortage for shortage in shortages if shortage.asked_bytes is not None]
     return min(requests, key=lambda shortage: shortage.asked_bytes or 0, default=None)
+
+
+def prediction_errors(pooled: Mapping[Case, Record]) -> dict[Case, tuple[float, Evidence]]:
+    """Return the relative error of the predicted peak, and what it is compared with: measured, else rehearsed.
+
+    By case, of the predictions and of what they predict; without those that are not ok, or have no twin.
+    """
+    errors: dict[Case, tuple[float, Evidence]] = {}
+    if len({case.is_predicted for case in pooled}) < 2:
+        return errors
+    twins: dict[Case, list[Record]] = {}
+    for case, record in pooled.items():
+        if record.outcome == "ok":
+            twins.setdefault(case.twin, []).append(record)
+    for records in twins.values():
+        records.sort(key=lambda record: evidence(record.case, record.environment))  # measured before rehearsed
+        for record in records:
+            case = record.case
+            beside = (other for other in records if foretells(case, other.case) or foretells(other.case, case))
+            twin = next(beside, None)
+            predicted, held = (record, twin) if case.is_predicted else (twin, record)
+            if predicted and held and predicted.readings.peak_bytes is not None and held.readings.peak_bytes:
+                error = predicted.readings.peak_bytes / held.readings.peak_bytes - 1
+                errors[case] = error, evidence(held.case, held.environment)
+    return errors
+
+
+def foretells(predicted: Case, case: Case) -> bool:
+    """Whether a prediction of this case's twin is one of this case: a rehearsed case needs one for its own GPU."""
+    if not predicted.is_predicted or case.is_predicted:
+        return False
+    return not case.is_rehearsed or case.foreseen == predicted

@@ -15,7 +15,7 @@ from profiler.core.units import change_range_text, change_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from profiler.analysis.gates import Judgement, RuleResult
+    from profiler.analysis.comparison import Judgement, RuleResult
     from profiler.core.record import Record
     from profiler.runs.store import Run
     from profiler.scripts.comparison import Side
@@ -45,8 +45,7 @@ def compare(
 
     Example: gcprof compare ref:predicted-t4/transformer ref:predicted-h100/transformer
     """
-    from profiler.analysis import gates
-    from profiler.analysis.comparison import compare_sides
+    from profiler.analysis.comparison import compare_sides, judge, parse_rules
     from profiler.analysis.pairing import ALLOWED, MEANING, read_sides
     from profiler.views.export.markdown import markdown
     from profiler.views.tables import comparison as view
@@ -59,12 +58,12 @@ def compare(
         hint = "phases are paired by strategy, -L, rank and phase; leave it out"
         refuse_idle({"--align": align != ALIGN, "--allow-different": allow_different}, "on scripts", hint=hint)
         raise typer.Exit(_compare_scripts(scripts, fail_on=fail_on, format=format, columns=columns))
-    rules = gates.parse(fail_on) if fail_on is not None else ()
+    rules = parse_rules(fail_on) if fail_on is not None else ()
     allowed = _listed(allow_different, ALLOWED, flag="--allow-different") if allow_different else []
     names = [name for name in _listed(align, MEANING, flag="--align") if name not in allowed]
     sides = read_sides(_named(loaded), align=names)
     compared = compare_sides(sides, align=names, allowed=allowed)
-    judgement = gates.judge(sides, rules, align=names, allowed=allowed) if rules else None
+    judgement = judge(sides, rules, align=names, allowed=allowed) if rules else None
     code = TRIPPED if judgement and judgement.tripped else 0
     if format == "table":
         say(*view.tables(compared), columns=columns)

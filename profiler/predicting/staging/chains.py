@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
-from profiler.analysis.peak_floor import floor
+from profiler.analysis.live_bytes import floor
 from profiler.core.errors import NotOnce, Unsupported
 from profiler.core.gpu_specs import Rates
 from profiler.core.roofline import operator_seconds

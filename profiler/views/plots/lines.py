@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from profiler.analysis.axes import rising
-from profiler.analysis.growth_fit import exponent, nearest_growth
+from profiler.analysis.axes import exponent, nearest_growth, rising
 from profiler.analysis.memory_fit import holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.case import Choice

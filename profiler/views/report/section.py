@@ -10,8 +10,7 @@ import msgspec
 
 from profiler.analysis.advice import Advice, BudgetPoint, Limit, advise, budget_frontier
 from profiler.analysis.live_bytes import peak_parts
-from profiler.analysis.prediction_error import foretells
-from profiler.analysis.rows import Row
+from profiler.analysis.rows import Row, foretells
 from profiler.analysis.timing_doubts import NOISY
 from profiler.core.case import Case
 from profiler.core.plan_file import strategy_label

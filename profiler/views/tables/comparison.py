@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Match, Order
-from profiler.analysis.gates import Judgement
+from profiler.analysis.comparison import MOST_STRATEGIES, Cell, Comparison, Judgement, Match, Order
 from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.core.case import encode

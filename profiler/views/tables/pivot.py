@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from profiler.analysis.axes import Axis, Value, grid, two
-from profiler.analysis.growth_fit import nearest_growth
+from profiler.analysis.axes import Axis, Value, grid, nearest_growth, two
 from profiler.analysis.memory_fit import device_memory, holds, samples_per_second, throughput_frontier
 from profiler.analysis.rows import Row
 from profiler.core.units import MISSING, byte_unit, bytes_text, in_unit_text, scaled, second_unit
