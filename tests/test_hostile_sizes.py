@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -18,7 +22,24 @@ from profiler.views.report.section import prediction_pairs
 from profiler.views.tables import grid as table_grid
 from profiler.views.tables.grid import Column, words
 from tests import make
-from tests.counted_calls import num_calls
+
+
+def num_calls(work: Callable[[], object]) -> int:
+    """How many functions are called, of Python and of C."""
+    number = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return number
+
 
 FEW, MANY = 50, 200
 BASE = make.record("none")

@@ -24,9 +24,21 @@ from profiler.training.checkpointing.block_segments import (
 from profiler.training.strategies.plan import carry_out
 from tests.chain_models import Counted, Looping, workload
 from tests.conftest import measured
-from tests.counted_chains import calls, chain, plan
 from tests.pasted import BUILDS, random_runs, stepped
 from tests.plans import Saving, plan_of, written
+
+
+def chain(length: int = 4) -> nn.Sequential:
+    return nn.Sequential(*[Counted() for _ in range(length)])
+
+
+def plan(length: int = 4, runs: tuple[list[int], ...] = ([0, 1],)) -> PlanFile:
+    return plan_of(chain(length), [str(index) for index in range(length)], runs)
+
+
+def calls(module: nn.Module) -> list[int]:
+    module(torch.ones(2, 3)).sum().backward()
+    return [block.calls for block in module.children()]
 
 
 @pytest.mark.slow
