@@ -127,7 +127,6 @@ def test_what_begins_so_or_is_a_few_slips_away_is_near(word: str, words: tuple[s
         (["run", "--model", "mlp:wdth=3"], "did you mean 'mlp:width=3'?"),
         (["plan", "mlp", "--budget", "60%", "--device", "fake:2080ti"], "did you mean '--device fake:rtx-2080-ti'?"),
         (["run", "--frobnicate"], "gcprof run --help"),
-        (["plot", "--kind", "pie"], "choose from frontier, memory, "),
     ],
 )
 def test_a_hint_is_what_one_would_type(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]):

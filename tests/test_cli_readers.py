@@ -80,13 +80,6 @@ def test_export_goes_to_stdout_or_to_a_file(results: Path, tmp_path: Path, capsy
     assert (tmp_path / "table.csv").read_text() == printed
 
 
-def test_plot_writes_the_figure_and_names_it(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert answer(["plot", FIRST, "--kind", "memory", "-o", "memory.png"]) == 0
-
-    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().err.startswith("wrote memory.png\nnext: gcprof export")
-
-
 @pytest.mark.parametrize(("command", "table"), [("models", models.TABLE), ("strategies", strategies.TABLE)])
 def test_every_name_is_listed_and_the_hidden_ones_only_where_asked_for(
     command: str, table: dict[str, str], capsys: pytest.CaptureFixture[str]

@@ -33,15 +33,6 @@ def _hidden():
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [["run", "mlp"], ["run", "--model", "mlp"]])
-def test_the_model_of_a_run_is_its_first_word_or_a_flag(words: list[str], capsys: pytest.CaptureFixture[str]):
-    assert answer([*words, "--segments", "2", "--rounds", "1", "--device", "cpu", "--dry-run"]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == ["mlp", "mlp"]  # none, and two segments
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -167,7 +167,7 @@ def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plan_lines, "save", lambda figure, **how: drawn.append(figure))
+    monkeypatch.setattr(plan_lines.theme, "save", lambda figure, **how: drawn.append(figure))
 
     plan_lines.plot_plans(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
 

