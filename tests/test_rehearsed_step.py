@@ -133,7 +133,7 @@ def test_the_traced_step_has_the_bytes_of_the_measured_one(rehearsing, of):
 def test_the_peak_of_other_blocks_is_that_of_a_step_with_them_checkpointed(rehearsing, precision):
     of = case("transformer:layers=4,width=64", precision=precision)
 
-    choices = followed(rehearsing, "worker:follow_rehearsed_with_choices", of).choices
+    choices = followed(rehearsing, "rehearsed:follow_with_choices", of).choices
 
     few = (choices.own, *choices.others[:3])
     cases = [msgspec.structs.replace(of, strategy=Choice("all"), blocks=choice.pattern or None) for choice in few]

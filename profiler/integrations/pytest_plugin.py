@@ -36,7 +36,7 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., Any]:
     optimizer="sgd", precision="fp32", ...)` returns an integer of bytes with attributes `evidence` and `record`. The
     test fails if it is more than `budget`, or more than --gcprof-budget if no `budget` is given.
     """
-    work = importlib.import_module("profiler.workflows.in_process.peak_memory")
+    work = importlib.import_module("profiler.workflows.in_process.trials")
 
     def peak(model: Any, batch: Any = None, strategy: Any = "none", *, budget: Any = None, **settings: Any) -> Any:
         nbytes = work.peak_memory(model, batch, strategy, **settings)

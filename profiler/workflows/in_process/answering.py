@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
+import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import cloudpickle
 import msgspec
+import torch
 from torch import nn
 
 from profiler.core.case import Case, Choice, Trial
@@ -25,7 +30,9 @@ from profiler.predicting.traced_case import known_rates
 from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.training.assemble import Build
+from profiler.training.known_values import MOST_FRACTIONS, MOST_WHOLE
 from profiler.training.models import live
+from profiler.training.optimizers.torch_optim import hooks_of
 from profiler.workflows.absent_gpus import for_gpus
 from profiler.workflows.explain import followed
 from profiler.workflows.in_process.arguments import (
@@ -37,7 +44,6 @@ from profiler.workflows.in_process.arguments import (
     predicted,
     undisturbed,
 )
-from profiler.workflows.in_process.packing import pack
 from profiler.workflows.planner import GATE
 from profiler.workflows.stages import block_choices
 from profiler.workflows.stages import stages as stages_of
@@ -162,3 +168,54 @@ def _engine() -> Engine:
         engine = _engines[os.getpid()] = local.connect(rehearses=True, measures=False).__enter__()
         atexit.register(engine.__exit__)
     return _engines[os.getpid()]
+
+
+def pack(parts: Any, path: Path) -> None:
+    """Write a tuple (module, batch[, loss]) or a factory as `live.unpack` reads it; nothing of it is changed.
+
+    What the caller's script or notebook defines is sent whole, what it imports by name. Raises Unsupported for what
+    cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(parts)
+    except Exception as error:  # pickling calls the user's code, which may raise anything
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(f"it cannot be pickled: {why}") from error
+    switches = {name: read() for name, (read, _) in live.SWITCHES.items()}
+    path.write_bytes(pickle.dumps((sys.path, switches, file.getvalue())))
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._storages: dict[int, live.Storage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return self._tensor(obj)
+        if isinstance(obj, torch.Generator) and obj.device.type == "cpu":
+            return live.generator, (obj.get_state(),)
+        return super().reducer_override(obj)
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+            raise pickle.PicklingError(f"a {type(tensor).__name__} of layout {tensor.layout}")
+        storage = tensor.untyped_storage()
+        shared = self._storages.setdefault(storage._cdata, live.Storage(storage.nbytes()))
+        place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        made = shared, tensor.dtype, *place, tensor.requires_grad, is_parameter, _values(tensor)
+        state = dict(vars(tensor)), [*(tensor._backward_hooks or {}).values()], [*hooks_of(tensor).values()]
+        return (live.tensor, made, state, None, None, live.set_state) if any(state) else (live.tensor, made)
+
+
+def _values(tensor: torch.Tensor) -> bytes | None:
+    """Return the values of a tensor that code may read: small ones and masks; None for weights and large data."""
+    most = MOST_FRACTIONS if tensor.is_floating_point() else MOST_WHOLE
+    if tensor.requires_grad or tensor.is_meta or tensor.is_complex() or not 0 < tensor.numel() <= MOST_WHOLE:
+        return None
+    with torch.no_grad():
+        if tensor.numel() > most and not bool(((tensor == 0) | (tensor == 1)).all()):
+            return None
+        return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -6,13 +6,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from profiler.analysis import live_bytes
+from profiler.analysis.explanation import Explanation
+from profiler.core import optional_deps
 from profiler.core.case import Case, split_choices
 from profiler.core.plan_file import PlanFile
-from profiler.core.trace_data import Followed
+from profiler.core.trace_data import Followed, Trace
+from profiler.views.export import markdown as languages
+from profiler.views.tables import explanation
+from profiler.views.tables.grid import Table, text
 from profiler.workflows.explain import explanation_of, heading
 from profiler.workflows.in_process.answering import Source, answer, named
 from profiler.workflows.in_process.arguments import Model
-from profiler.workflows.in_process.results import StepExplanation, Timeline
 from profiler.workflows.in_process.trials import under
 
 
@@ -106,3 +113,62 @@ def _steps(
         return steps
 
     return answer(ask, *model, **words)
+
+
+class StepExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the peak of a predicted step is, what holds it, how low it could be, and why it is no lower."""
+
+    title: str
+    explanation: Explanation
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of allocated bytes."""
+        return self.explanation.peak.nbytes
+
+    def __str__(self) -> str:
+        return text(self._tables).plain
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return languages.html(self._tables)
+
+    def _repr_markdown_(self) -> str:
+        return languages.markdown(self._tables)
+
+    @property
+    def _tables(self) -> list[Table]:
+        return explanation.in_python(explanation.tables(self.explanation, title=self.title, notes=self.notes))
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The live bytes of predicted steps, by the strategies' names."""
+
+    title: str
+    traces: dict[str, Trace]
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """The predicted peak of each strategy."""
+        return {name: live_bytes.peak(trace).nbytes for name, trace in self.traces.items()}
+
+    def save(self, path: str | Path) -> Path:
+        """Draw the timeline as a png, svg or pdf, over any file there. Raises UserError."""
+        view = optional_deps.load("profiler.views.plots.timeline", needs="matplotlib")
+        drawn: Path = view.plot(self.traces, title=self.title, path=Path(path), force=True)
+        return drawn
+
+    def __repr__(self) -> str:
+        return f"<gcprof timeline of {self.title}: {', '.join(self.traces)}>"
+
+    def _repr_png_(self) -> bytes:
+        return languages.png(self.save)
+
+    def _repr_html_(self) -> str:
+        return languages.html([explanation.timelines(self.traces, title=self.title)], picture=self._repr_png_())
+
+    def _repr_markdown_(self) -> str:
+        return languages.markdown([explanation.timelines(self.traces, title=self.title)])

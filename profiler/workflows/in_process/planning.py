@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from profiler.analysis.explanation import better_blocks
+from profiler.core import optional_deps
 from profiler.core.case import Case
 from profiler.core.devices import FAKE
 from profiler.core.errors import UserError
+from profiler.core.plan_file import PlanFile
 from profiler.core.units import bytes_text, parse_budget
 from profiler.planning import candidates, solver
+from profiler.planning.candidates import Way
 from profiler.planning.chain import Chain
 from profiler.planning.plan import plan_file_of
+from profiler.planning.solver import Point
 from profiler.request.spec import optimizer_text
+from profiler.views.export import markdown as languages
+from profiler.views.tables import plans
 from profiler.views.tables.evidence import device_word
+from profiler.views.tables.grid import Table
 from profiler.views.tables.plans import workspace_text
 from profiler.workflows.in_process.answering import Source, answer, named
 from profiler.workflows.in_process.arguments import Model
-from profiler.workflows.in_process.results import Found, Plan
 from profiler.workflows.plan_fitting import Steps, fit_plan, frontiers
 from profiler.workflows.planner import GATE
 
@@ -110,3 +118,53 @@ def _found(case: Case, chain: Chain, frontier: solver.Frontier, point: solver.Po
         ways=candidates.ways(chain, point, budget_bytes),
         none=candidates.none(chain),
     )
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan was chosen from: its chain, the frontier, and the alternatives."""
+
+    title: str
+    chain: Chain
+    points: Sequence[Point]  # of the frontier
+    ways: tuple[Way, ...]  # the plan first, then what a user would pick without a solver
+    none: Way
+
+
+class Plan(PlanFile, frozen=True, kw_only=True, dict=True):
+    """A plan that its notebook shows next to the alternatives; its file is like that of any plan."""
+
+    @classmethod
+    def of(cls, file: PlanFile, found: Found) -> Plan:
+        """Return the plan, with what it was chosen from."""
+        plan = cls(plan=file.plan, segments=file.segments, fingerprint=file.fingerprint)
+        plan.__dict__["found"] = found
+        return plan
+
+    def _repr_html_(self) -> str | None:
+        found = self._found
+        if found is None:
+            return None
+        view = optional_deps.load("profiler.views.plots.lines", needs="matplotlib")
+        png = languages.png(lambda path: view.plot_plans(found.points, found.chain, title=found.title, path=path))
+        return languages.html([self._table(found)], picture=png)
+
+    def _repr_markdown_(self) -> str | None:
+        found = self._found
+        if found is None:
+            return None
+        return languages.markdown([self._table(found)])
+
+    @property
+    def _found(self) -> Found | None:
+        """What the plan was chosen from; None for a copy, which has only what its file has."""
+        return self.__dict__.get("found")
+
+    def _table(self, found: Found) -> Table:
+        lines = [plans.ComparedPlan(way=way) for way in (found.none, *found.ways)]
+        below = [
+            *plans.reading(line.way.plan for line in lines),
+            plans.legend(found.chain),
+            "by the costs of the stages, predicted; times are against the step without checkpointing",
+            "profiler.apply(module, plan) checkpoints a module so; plan.save('plan.json') keeps it",
+        ]
+        return Table(title=found.title, columns=plans.way_columns(lines, found.none), below=tuple(below))
