@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
+from profiler.cli import answer
 from profiler.core import schedule
-from profiler.core.devices import parse
+from profiler.core.devices import parse, to_predict, to_rehearse
 from profiler.core.errors import UserError
 from profiler.core.record import Environment, Record
 from profiler.engines import EngineChoice
-from profiler.request.device_choice import any_device
+from profiler.request.device_choice import any_device, choose_device
 from profiler.request.spec import Request, check
+from profiler.workflows import absent_gpus
 from tests import make
 from tests.gpu_records import NOTES
 
@@ -102,3 +106,37 @@ def test_steps_that_alternate_in_one_process_are_of_one_gpu_and_have_no_such_not
 
     assert row.time.num_pairs == 6
     assert "GCP036" not in {note.code for note in row.notes}
+
+
+# --- one spelling for one thing: a GPU to predict for
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["t4", "T4", "v100", "fake:t4"])
+def test_a_gpu_to_predict_for_is_its_name_with_or_without_a_prefix(word: str):
+    meant = any_device(to_predict(word))
+
+    assert any_device(absent_gpus.planned(word, say=print, is_estimated=True) or "") == meant
+    assert to_rehearse(word) == f"rehearse:{word.removeprefix('fake:')}"
+
+
+@pytest.mark.parametrize("look", [any_device, lambda word: choose_device(word, ["cpu"])])
+def test_where_a_step_is_measured_a_gpus_name_is_refused_with_what_would_do(look):
+    with pytest.raises(UserError) as raised:
+        look("t4")
+
+    assert raised.value.message == "--device: 't4' is not a device here"
+    assert raised.value.hint == (
+        "--device fake:t4 predicts for it, --device rehearse:t4 rehearses it; cuda measures here"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["stages", "plan --budget max --no-measure"])
+def test_what_plans_rehearses_a_gpu_by_its_name(command: str, hollow, here: Path, shared, capsys):
+    words = command.split()
+    assert answer([*words, "mlp", "--device", "t4"]) == 0
+    by_name = capsys.readouterr().out
+
+    assert answer([*words, "mlp", "--device", "rehearse:t4"]) == 0
+    assert capsys.readouterr().out == by_name

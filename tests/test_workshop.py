@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tests.mutants import ROOMS
+from tests.wheel import wrong
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_bytes()) for path in sorted(ROOT.glob(".github/workflows/*.yml"))}
@@ -52,3 +54,16 @@ def test_files_of_mutants_and_the_tests_that_are_to_notice_them_are_there():
     named = {name for room in ROOMS.values() for name in (*room.files, *room.tests)}
 
     assert [name for name in sorted(named) if not list(ROOT.glob(name))] == []
+
+
+# --- the wheel
+
+
+@pytest.mark.nightly
+def test_the_wheel_holds_no_test_no_secret_and_no_absolute_path(tmp_path):
+    builders = pytest.importorskip("hatchling.builders.wheel")
+    (path,) = builders.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+
+    assert wrong(Path(path)) == []
+    with zipfile.ZipFile(path) as wheel:
+        assert {"profiler/__init__.py", "profiler/configs/devices/t4.toml"} <= set(wheel.namelist())

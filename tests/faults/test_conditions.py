@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from profiler.analysis.rows import rows
-from profiler.core.record import Record
-from profiler.measuring.devices import cuda as nvidia
+from profiler.core.record import Conditions, Record
+from profiler.measuring.devices import cuda
+from profiler.measuring.devices.cpu import Cpu
 from tests.gpu_records import THROTTLED, WELL, notes, record
-from tests.nvml import NotSupported, Nvml
+from tests.nvml import ANSWERS, NotSupported, Nvml, process
 
 MISMATCH = "Driver/library version mismatch"
 SLOW = msgspec.structs.replace(WELL, clock_hertz=0.99e9)  # half of the usual
@@ -33,15 +38,15 @@ def no_driver() -> None:
     ],
 )
 def test_fault_09_without_nvml_or_the_board_there_is_a_reason(monkeypatch, library, uuid, why):
-    monkeypatch.setattr(nvidia, "pynvml", library)
+    monkeypatch.setattr(cuda, "pynvml", library)
 
-    assert nvidia.find_board(uuid) == why
+    assert cuda.find_board(uuid) == why
 
 
 def test_fault_09_a_mig_device_is_found_by_its_own_name(monkeypatch):
-    monkeypatch.setattr(nvidia, "pynvml", Nvml(uuid="MIG-56"))
+    monkeypatch.setattr(cuda, "pynvml", Nvml(uuid="MIG-56"))
 
-    assert isinstance(nvidia.find_board("MIG-56"), nvidia.Board)
+    assert isinstance(cuda.find_board("MIG-56"), cuda.Board)
 
 
 # --- 47: throttling, clocks, temperature
@@ -88,3 +93,81 @@ def test_fault_47_steps_that_alternate_share_a_clock_whatever_that_of_the_baseli
     assert row.time is not None
     assert row.time.num_pairs == 6
     assert "GCP024" not in {note.code for note in row.notes}
+
+
+# --- what boards and CPUs tell
+
+
+@pytest.mark.slow
+def test_a_board_tells_clock_heat_power_and_processes_in_base_units(monkeypatch):
+    monkeypatch.setattr(cuda, "pynvml", Nvml(**ANSWERS))
+
+    found = cuda.find_board("12-34").conditions(3.5)
+
+    assert found == Conditions(
+        at_seconds=3.5,
+        clock_hertz=1.41e9,
+        highest_clock_hertz=1.98e9,
+        celsius=84.0,
+        watts=690.5,
+        limit_watts=700.0,
+        held_by=("the power limit", "heat"),
+        num_others=1,
+        others_bytes=3 * 2**30,
+    )
+
+
+def test_the_driver_is_nvmls_where_the_system_does_not_tell_it(monkeypatch, tmp_path):
+    told = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.95.05", NVMLError=NotSupported
+    )
+    monkeypatch.setattr(cuda, "pynvml", told)
+    monkeypatch.setattr(cuda, "VERSION", tmp_path / "version")
+
+    assert cuda._driver() == "580.95.05"
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1.2  today\n")
+    assert cuda._driver() == "570.1.2"
+
+
+@pytest.mark.parametrize(
+    ("processes", "others", "held"),
+    [
+        ([], 0, 0),
+        ([process(os.getpid())], 0, 0),
+        ([process(os.getpid()), process(1, held=5), process(2, held=7)], 2, 12),
+        ([process(1), process(2), process(3)], 2, None),  # in a container: which of them is ours is not known
+        ([process(os.getpid()), process(1, held=None)], 1, None),  # the system does not tell
+    ],
+)
+def test_one_of_the_processes_on_the_board_is_this_one(monkeypatch, processes, others, held):
+    monkeypatch.setattr(cuda, "pynvml", Nvml(nvmlDeviceGetComputeRunningProcesses=processes))
+
+    found = cuda.find_board("12-34").conditions(0.0)
+
+    assert (found.num_others, found.others_bytes) == (others, held)
+
+
+def test_what_this_process_computes_is_nobody_elses(monkeypatch):
+    spent = SimpleNamespace(user=10.0, system=2.0, idle=50.0, iowait=5.0, guest=3.0, steal=1.0)
+    mine = iter([1.0, 3.0])
+    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_times", lambda: spent)
+    monkeypatch.setattr("profiler.measuring.devices.cpu.psutil.cpu_count", lambda: 4)
+    monkeypatch.setattr(time, "process_time", lambda: next(mine))
+
+    device = Cpu("cpu")
+    spent.user, spent.steal, spent.idle = 14.0, 1.5, 90.0
+    found = device.conditions()
+
+    assert found.others_seconds == pytest.approx((14 - 10) + (1.5 - 1) - (3 - 1))
+    assert found.num_cores == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts of all cores are told otherwise elsewhere")
+def test_the_cpu_that_is_here_tells_its_cores_and_its_time():
+    device = Cpu("cpu")
+
+    first, last = device.conditions(), device.conditions()
+
+    assert last.at_seconds >= first.at_seconds >= 0
+    assert last.num_cores >= 1
+    assert last.others_seconds >= 0.0
