@@ -98,11 +98,9 @@ class Plan:
         self.is_filled = base in FILLED
         self.is_out = overload.endswith("out")
         self.is_made = bool(MADE.fullmatch(base))
-        self.overwrites = bool(OVERWRITES.fullmatch(base)) or base == "normal_"
+        self.overwrites = bool(OVERWRITES.fullmatch(base))
         self.chosen = CHOOSERS.get(self.name)
-        self.is_sized = (
-            self.name in SEEN_WITHIN or self.name in INDEXED or self.name in COUNTED or self.name in COMPARES
-        )
+        self.is_sized = self.name in SEEN_WITHIN | INDEXED | COUNTED | COMPARES
         self.tensors = [place for place, one in enumerate(schema.arguments) if str(one.type) == "Tensor"]
         self.has_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
 
@@ -211,18 +209,14 @@ class Computing:
 
     def _is_uniform(self, plan: Any, args: Any, kwargs: Any, inputs: Any, made: list[Any], state: int) -> bool:
         """Write a result that is one value, whatever its size; whether it is."""
-        if not (plan.is_pointwise or plan.is_made or not plan.has_tensors) or len(made) != 1 or plan.is_random:
+        if not (plan.is_pointwise or plan.is_filled) or len(made) != 1 or plan.is_random:
             return False
         (tensor,) = made
         is_large = tensor.numel() > LIMIT
         if not is_discrete(tensor) or (state and not is_large):
             return False
-        marks = [(one, mark_of(one) if one.is_cuda else None) for one in inputs]
-        if any(mark is not None and mark.uniform is None and one.numel() > 1 for one, mark in marks):
-            return False
-        if any(not one.is_cuda and one.numel() > 1 for one in inputs):
-            return False
-        if not plan.is_pointwise and not plan.is_filled:
+        several = [one for one in inputs if one.numel() > 1]
+        if any(not one.is_cuda or ((mark := mark_of(one)) and mark.uniform is None) for one in several):
             return False
         value = torch.full((), self._of_one(plan, args, kwargs), dtype=tensor.dtype, device="cpu")
         if not is_large:
