@@ -84,7 +84,7 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     from profiler.views.export.markdown import markdown
     from profiler.views.tables import script_comparison as view
 
-    limits = gates.parse_changes(fail_on) if fail_on is not None else ()
+    limits = gates.parse(fail_on, is_change=True) if fail_on is not None else ()
     if len(sides) < 2:
         raise UserError("a script's run is compared with another one", hint="gcprof compare RUN RUN")
     compared = comparison.compare(sides)
