@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from profiler.analysis import progress, timing_doubts
 from profiler.analysis.rows import foretells, rows
 from profiler.core.case import Trial
-from profiler.core.errors import UserError
 from profiler.core.record import Conditions, Record
 from profiler.engines.local import Local
-from profiler.views.plots.panels import MOST_CELLS, planes
 from profiler.views.report.section import prediction_pairs
 from profiler.views.tables import grid as table_grid
 from profiler.views.tables.grid import Column, words
@@ -185,13 +183,3 @@ def test_predictions_stand_beside_all_that_they_are_held_against(devices):
     ]
 
     assert prediction_pairs(table) == held
-
-
-def test_a_plane_of_more_cells_than_a_run_has_is_refused():
-    side = int(MOST_CELLS**0.5) + 1
-    cases = [msgspec.structs.replace(BASE.case, batch_size=at + 1, precision=f"p{at}") for at in range(side)]
-    table = rows([msgspec.structs.replace(BASE, case=case) for case in cases])
-
-    assert len(planes(table[:-1], ["batch_size", "precision"])) == 1
-    with pytest.raises(UserError, match="too many to lay out: 317 values of the batch size and 317 of the precision"):
-        planes(table, ["batch_size", "precision"])

@@ -82,7 +82,7 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     """Print scripts beside each other; return the exit code."""
     from profiler.scripts import comparison, gates
     from profiler.views.export.markdown import markdown
-    from profiler.views.tables import script_comparison as view
+    from profiler.views.tables import comparison as view
 
     limits = gates.parse(fail_on, is_change=True) if fail_on is not None else ()
     if len(sides) < 2:
@@ -91,11 +91,11 @@ def _compare_scripts(sides: Sequence[Side], *, fail_on: str | None, format: str,
     texts = comparison.tripped(compared, limits)
     code = TRIPPED if texts else 0
     if format == "table":
-        say(*view.tables(compared), columns=columns)
+        say(*view.script_tables(compared), columns=columns)
     elif format == "json":
-        say_json(view.document(compared, gate=texts if limits else None, exit_code=code))
+        say_json(view.script_document(compared, gate=texts if limits else None, exit_code=code))
     else:
-        say_bytes((markdown(view.tables(compared)) if format == "md" else view.csv(compared)).encode())
+        say_bytes((markdown(view.script_tables(compared)) if format == "md" else view.script_csv(compared)).encode())
     for line in texts:
         aside(f"gate: {line}")
     if limits and not texts:

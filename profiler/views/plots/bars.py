@@ -137,10 +137,6 @@ def _height(rows: Sequence[Row], width: float) -> float:
     return 1.9 + len(rows) * (BAR_INCHES if len(rows) <= CROWD else CROWDED_BAR_INCHES)
 
 
-def _tall(rows: Sequence[Row], width: float) -> float:
-    return 1.2 * _height(rows, width)
-
-
 MEMORY = Plot(panels=alike, has=theme.has_peak, height=_height, draw=_memory, needs="a peak", width=WIDTH)
 TIME = Plot(panels=alike, has=_has_time, height=_height, draw=_time, needs="a step time", width=WIDTH)
-SAMPLES = Plot(panels=alike, has=_has_samples, height=_tall, draw=_samples, needs="a step time", width=WIDTH)
+SAMPLES = Plot(panels=alike, has=_has_samples, height=_height, draw=_samples, needs="a step time", width=WIDTH)

@@ -83,17 +83,13 @@ def _limit(axes: Axes, plane: Plane, across: Axis, up: Axis) -> None:
         for right in (True, False)
         if {fits, lies.get((x + 1, y) if right else (x, y + 1))} == {True, False}
     ]
-    label = _limit_text(list(plane.values()))
-    for xs, ys in edges:
-        axes.plot(xs, ys, color=LIMIT, linewidth=sized(2.6), solid_capstyle="round", label=label, zorder=5)
-
-
-def _limit_text(rows: Sequence[Row]) -> str:
-    """Return the label of the limit; predictions are checked by reserved bytes, which are more than the peak."""
+    rows = list(plane.values())
     device_bytes = device_memory(rows)
     size = "" if device_bytes is None else f": {bytes_text(device_bytes)}"
-    more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""
-    return f"memory of the device{size}{more}"
+    more = f", {COUNTED}" if any(row.case.is_predicted for row in rows) else ""  # by reserved bytes, not by the peak
+    label = f"memory of the device{size}{more}"
+    for xs, ys in edges:
+        axes.plot(xs, ys, color=LIMIT, linewidth=sized(2.6), solid_capstyle="round", label=label, zorder=5)
 
 
 def _name_axes(axes: Axes, rows: Sequence[Row], across: Axis, up: Axis) -> None:

@@ -17,7 +17,6 @@ from profiler.views.tables.columns import groups
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_CELLS = 100_000  # of all planes together: they take a second
 Panels = list[list[Row]]
 
 
@@ -44,7 +43,7 @@ def alike(rows: Sequence[Row], over: Sequence[str]) -> Panels:
 def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     """Return planes of rows over two settings, named by `over` or chosen, one for each value of the other settings.
 
-    Raises UserError if no two settings vary together, or if the planes have too many cells.
+    Raises UserError if no two settings vary together.
     """
     space = space_of(rows)
     chosen = axes.two(space, over)
@@ -56,18 +55,7 @@ def planes(rows: Sequence[Row], over: Sequence[str]) -> Panels:
     if not panels:
         names = " and ".join(axis.label for axis in chosen)
         raise UserError(f"nothing to lay out over two axes: {names} do not vary together", hint=axes.HINT)
-    _refuse_large([axes.two(space_of(panel)) for panel in panels])
     return panels
-
-
-def _refuse_large(planes: Sequence[tuple[axes.Axis, axes.Axis]]) -> None:
-    """Raise UserError for too many cells: a plane has one per pair of values, which can be far more than the rows."""
-    cells = sum(len(across.values) * len(up.values) for across, up in planes)
-    if cells > MOST_CELLS:
-        across, up = planes[0]
-        size = f"{len(across.values):,} values of the {across.label} and {len(up.values):,} of the {up.label}"
-        size = size if len(planes) == 1 else f"{len(planes):,} planes of {cells:,} cells in all"
-        raise UserError(f"too many to lay out: {size}", hint="name two settings of fewer values with --over")
 
 
 def has_plane(rows: Sequence[Row]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -50,17 +51,13 @@ def draw(
         heights = [max(high[line * columns : (line + 1) * columns]) for line in range(lines)]
         among = [row for panel in panels for row in panel]
 
-        def drawn(panel: Sequence[Row]) -> Callable[[Axes], Callable[[], object] | None]:
-            def draw_panel(axes: Axes) -> Callable[[], object] | None:
-                if has_titles:
-                    beside = sized(1.2) if view.is_beside else max(sized(1.2), theme.names_width(panel))
-                    theme.title(axes, panel, inches=width - beside)
-                finish = view.draw(axes, panel, among)
-                theme.tell_start(axes)
-                return finish
+        def draw_panel(axes: Axes, panel: Sequence[Row]) -> Callable[[], object] | None:
+            if has_titles:
+                beside = sized(1.2) if view.is_beside else max(sized(1.2), theme.names_width(panel))
+                theme.title(axes, panel, inches=width - beside)
+            finish = view.draw(axes, panel, among)
+            theme.tell_start(axes)
+            return finish
 
-            return draw_panel
-
-        return theme.picture(
-            [drawn(panel) for panel in panels], heights, width=width * columns, columns=columns, ratio=style.ratio
-        )
+        drawn = [partial(draw_panel, panel=panel) for panel in panels]
+        return theme.picture(drawn, heights, width=width * columns, columns=columns, ratio=style.ratio)

@@ -1,4 +1,4 @@
-"""A comparison of runs as tables and lines of text, in the order in which they are read, as CSV or as JSON."""
+"""A comparison of runs, of models or of scripts, as tables in the order in which they are read, as CSV or as JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from profiler.analysis.memory_fit import SideAdvice
 from profiler.analysis.pairing import Contrast, SideSummary
 from profiler.core.case import encode
 from profiler.core.units import MIB, MISSING, byte_unit, change_range_text, change_text, count_text, scaled, second_unit
+from profiler.scripts.comparison import WHOLE, Pair
+from profiler.scripts.comparison import Comparison as ScriptComparison
 from profiler.views.export.csv import csv_text, safe
 from profiler.views.tables.evidence import device_word, difference_text
-from profiler.views.tables.grid import Column, Table, numbers, words
+from profiler.views.tables.grid import Column, Table, numbers, of_lines, words
 
 SCHEMA = 1
+SCRIPT_KEYS = ("device", "strategy", "values", "process", "phase")  # of a pair of phases
+QUANTITIES = ("peak", "reserved")  # of a phase
 MAX_SWAPPED = 3  # pairs that one line names before it only counts them
 
 
@@ -272,3 +276,77 @@ def _advice(comparison: Comparison) -> list[Table]:
         of_group = f": {', '.join(group)}" if len(groups) > 1 and group else ""
         shown.append(Table(title=f"the fastest that fits each memory{of_group}", columns=columns))
     return shown
+
+
+def script_tables(comparisons: Sequence[ScriptComparison]) -> list[Table]:
+    """Return a table for each comparison."""
+    return [
+        Table(
+            title=f"{compared.before} -> {compared.after}",
+            columns=_script_columns(compared),
+            below=tuple(f"note: {remark}" for remark in compared.remarks),
+        )
+        for compared in comparisons
+    ]
+
+
+def script_csv(comparisons: Sequence[ScriptComparison]) -> str:
+    """Return a line for each pair, in bytes."""
+    figures = [f"{quantity}_bytes_{side}" for quantity in QUANTITIES for side in ("before", "after")]
+    lines: list[list[Any]] = [["run", "against", *SCRIPT_KEYS, *figures, "outcome"]]
+    for compared in comparisons:
+        for pair in compared.pairs:
+            sides = (pair.before, pair.after)
+            taken = [point and getattr(point, f"{name}_bytes") for name in QUANTITIES for point in sides]
+            lines.append([compared.after, compared.before, *pair.key, *taken, pair.after and pair.after.outcome])
+    return csv_text([safe(value) for value in line] for line in lines)
+
+
+def script_document(
+    comparisons: Sequence[ScriptComparison], *, gate: Sequence[str] | None, exit_code: int
+) -> dict[str, Any]:
+    """Return one document: each pair with its key's parts by name; `gate` is what --fail-on found, None without it."""
+    runs = [
+        {
+            "run": compared.after,
+            "against": compared.before,
+            "remarks": compared.remarks,
+            "pairs": [
+                {**dict(zip(SCRIPT_KEYS, pair.key, strict=True)), "before": pair.before, "after": pair.after}
+                for pair in compared.pairs
+            ],
+        }
+        for compared in comparisons
+    ]
+    return {"schema": SCHEMA, "exit_code": exit_code, "comparisons": runs, "gate": gate}
+
+
+def _script_columns(compared: ScriptComparison) -> tuple[Column, ...]:
+    """Return the columns of a table; parts of the key that are the same throughout are left out."""
+    points = [point for pair in compared.pairs for point in (pair.before, pair.after) if point]
+    size, unit = byte_unit(point.peak_bytes for point in points)
+    varying = [at for at, _ in enumerate(SCRIPT_KEYS) if len({pair.key[at] for pair in compared.pairs}) > 1 or at == 4]
+    heads = [SCRIPT_KEYS[at] for at in varying]
+    for quantity in QUANTITIES:
+        heads += [f"{quantity} {unit}", "now", "change"]
+    lines = []
+    for pair in compared.pairs:
+        figures = [cell for quantity in QUANTITIES for cell in _script_figures(pair, quantity, size)]
+        lines.append([*(pair.key[at] for at in varying), *figures, _peak_lines(pair)])
+    bold = {at for at, pair in enumerate(compared.pairs) if WHOLE in pair.key}
+    return of_lines([*heads, "line"], lines, numbers=set(heads) - set(SCRIPT_KEYS), bold=bold)
+
+
+def _script_figures(pair: Pair, quantity: str, size: int) -> list[str]:
+    taken = [getattr(point, f"{quantity}_bytes") if point else None for point in (pair.before, pair.after)]
+    ratio = pair.ratio(quantity)
+    change = MISSING if ratio is None else "same" if ratio == 1 else change_text(ratio)
+    return [*(scaled(count, size) for count in taken), change]
+
+
+def _peak_lines(pair: Pair) -> str:
+    """Return the line at the peak, both where they differ, and an outcome that is not ok."""
+    points = [point for point in (pair.before, pair.after) if point]
+    lines = " -> ".join(dict.fromkeys(point.line for point in points if point.line))
+    bad = [point.outcome.replace("_", " ") for point in points if not point.is_ok and pair.key[-1] == WHOLE]
+    return ", ".join([lines, *dict.fromkeys(bad)]) if bad else lines
