@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from profiler.planning.chain import Chain, Stage, read
+from msgspec.structs import replace
+
+from profiler.planning.chain import Chain, SaveOption, Stage, read
 from profiler.planning.costs import Costs
 from profiler.planning.dp_table import KeptIntervals
 from profiler.planning.solver import Frontier, frontier
@@ -34,6 +36,13 @@ GOALS: tuple[tuple[str, int, int | None, int | None, float], ...] = (  # chain, 
     ("network", 100, None, 512, 8.0),
     ("different", 100, None, 512, 8.0),
 )
+OFFLOADING: tuple[tuple[str, int, int | None, float], ...] = (  # as GOALS, with four save options for each stage
+    ("network", 100, None, 2.0),
+    ("different", 100, None, 2.0),
+    ("network", 300, 1000, 10.0),
+    ("different", 300, 1000, 10.0),
+)
+HOST_RATE = 25e9  # bytes per second: PCIe 4.0
 
 
 def main() -> int:
@@ -78,6 +87,28 @@ def _stage(draw: random.Random, place: int) -> Stage:
     )
 
 
+def with_options(chain: Chain, number: int = 4) -> Chain:
+    """The chain with so many save options for each stage, and a host to copy to."""
+    draw = random.Random(1)
+    made = {stage: tuple(_option(draw, stage, (place + 1) / (number + 1)) for place in range(number))
+            for stage in dict.fromkeys(replace(stage, name="") for stage in chain.stages)}  # fmt: skip
+    stages = tuple(replace(stage, options=made[replace(stage, name="")]) for stage in chain.stages)
+    return replace(chain, stages=stages, host_rate=HOST_RATE)
+
+
+def _option(draw: random.Random, stage: Stage, share: float) -> SaveOption:
+    own = int((stage.own_saved_bytes or 0) * share) // 512 * 512
+    return SaveOption(
+        name=f"{share:.0%}",
+        saved_bytes=own + stage.output_bytes,
+        own_saved_bytes=own,
+        forward_extra_bytes=stage.forward_extra_bytes,
+        backward_extra_bytes=stage.backward_extra_bytes + (stage.own_saved_bytes or 0) - own,
+        forward_seconds=stage.forward_seconds,
+        backward_seconds=stage.backward_seconds + stage.forward_seconds * (1 - share) * draw.uniform(0.6, 0.9),
+    )
+
+
 def _speed() -> bool:
     print(f"{'whole frontier':46} {'median s':>8} {'bound s':>8} {'plans':>6} {'lost at most':>12}")
     missed = False
@@ -88,14 +119,20 @@ def _speed() -> bool:
         word = f"{kind} {number}, {how}, {f'{points} points' if points else 'exact'}"
         late = "  missed" if seconds > bound else ""
         print(f"{word:46} {seconds:8.2f} {bound:8.2f} {len(found):6} {found.lost_fraction:12.2%}{late}", flush=True)
+    for kind, number, points, bound in OFFLOADING:
+        seconds, found = _timed(with_options(CHAINS[kind](number)), 1, points, offload=True)
+        missed |= seconds > bound
+        word = f"{kind} {number}, 4 options, inputs offloaded, {f'{points} points' if points else 'exact'}"
+        late = "  missed" if seconds > bound else ""
+        print(f"{word:46} {seconds:8.2f} {bound:8.2f} {len(found):6} {found.lost_fraction:12.2%}{late}", flush=True)
     return missed
 
 
-def _timed(chain: Chain, levels: int | None, points: int | None) -> tuple[float, Frontier]:
+def _timed(chain: Chain, levels: int | None, points: int | None, *, offload: bool = False) -> tuple[float, Frontier]:
     seconds = []
     for _ in range(TIMES):
         began = time.perf_counter()
-        found = frontier(chain, levels=levels, points=points)
+        found = frontier(chain, levels=levels, points=points, offload=offload)
         seconds.append(time.perf_counter() - began)
     for index in {0, len(found) // 2, len(found) - 1}:
         found.point(index)  # the simulator agrees

@@ -49,6 +49,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str  # where the numbers are from, in words
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)]  # as PyTorch reports it, less than is advertised
     bandwidth: Rate  # bytes per second
+    host_bandwidth: Rate | None = None  # of the link to host memory, each way; None: not known
     flops: Flops
     compute_capability: tuple[int, int]
     chip: Chip | None = None  # None: workspaces that depend on it are not predicted
