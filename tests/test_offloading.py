@@ -10,16 +10,20 @@ import torch
 from torch import nn
 
 from profiler.core import plan_file
-from profiler.core.errors import UserError
+from profiler.core.case import Choice
+from profiler.core.errors import Unsupported, UserError
 from profiler.core.plan_file import PlanFile, Segment
+from profiler.core.record import Record
 from profiler.planning.plan_code import emit
 from profiler.training.checkpointing import host_memory
 from profiler.training.checkpointing.block_segments import checkpoint_segments
-from profiler.training.checkpointing.offloading import offload_inputs
+from profiler.training.levers.offload import offload_inputs
 from profiler.training.strategies.plan import carry_out, fingerprint
 from profiler.training.workload import Workload
+from tests.conftest import measured
 from tests.hollow import LEAVE, OPEN
 
+PASSES = ("equality", "memory")
 SEGMENTS = [[0, 1], [2], [3, [4], 5], [7]]
 FETCHED_AT = {"2": "3", "3": "6", "7": "8"}
 
@@ -40,7 +44,8 @@ def trained(workload: Workload, steps: int = 50) -> list[torch.Tensor]:
     for step in range(steps):
         torch.manual_seed(step)
         optimizer.zero_grad()
-        workload.loss(workload.module, workload.batch).backward()
+        loss = workload.loss(workload.module, workload.batch)  # is there until the next is
+        loss.backward()
         optimizer.step()
     return [*workload.module.parameters()]
 
@@ -58,15 +63,31 @@ def test_fifty_steps_are_those_without_checkpoints_to_the_bit():
     assert "1.12 KiB" in remark().text  # three inputs of 6 x 16 floats; buffers are kept from step to step
 
 
-def test_a_stale_fetch_is_noticed(monkeypatch):
-    monkeypatch.setattr(host_memory.HostMemory, "take", lambda self, tensor: torch.zeros_like(tensor))
-    monkeypatch.setattr(host_memory.HostMemory, "copy", lambda *given: None)
-    monkeypatch.setattr(host_memory.HostMemory, "give_back", lambda *given: None)
-    offloaded = workload()
-    checkpoint_segments(offloaded, SEGMENTS)
-    offload_inputs(offloaded, FETCHED_AT)
+# --- the lever
 
-    assert not same(trained(offloaded, 1), trained(workload(), 1))
+
+def under(strategy: str, **fields) -> Record:
+    levers = (Choice("offload-inputs:least=1"),)
+    return measured("transformer:layers=3,width=8,sequence=4", strategy, passes=PASSES, levers=levers, **fields)
+
+
+@pytest.mark.parametrize("strategy", ["all", "segments:k=2", "selective:save=attention", "recursive"])
+def test_gradients_with_the_lever_are_those_without_to_the_bit(strategy):
+    record = under(strategy)
+
+    assert (record.outcome, record.equality.gradients_equal, record.equality.loss_equal) == ("ok", True, True)
+    assert "host memory" in " ".join(note.text for note in record.notes)
+
+
+def test_a_stale_fetch_is_found(monkeypatch):
+    monkeypatch.setattr(host_memory.Sent, "back", lambda self: torch.full_like(self._host, 0.5))
+
+    assert under("all").outcome == "invalid"
+
+
+def test_without_a_checkpoint_there_is_no_input_to_move():
+    with pytest.raises(Unsupported, match="no block"):
+        under("none")
 
 
 def test_a_second_backward_and_a_copy_of_the_module_have_their_inputs():
@@ -157,7 +178,7 @@ import sys, torch
 from torch import nn
 import torch.utils.checkpoint
 from profiler.training.checkpointing import host_memory
-from profiler.training.checkpointing.offloading import offload_inputs
+from profiler.training.levers.offload import offload_inputs
 from profiler.training.checkpointing.block_segments import checkpoint_segments
 from profiler.training.workload import Workload
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from profiler.core import gpu_specs
 from profiler.core.errors import UserError
+from profiler.core.roofline import host_rate
 
 GIB = 2**30
 SOLD = {  # GiB, as the vendor writes it on the box
@@ -114,3 +116,9 @@ def test_a_user_adds_a_gpu_and_replaces_one_by_files_of_their_own(tmp_path, monk
     assert set(gpu_specs.names()) == {*SOLD, "my-gpu"}
     assert gpu_specs.find("my-gpu").memory_bytes == gpu_specs.find("t4").memory_bytes == 5
     assert gpu_specs.find("h100").memory_bytes > 5
+
+
+def test_a_copy_to_the_host_has_a_rate_where_the_link_is_known():
+    assert host_rate(gpu_specs.find("h100")) == pytest.approx(0.8 * 63e9)
+    assert all(host_rate(gpu_specs.find(word)) > 0 for word in SOLD)
+    assert host_rate(msgspec.structs.replace(gpu_specs.find("t4"), host_bandwidth=None)) == 0

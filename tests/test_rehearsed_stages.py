@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from profiler.core import plan_file
+from profiler.core import gpu_specs, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.errors import UserError
+from profiler.core.roofline import host_rate
 from profiler.engines.local import Local
 from profiler.planning import candidates
 from profiler.planning.plan import plan_file_of
@@ -44,6 +45,21 @@ def test_a_steps_peak_under_a_plan_is_that_of_its_stages(engine, tmp_path, preci
     assert chain.traced_peak_bytes == none.readings.peak_bytes
     for plan, record in zip(plans.values(), under, strict=True):
         assert simulate(chain, plan).peak_bytes == pytest.approx(record.readings.peak_bytes, rel=MOST_OFF)
+
+
+def test_a_steps_peak_with_inputs_in_host_memory_is_that_of_its_stages(engine, tmp_path):
+    of = make.case("none", model=Choice("transformer:layers=6,width=128,sequence=256"), device="rehearse:h100")
+    chain = msgspec.structs.replace(stages.stages(engine, of, None), host_rate=host_rate(gpu_specs.find("h100")))
+    points = [point for point in frontier(chain, offload=True) if point.plan.offloaded]
+
+    cases = []
+    for number, point in enumerate((points[0], points[len(points) // 2], points[-1])):
+        plan_file.write(plan_file_of(chain, point.plan), tmp_path / f"{number}.json")
+        strategy = Choice.of("plan", {"file": tmp_path / f"{number}.json"})
+        cases.append((point, msgspec.structs.replace(of, strategy=strategy)))
+    records = engine.run([Trial(case=case, passes=("memory",)) for _, case in cases])
+    for (point, _), record in zip(cases, records, strict=True):
+        assert record.readings.peak_bytes == pytest.approx(point.peak_bytes, rel=MOST_OFF)
 
 
 READING = """

@@ -12,6 +12,7 @@ from profiler.core.errors import UserError
 LEVERS = {  # in the order of labels, and of how they are applied: whether a step without it can follow on its model
     "chunk-loss": True,
     "fused": False,
+    "offload-inputs": True,
 }
 JOINT = re.compile(rf"\+(?=(?:{'|'.join(LEVERS)})(?:[:+]|$))")  # not in `selective:save=attention+matmul`
 

@@ -141,11 +141,10 @@ class OffloadedInput:
 
     def _watch(self, block: nn.Module, given: Any, output: Any) -> None:
         """Fetch what was sent when the gradient of this output arrives."""
-        sent = self._sent
         outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if sent is not None and outputs and torch._C._current_graph_task_id() == -1:  # not in a recompute
-            self._sent = None
-            outputs[0].register_hook(lambda gradient: sent.fetch())
+        if self._sent is not None and outputs and torch._C._current_graph_task_id() == -1:  # not in a recompute
+            waiting, self._sent = [self._sent], None  # the hook lets go of it, since a loss may keep its graph
+            outputs[0].register_hook(lambda gradient: waiting.pop().fetch() if waiting else None)
 
 
 def _wait(event: torch.cuda.Event | None, device: torch.device) -> None:

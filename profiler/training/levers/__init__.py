@@ -17,7 +17,7 @@ from profiler.core import catalogue
 from profiler.core.case import Case, Choice
 from profiler.core.choices import LEVERS
 from profiler.core.errors import UserError, nearest_or_all
-from profiler.core.record import Applied
+from profiler.core.record import Applied, Note
 from profiler.training import strategies
 
 if TYPE_CHECKING:  # has torch
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # has torch
 TABLE = {
     "chunk-loss": "profiler.training.levers.chunked_loss:apply",
     "fused": "profiler.training.levers.optimizer:fused",
+    "offload-inputs": "profiler.training.levers.offload:inputs",
 }
 OF_OPTIMIZER = {"fused": ("fused", "foreach")}  # by lever: the options that it sets
 
@@ -65,9 +66,14 @@ def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workl
             split="; ".join(filter(None, (applied.split, own.split))) or None,
             changes_kernels=applied.changes_kernels or own.changes_kernels,
             notes=(*applied.notes, *own.notes),
+            remark=partial(_either, applied.remark, own.remark),
             switch=partial(_both, applied.switch, own.switch) if applied.switch and own.switch else None,
         )
     return workload, applied
+
+
+def _either(first: Callable[[], Note | None], second: Callable[[], Note | None]) -> Note | None:
+    return first() or second()
 
 
 def _both(first: Callable[[bool], None], second: Callable[[bool], None], on: bool) -> None:
