@@ -253,7 +253,7 @@ DAMAGED = {
     "no text": (b"\xff\xfe\x00", "not a plan"),
     "another document": (b'{"stages": []}', "schema"),
     "an unknown field": (edited(more=1), "more"),
-    "another schema": (edited(schema=2, more=1), "schema 2"),
+    "another schema": (edited(schema=3, more=1), "schema 3"),
     "no block": (edited(segments=[{"blocks": ["7"]}]), "'7' is not one of its blocks"),
     "an empty segment": (edited(segments=[{"blocks": []}]), "consecutive"),
     "another order": (edited(segments=[{"blocks": ["1", "0"]}]), "consecutive"),
