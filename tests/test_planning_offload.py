@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiler.planning import chain as chains
+from profiler.planning.candidates import largest_stage
 from profiler.planning.chain import Chain, StageModule
 from profiler.planning.plan import Item, Plan, plan_file_of, render
 from profiler.planning.simulator import simulate
@@ -167,6 +168,11 @@ def test_the_frontier_is_that_of_brute_force(part):
         assert not differs(chain_of(seed, number)), (seed, number)
 
 
+@pytest.mark.parametrize("costs", [{"plain_forward_extra_bytes": 300}, {"backward_extra_bytes": -100}])
+def test_so_it_is_where_inputs_that_are_sent_or_fetched_set_the_peak(costs):
+    assert not differs(equal(5, copy_seconds=0.5, **{f"s{place}": costs for place in range(1, 5)}))
+
+
 def test_host_memory_is_used_where_it_pays():
     used = [any(point.plan.offloaded for point in frontier(chain_of(seed, 5), offload=True)) for seed in range(40)]
 
@@ -211,3 +217,11 @@ def test_long_chains_are_solved_and_every_plan_is_what_it_says():
     draw = random.Random(0)
     assert any(found.point(index).plan.offloaded for index in draw.sample(range(len(found)), 20))
     assert found.peak_bytes[0] < frontier(chain).peak_bytes[0]
+
+
+def test_no_plan_gets_below_the_largest_stage_at_work():
+    for seed in range(60):
+        chain = chain_of(3 * seed, 1 + seed % 6)  # with pins
+        _, floor = largest_stage(chain)
+
+        assert floor <= frontier(chain, offload=True).peak_bytes[0], seed

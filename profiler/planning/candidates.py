@@ -162,12 +162,15 @@ def _before(chain: Chain) -> list[int]:
     """Return for each stage the least bytes that earlier stages hold while it runs, besides the chain's own input.
 
     These are what pinned stages save and, for an unpinned stage just before, its output, or what it saves if less.
+    Outputs further before may wait in host memory, where the chain has a rate of copies.
     """
     kept, before = 0, [0]
     for stage in chain.stages[:-1]:
-        saved = _least_saved(stage)
-        before.append(kept + (saved if stage.pinned else min(stage.output_bytes, saved)))
-        kept += saved if stage.pinned else 0
+        saved, own = _least_saved(stage), min(costs.own_bytes for costs in stage.ways)
+        away = chain.host_rate > 0
+        there = min(saved, own + stage.output_bytes) if away else saved
+        before.append(kept + (there if stage.pinned else min(stage.output_bytes, saved)))
+        kept += (own if away else saved) if stage.pinned else 0
     return before
 
 

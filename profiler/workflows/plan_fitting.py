@@ -54,13 +54,19 @@ class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
 Try = Callable[[Point], TriedPlan]
 
 
-def frontiers(chain: Chain, levels: int | None = None, screen: Screen = SILENT) -> Iterator[Frontier]:
-    """Yield the frontier of so many levels, or of each depth, until deeper plans can be no smaller."""
+def frontiers(
+    chain: Chain, levels: int | None = None, screen: Screen = SILENT, *, offload: bool = False
+) -> Iterator[Frontier]:
+    """Yield the frontier of so many levels, or of each depth, until deeper plans can be no smaller.
+
+    With `offload`, inputs of checkpoints may wait in host memory at the chain's rate of copies, at one level.
+    """
     _, floor = candidates.largest_stage(chain)
     smallest: int | None = None
     for depth in (levels,) if levels else DEPTHS:
         with screen.doing(f"looking for the fastest plans, {depth} deep"):
-            points = frontier(chain, levels=depth, points=POINTS if len(chain.stages) > LONG else None)
+            most = POINTS if len(chain.stages) > LONG else None
+            points = frontier(chain, levels=depth, points=most, offload=offload and depth == 1)
         if smallest is not None and points.peak_bytes[0] >= smallest:
             return
         yield points
