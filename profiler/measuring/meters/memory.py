@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -90,12 +90,6 @@ def static_bytes(workload: Workload, optimizer: torch.optim.Optimizer) -> dict[s
     return counted | workload.held()
 
 
-class Mark(Protocol):
-    """Ends a span and begins the next, as `Watch.mark` does."""
-
-    def __call__(self, *, follow: bool = False) -> None: ...
-
-
 def _unmarked(*, follow: bool = False) -> None:
     """Marks nothing."""
 
@@ -109,7 +103,7 @@ class _Marks:
 
     def __init__(self, workload: Workload) -> None:
         self.labels: list[tuple[str, int | None]] = []
-        self._mark: Mark = _unmarked
+        self._mark: Callable[..., None] = _unmarked
         self._gradients: dict[int, dict[int, int]] = {}  # by parameter: bytes by storage, which parameters may share
         self._held: dict[int, int] = {}  # of all of them
         self._held_bytes = 0
@@ -117,7 +111,7 @@ class _Marks:
         self._parameters = [parameter for parameter in workload.module.parameters() if parameter.requires_grad]
         self._handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in self._parameters]
 
-    def follow(self, mark: Mark) -> None:
+    def follow(self, mark: Callable[..., None]) -> None:
         self._mark = mark
 
     def phase(self, name: str) -> None:
