@@ -12,10 +12,16 @@ import pytest
 import profiler
 from profiler.core.case import encode
 from tests import live_models
+from tests.hollow import Hollow
 
 FACTORIES = ("tied", "convolutions", "masked", "hooked")
 PRECISIONS = ("fp32", "amp-bf16")
 OF_ONE_RUN = ("stage_seconds", "environment", "evidence")  # the last is derived, for readers of JSON
+
+
+@pytest.fixture
+def estimates(hollow: Hollow) -> None:
+    """Here functions of Python rehearse, as they do for users."""
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
