@@ -17,7 +17,7 @@ from profiler.training.checkpointing.host_memory import HostMemory, OffloadedInp
 from profiler.training.workload import Workload
 
 
-def inputs(workload: Workload, case: Case, *, least: Count = 1 << 20) -> tuple[Workload, Applied]:
+def inputs(workload: Workload, case: Case, *, least: Count = 1048576) -> tuple[Workload, Applied]:
     """Moves the inputs of checkpoints to pinned host memory until the backward is a block away.
 
     Those of fewer than `least` bytes stay. Raises Unsupported where no strategy has checkpointed a block.
