@@ -18,7 +18,9 @@ from profiler.request import spec
 from profiler.request.spec import Request
 from profiler.training import levers
 from profiler.training.assemble import assemble
-from profiler.training.levers import chunked_loss
+from profiler.training.levers import chunked_loss, micro_batches
+from profiler.training.levers.optimizer import OneByOne
+from profiler.training.optimizers import torch_optim
 from profiler.training.workload import Workload, compared
 from tests.small_heads import BATCH, STEPS, TIME, VOCABULARY, WIDTH, reading, step
 
@@ -185,3 +187,121 @@ def test_flops_of_torchs_own_loss_are_three_products():
 
     assert flops("chunk-loss:by=torch") == flops("none")
     assert flops("chunk-loss:by=parts") == flops("none") + 2 * BATCH * TIME * WIDTH * VOCABULARY  # the logits again
+
+
+# the optimizer
+
+
+def _stepped(build, label, **fields) -> dict[str, torch.Tensor]:
+    """The weights after three steps."""
+    built = _built(build, label, **fields)
+    _, run = built.trainer()
+    for number in range(1, 4):
+        built.seed(number)
+        run(lambda phase: None)
+    weights = {name: parameter.detach().clone() for name, parameter in built.workload.module.named_parameters()}
+    return weights
+
+
+@pytest.mark.parametrize("label", ["in-backward", "all+in-backward", "no-foreach"])
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_in_backward_steps_once_as_plain_pytorch_does(optimizer, label):
+    torch.manual_seed(0)
+    weights = _stepped(step, label, optimizer=Choice(optimizer))
+
+    built = _built(step, "none", optimizer=Choice(optimizer))
+    module, batch = built.workload.module, built.workload.batch
+    kind = {"adamw": partial(torch.optim.AdamW, lr=0.001), "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}
+    stepping = kind[optimizer](module.parameters(), foreach=False)
+    for _ in range(3):
+        stepping.zero_grad()
+        built.workload.loss(module, batch).backward()
+        stepping.step()
+
+    for name, parameter in module.named_parameters():
+        assert torch.equal(weights[name], parameter)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"accumulate": 2}, {"precision": "amp-fp16"}, {"keep_gradients": True}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_in_backward_is_refused_where_gradients_are_not_complete(fields):
+    with pytest.raises(Unsupported, match="in-backward"):
+        _built(step, "in-backward", **fields)
+
+
+def test_a_weight_in_two_reentrant_checkpoints_is_not_stepped_twice():
+    linear = torch.nn.Linear(4, 4)
+    again = partial(torch.utils.checkpoint.checkpoint, linear, use_reentrant=True)
+    batch = torch.randn(2, 4, requires_grad=True)
+    build = partial(Workload, module=linear, batch=batch, loss=lambda module, batch: again(again(batch)).sum())
+    built = _built(build, "own+in-backward")
+    _, run = built.trainer()
+
+    with pytest.raises(Unsupported, match="twice"):
+        run(lambda phase: None)
+
+
+def test_state_in_bf16_is_half_the_bytes():
+    optimizer, run = _built(step, "bf16-state").trainer()
+    run(lambda phase: None)
+
+    states = [value for _, state in torch_optim.states(optimizer) for value in state.values() if value.ndim]
+    assert states
+    assert {value.dtype for value in states} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("label", ["in-backward", "all+chunk-loss:by=parts+fused+in-backward", "bf16-state"])
+def test_the_equality_pass_takes_levers_of_the_optimizer(label):
+    assert _measured(STEPS["tied"], label).outcome == "ok"
+
+
+def test_a_step_that_is_doubled_is_found(monkeypatch):
+    def doubled(self, closure=None):
+        for parameter, part in self.parts.items():
+            if parameter.grad is not None:
+                part.step()
+                part.step()
+
+    monkeypatch.setattr(OneByOne, "step", doubled)
+
+    record = _measured(STEPS["tied"], "in-backward")
+
+    assert record.outcome == "invalid"
+    assert "second step" in record.detail
+
+
+# micro-batches
+
+
+@pytest.mark.parametrize(
+    "label", ["micro-batches:n=2", "micro-batches:n=3", "all+chunk-loss:rows=8,by=parts+micro-batches:n=4"]
+)
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "functional head"])
+def test_micro_batches_are_within_rounding_of_float64(name, label):
+    build = STEPS[name]
+    exact = _gradients(_built(_in_double(build), "none"))
+    plain = _apart(_gradients(_built(build, "none")), exact)
+
+    off = _apart(_gradients(_built(build, label)), exact)
+
+    assert 0 < off < 4 * plain < 1e-5
+
+
+def test_a_wrong_weight_of_tokens_is_found(monkeypatch):
+    monkeypatch.setattr(micro_batches, "_shares", lambda counts: [1 / len(counts)] * len(counts))
+
+    record = _measured(step, "micro-batches:n=2")
+
+    assert record.outcome == "invalid"
+    assert "differ" in record.detail
+
+
+def test_micro_batches_under_batchnorm_are_refused():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    build = partial(Workload, module=module, batch=torch.randn(4, 4), loss=lambda module, batch: module(batch).sum())
+
+    with pytest.raises(Unsupported, match="BatchNorm"):
+        _built(build, "micro-batches:n=2")

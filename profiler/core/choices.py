@@ -11,7 +11,12 @@ from profiler.core.errors import UserError
 
 LEVERS = {  # in the order of labels, and of how they are applied: whether a step without it can follow on its model
     "chunk-loss": True,
+    "micro-batches": False,
     "fused": False,
+    "no-foreach": False,
+    "8bit": False,
+    "bf16-state": False,
+    "in-backward": False,
     "offload-inputs": True,
 }
 JOINT = re.compile(rf"\+(?=(?:{'|'.join(LEVERS)})(?:[:+]|$))")  # not in `selective:save=attention+matmul`

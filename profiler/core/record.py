@@ -198,6 +198,9 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     split: str | None = None
     reference: Choice | None = None  # what to compare with instead of `none`, if random numbers are drawn differently
     changes_kernels: bool = False  # whether other operators do the same work: equal except for rounding
+    rounds: bool = (
+        False  # whether a lever sums in another order, in kernels that are as known: equal except for rounding
+    )
     recomputes: dict[int, int] = {}  # by block index: how often it is recomputed in the backward
     kept: tuple[str, ...] = ()  # operators that are not recomputed in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on

@@ -254,7 +254,7 @@ class _Comparison:
             lambda: self._gradients(baseline),
             digests,
             nudged=lambda: self._gradients(baseline, nudge=True),
-            other_kernels=lambda: applied.changes_kernels or num_compiled() > before,
+            other_kernels=lambda: applied.changes_kernels or applied.rounds or num_compiled() > before,
             group=self._group,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -51,6 +52,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     settling: int = 1
     calls: dict[str, nn.Module] = {}  # blocks that are calls instead of submodules, by name
     loss_modules: tuple[nn.Module, ...] = ()  # that the loss itself is or refers to
+    parts: tuple[tuple[Any, float], ...] = ()  # of the batch, each with its share of the loss; (): the batch is whole
     optimizer_changes: tuple[Callable[[torch.optim.Optimizer], torch.optim.Optimizer], ...] = ()  # by levers
 
     def block(self, name: str) -> nn.Module:
@@ -119,9 +121,9 @@ def train_step(
     """Zero the gradients, then run forward, loss and backward for each micro-batch, then the optimizer's step.
 
     `mark` is called with the phase that begins: zero, forward, backward, optimizer, and end; `look` with each loss
-    before its backward. Without an optimizer the
-    step ends after the backward. Returns the last micro-batch's loss, detached. Raises Invalid as `loss_of` does, and
-    if a parameter is written in the backward of a micro-batch before the last, whose gradients are not all there yet.
+    before its backward. Without an optimizer the step ends after the backward. Returns the last micro-batch's loss,
+    detached; that of the workload's parts is their sum. Raises Invalid as `loss_of` does, and if a parameter is written
+    in the backward of a micro-batch before the last, whose gradients are not all there yet.
     """
     stop_if_interrupted()
     mark("zero")
@@ -130,17 +132,23 @@ def train_step(
             parameter.grad.zero_()
         else:
             parameter.grad = None
-    for number in range(1, accumulate + 1):
-        with workload.syncing(number == accumulate):
+    parts = workload.parts or ((workload.batch, 1.0),)
+    total: torch.Tensor | None = None
+    for number, (place, (batch, share)) in product(range(1, accumulate + 1), enumerate(parts, start=1)):
+        is_last = number == accumulate and place == len(parts)
+        with workload.syncing(is_last):
             mark("forward")
-            loss = loss_of(workload)
+            loss = loss_of(workload, batch)
             look(loss)
             mark("backward")
             part = loss / accumulate if accumulate > 1 else loss
-            versions = [] if number == accumulate else _versions(workload)
+            part = part * share if share != 1.0 else part
+            versions = [] if is_last else _versions(workload)
             (scaler.scale(part) if scaler else part).backward()
             if versions and _versions(workload) != versions:
                 raise Invalid(STEPPED)
+        own = loss.detach() if share == 1.0 else loss.detach() * share
+        total = own if total is None or place == 1 else total + own
     mark("optimizer")
     if optimizer is not None and scaler is not None:
         scaler.step(optimizer)
@@ -148,7 +156,8 @@ def train_step(
     elif optimizer is not None:
         optimizer.step()
     mark("end")
-    return loss.detach()
+    assert total is not None
+    return total
 
 
 def _versions(workload: Workload) -> list[int]:
@@ -156,9 +165,9 @@ def _versions(workload: Workload) -> list[int]:
     return [parameter._version for parameter in parameters if not parameter.is_inference()]
 
 
-def loss_of(workload: Workload) -> torch.Tensor:
-    """Run the forward; return its loss. Raises Invalid if that is not a scalar floating-point tensor."""
-    loss = workload.loss(workload.module, workload.batch)
+def loss_of(workload: Workload, batch: Any = None) -> torch.Tensor:
+    """Run the forward, on its batch or another; return its loss. Raises Invalid if that is no real scalar."""
+    loss = workload.loss(workload.module, workload.batch if batch is None else batch)
     if not isinstance(loss, torch.Tensor):
         raise Invalid(f"the loss must be a tensor, got {type(loss).__name__}")
     if loss.numel() != 1:

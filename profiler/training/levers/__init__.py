@@ -25,10 +25,20 @@ if TYPE_CHECKING:  # has torch
 
 TABLE = {
     "chunk-loss": "profiler.training.levers.chunked_loss:apply",
+    "micro-batches": "profiler.training.levers.micro_batches:apply",
     "fused": "profiler.training.levers.optimizer:fused",
+    "no-foreach": "profiler.training.levers.optimizer:no_foreach",
+    "8bit": "profiler.training.levers.optimizer:eight_bit",
+    "bf16-state": "profiler.training.levers.optimizer:bf16_state",
+    "in-backward": "profiler.training.levers.optimizer:in_backward",
     "offload-inputs": "profiler.training.levers.offload:inputs",
 }
-OF_OPTIMIZER = {"fused": ("fused", "foreach")}  # by lever: the options that it sets
+OF_OPTIMIZER = {  # by lever: the options that it sets
+    "fused": ("fused", "foreach"),
+    "no-foreach": ("fused", "foreach"),
+    "8bit": ("fused", "foreach", "its state"),
+    "bf16-state": ("its state",),
+}
 
 
 def resolved(label: Choice) -> Choice:
@@ -51,9 +61,15 @@ def refuse_conflicts(case: Case) -> None:
     for lever in case.levers or ():
         for option in OF_OPTIMIZER.get(lever.name, ()):
             if option in taken:
-                message = f"'{case.label}': {lever.name} and {taken[option]} both choose the optimizer's kernels"
+                message = (
+                    f"'{case.label}': {lever.name} and {taken[option]} both choose the optimizer's kernels or state"
+                )
                 raise UserError(message, hint="name one of them")
         taken |= dict.fromkeys(OF_OPTIMIZER.get(lever.name, ()), lever.name)
+    names = {lever.name for lever in case.levers or ()}
+    if {"in-backward", "micro-batches"} <= names:
+        message = f"'{case.label}': in-backward would step once for each of the micro-batches"
+        raise UserError(message, hint="name one of them")
 
 
 def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workload, Applied]:
@@ -64,7 +80,7 @@ def with_levers(case: Case, workload: Workload, applied: Applied) -> tuple[Workl
         applied = msgspec.structs.replace(
             applied,
             split="; ".join(filter(None, (applied.split, own.split))) or None,
-            changes_kernels=applied.changes_kernels or own.changes_kernels,
+            rounds=applied.rounds or own.rounds,
             notes=(*applied.notes, *own.notes),
             remark=partial(_either, applied.remark, own.remark),
             switch=partial(_both, applied.switch, own.switch) if applied.switch and own.switch else None,

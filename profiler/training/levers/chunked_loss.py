@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
-from profiler.core.record import Applied
+from profiler.core.record import Applied, Note
 from profiler.core.user_code import users_line
 from profiler.training.checkpointing.own_checkpoints import checkpoint
 from profiler.training.kept_state import kept
@@ -30,6 +30,10 @@ POINTWISE = {  # what a part may do with its own logits: casts, and the scale an
 }  # fmt: skip
 CASTS = (torch.Tensor.float, torch.Tensor.to, torch.Tensor.type)
 ASKED = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "get_device", "__len__", "is_contiguous")
+UNSEEN = (
+    "F.linear_cross_entropy is one operator: its products are counted, what it reads and writes is not, so that its "
+    "time is estimated too low; chunk-loss:by=parts has an estimate of all"
+)
 BY_TORCH = hasattr(F, "linear_cross_entropy")
 
 
@@ -51,9 +55,9 @@ def apply(
     found = heads.found(workload)
     heads.weights = {id(weight): name for name, weight in workload.module.named_parameters() if name in found}
     text = f"the loss of {', '.join(name.removesuffix('.weight') for name in found)} in parts"
-    return msgspec.structs.replace(workload, loss=heads.around(workload.loss)), Applied(
-        split=text, changes_kernels=True, switch=heads.switch
-    )
+    notes = (Note(code="GCP071", text=UNSEEN),) if heads.is_by_torch and case.has_estimated_times else ()
+    applied = Applied(split=text, rounds=True, notes=notes, switch=heads.switch)
+    return msgspec.structs.replace(workload, loss=heads.around(workload.loss)), applied
 
 
 class _Heads(TorchFunctionMode):
@@ -61,7 +65,7 @@ class _Heads(TorchFunctionMode):
 
     def __init__(self, rows: int, by: str) -> None:
         super().__init__()
-        self.rows, self.by, self.is_on = rows, by, True
+        self.rows, self.by, self.is_on, self.is_by_torch = rows, by, True, False
         self.weights: dict[int, str] = {}
         self.chunked: set[str] = set()  # weights whose logits met cross entropy
         self.readers: dict[str, str] = {}  # by weight: what else read the logits, and where
@@ -94,7 +98,7 @@ class _Heads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear and id(args[1]) in self.weights:
+        if getattr(func, "__name__", "") == "linear" and len(args) > 1 and id(args[1]) in self.weights:
             hidden, weight, *rest = args
             bias = rest[0] if rest else kwargs.get("bias")
             return Logits(_whole(hidden, "a next layer"), weight, bias, heads=self, name=self.weights[id(weight)])
@@ -173,7 +177,7 @@ def _whole(tree: Any, reader: str) -> Any:
 
 def _put_off(own: Logits, func: Any, name: str, rest: Any, kwargs: Any) -> Any:
     """Return what a function makes of logits that stay put off, or their cross entropy; None if it reads them."""
-    if func is F.cross_entropy:
+    if name == "cross_entropy":  # the function itself may be replaced, where steps are traced
         return _cross_entropy(own, *rest, **kwargs)
     if func in POINTWISE and not any(isinstance(one, torch.Tensor) and one.ndim for one in (*rest, *kwargs.values())):
         with torch._C.DisableTorchFunctionSubclass():
@@ -251,6 +255,7 @@ def _by_torch(own: Logits, hidden: torch.Tensor, target: torch.Tensor, **how: An
     """Return torch's own, which does not follow autocast; raises Unsupported for what it does not take."""
     if how["label_smoothing"] or any(func not in CASTS for func, _, _ in own.pointwise):
         raise Unsupported("F.linear_cross_entropy has no softcap and no label smoothing: chunk-loss:by=parts")
+    own.head["heads"].is_by_torch = True
     weight, bias, kind = own.head["weight"], own.head["bias"], hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=own.head["heads"].rows)

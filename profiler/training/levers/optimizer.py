@@ -1,31 +1,158 @@
-"""Levers that change the optimizer alone: its kernels, and the bytes of its state."""
+"""Levers that change the optimizer: its kernels, the bytes of its state, and when it steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
 import msgspec
 import torch
+from torch import nn
 
 from profiler.core.case import Case
 from profiler.core.errors import Unsupported
-from profiler.core.record import Applied
+from profiler.core.record import Applied, Note
 from profiler.training.workload import Workload
+
+Optimizer = torch.optim.Optimizer
+LIBRARIES = {"torchao": "torchao.optim", "bitsandbytes": "bitsandbytes.optim"}  # that have 8-bit Adam and AdamW
+TWICE = (
+    "in-backward: the gradient of a parameter arrives twice in a backward, as that of a weight in two reentrant "
+    "checkpoints does, and it would step twice: use_reentrant=False"
+)
 
 
 def fused(workload: Workload, case: Case) -> tuple[Workload, Applied]:
     """One kernel for the optimizer's whole step (fused=True), without the copies that its foreach kernels make."""
-    return _changed(workload, fused=True, foreach=None)
+    return _changed(workload, partial(_like, fused=True, foreach=None))
 
 
-def _changed(workload: Workload, **options: bool | None) -> tuple[Workload, Applied]:
-    def change(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def no_foreach(workload: Workload, case: Case) -> tuple[Workload, Applied]:
+    """The optimizer's step parameter by parameter (foreach=False), without copies of all of them at once."""
+    return _changed(workload, partial(_like, foreach=False))
+
+
+def eight_bit(workload: Workload, case: Case) -> tuple[Workload, Applied]:
+    """Adam's state in 8 bits, by torchao or bitsandbytes, whichever is installed. Its updates differ.
+
+    Raises Unsupported where neither is installed, and for other optimizers than Adam and AdamW.
+    """
+
+    def change(optimizer: Optimizer) -> Optimizer:
         kind = type(optimizer)
-        if kind.__module__.partition(".")[0] != "torch" or not options.keys() <= optimizer.defaults.keys():
-            raise Unsupported(f"its optimizer, {kind.__name__}, has no option {next(iter(options))}")
-        groups = [{**group, **options} for group in optimizer.param_groups]
-        try:
-            return kind(groups, **{"lr": optimizer.defaults["lr"], **options})
-        except RuntimeError as error:  # "`fused=True` requires all the params to be floating point Tensors ..."
-            raise Unsupported(str(error).splitlines()[0]) from error
+        if kind not in (torch.optim.Adam, torch.optim.AdamW):
+            raise Unsupported(f"8bit: no library has {kind.__name__} with an 8-bit state: --optimizer adamw")
+        for module in LIBRARIES.values():
+            try:
+                made = getattr(import_module(module), f"{kind.__name__}8bit")
+            except ImportError:
+                continue
+            names = ("lr", "betas", "eps", "weight_decay")
+            return made(optimizer.param_groups[0]["params"], **{name: optimizer.defaults[name] for name in names})  # type: ignore[no-any-return]
+        raise Unsupported("8bit needs a library: pip install torchao, or bitsandbytes")
 
+    return _changed(workload, change, text="the optimizer's state has 8 bits: its updates differ from those of `none`")
+
+
+def bf16_state(workload: Workload, case: Case) -> tuple[Workload, Applied]:
+    """The optimizer's state in bfloat16; it steps parameter by parameter, in their own type. Its updates differ."""
+
+    def change(optimizer: Optimizer) -> Optimizer:
+        parts = _apart(optimizer)
+        for parameter, part in parts.items():
+            part.register_step_pre_hook(lambda one, *_, to=parameter.dtype: _cast(one, to))
+            part.register_step_post_hook(lambda one, *_: _cast(one, torch.bfloat16))
+        return OneByOne(parts)
+
+    return _changed(workload, change, text="the optimizer's state is bfloat16: its updates differ from those of `none`")
+
+
+def in_backward(workload: Workload, case: Case) -> tuple[Workload, Applied]:
+    """Steps with each parameter as soon as its gradient is there, which is freed at once.
+
+    Raises Unsupported where a parameter's gradient is not there at once: with accumulation, with a gradient scaler and
+    on several ranks.
+    """
+    given = {
+        "--accumulate": case.accumulate > 1,
+        "--keep-grads": case.keep_gradients,
+        "the gradient scaler of amp-fp16": case.precision == "amp-fp16",
+        "--ranks": bool(case.ranks or case.parallel),
+    }
+    if named := [name for name, is_given in given.items() if is_given]:
+        raise Unsupported(f"in-backward steps before gradients are complete: leave {named[0]} out")
+    return _changed(workload, lambda optimizer: OneByOne(_apart(optimizer)).step_in_backward())
+
+
+class OneByOne(Optimizer):
+    """Optimizers of one parameter each, that step one after the other, or each in the backward."""
+
+    def __init__(self, parts: dict[nn.Parameter, Optimizer]) -> None:
+        super().__init__(list(parts), {})
+        self.parts = parts
+        self._stepped: set[nn.Parameter] = set()
+
+    def step_in_backward(self) -> OneByOne:
+        """Step with each parameter as soon as its gradient is there, from now on."""
+        for parameter in self.parts:
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        return self
+
+    def _arrived(self, parameter: Any) -> None:
+        if parameter in self._stepped:
+            raise Unsupported(TWICE)
+        self._stepped.add(parameter)
+        self.parts[parameter].step()
+        parameter.grad = None
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step with the parameters that have a gradient: those that have not stepped in the backward."""
+        self._stepped.clear()
+        for parameter, part in self.parts.items():
+            if parameter.grad is not None:
+                part.step()
+
+
+def _changed(
+    workload: Workload, change: Callable[[Optimizer], Optimizer], *, text: str | None = None
+) -> tuple[Workload, Applied]:
+    notes = (Note(code="GCP070", text=text),) if text else ()
     changes = (*workload.optimizer_changes, change)
-    return msgspec.structs.replace(workload, optimizer_changes=changes), Applied()
+    return msgspec.structs.replace(workload, optimizer_changes=changes), Applied(notes=notes, rounds=True)
+
+
+def _apart(optimizer: Optimizer) -> dict[nn.Parameter, Optimizer]:
+    """Return an optimizer of the same kind for each parameter that trains. Raises Unsupported if it needs all."""
+    if isinstance(optimizer, OneByOne):
+        return optimizer.parts
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Unsupported("LBFGS steps with all parameters at once")
+    pairs = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        parameter: _like(optimizer, groups=[{**group, "params": [parameter]}])
+        for group, parameter in pairs
+        if parameter.requires_grad
+    }
+
+
+def _like(optimizer: Optimizer, *, groups: Any = None, **options: bool | None) -> Optimizer:
+    """Return a fresh optimizer of the same kind and options, but for those given. Raises Unsupported."""
+    kind = type(optimizer)
+    library = kind.__module__.partition(".")[0]
+    if library not in ("torch", *LIBRARIES) or not options.keys() <= optimizer.defaults.keys():
+        wanted = f"no option {next(iter(options))}" if options else "parameters that cannot be told apart"
+        raise Unsupported(f"its optimizer, {kind.__name__}, has {wanted}")
+    changed = [{**group, **options} for group in groups or optimizer.param_groups]
+    try:
+        return kind(changed, **{"lr": optimizer.defaults["lr"], **options})
+    except RuntimeError as error:  # "`fused=True` requires all the params to be floating point Tensors ..."
+        raise Unsupported(str(error).splitlines()[0]) from error
+
+
+def _cast(optimizer: Optimizer, dtype: torch.dtype) -> None:
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point():
+                state[name] = value.to(dtype)
