@@ -32,12 +32,21 @@ SCARCE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSYS) 
 GARBAGE = 200_000  # new objects between collections: records live until the end, and scanning 10,000 takes a second
 WIDEST = 120  # columns of a help text, at most; less on a narrower terminal
 UNABLE, INTERNAL, UNWRITABLE, INTERRUPTED, BROKEN_PIPE = 3, 70, 74, 130, 141
-TELLS_FAILURES = ("run", "rehearse", "predict", "plan", "stages", "max-batch", "reproduce")  # as one JSON document
+TELLS_FAILURES = (
+    "run",
+    "rehearse",
+    "predict",
+    "plan",
+    "stages",
+    "fit",
+    "max-batch",
+    "reproduce",
+)  # as one JSON document
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, in whichever package this typer keeps it
 
 CHOICES = ("auto", "always", "never")
 LIMITED = (  # commands that start processes whose stages are limited
-    "run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "max-batch", "blocks",
+    "run", "rehearse", "predict", "explain", "timeline", "plan", "stages", "fit", "max-batch", "blocks",
 )  # fmt: skip
 LONGEST = 1_000_000  # seconds of a stage: eleven days
 NAMES = ("model", "target")  # of the parameter that is the first argument
@@ -50,6 +59,7 @@ COMMANDS = {  # only the one that is asked for is imported; in help.py each has 
     "timeline": "profiler.cli.explain:timeline",
     "plan": "profiler.cli.plan:plan",
     "stages": "profiler.cli.plan:stages",
+    "fit": "profiler.cli.fit:fit",
     "max-batch": "profiler.cli.max_batch:max_batch",
     "show": "profiler.cli.show:show",
     "compare": "profiler.cli.compare:compare",

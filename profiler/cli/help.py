@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, str]] = {  # group -> command -> what it does, short
     },
     "Plan": {
         "plan": "Find the fastest plan within memory",
+        "fit": "Find the fastest way to fit a memory",
         "max-batch": "Find the largest batch that fits",
         "stages": "Measure the costs of each stage",
     },
@@ -80,6 +81,7 @@ MORE_EXAMPLES: dict[str, tuple[str, str]] = {  # besides the one of the command'
     "timeline": ("gcprof timeline mlp --segments 2,4", "gcprof timeline last -o timeline.svg"),
     "plan": ("gcprof plan train.py:make --budget 11GiB --device t4", "gcprof plan --from plan.json --emit python"),
     "stages": ("gcprof stages mlp --device t4", "gcprof stages train.py:make --json"),
+    "fit": ("gcprof fit transformer --memory 200MiB", "gcprof fit mlp --memory 60% --device t4"),
     "max-batch": ("gcprof max-batch mlp --memory 60% --device t4", "gcprof max-batch mlp --memory 1GiB --no-measure"),
     "show": ("gcprof show", "gcprof show last --samples"),
     "compare": ("gcprof compare last ref:cpu/mnist-cnn", "gcprof compare 3fa9c1 77ab02 --format md"),

@@ -110,8 +110,8 @@ def max_batch(
         if model.case.batch_size is None:
             hint = "give the function a parameter batch_size"
             raise UserError(f"'{model.case.model}' makes its own batch, of one size", hint=hint)
-        limit = _limit(model, request, screen.say)
-        context_bytes, source = _context(model, request)
+        limit = limit_of(model, request.limit, screen.say)
+        context_bytes, source = context_of(model, request.context_bytes, measure=request.measure)
         folder = store.new_folder(RESULTS, [f"max batch {model.case.model.name}"])
         search = Search(model.engine, model.case, limit, context_bytes)
         with screen.doing("looking for the largest batches"):
@@ -149,28 +149,28 @@ def max_batch(
         )
 
 
-def _limit(model: ModelOnDevice, request: MaxBatchRequest, say: Callable[[str], None]) -> int:
+def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None]) -> int:
     """Return the limit in bytes; a fraction is of the device's memory. Raises UserError if that is unknown."""
     whole = device_choice.environment(model.case.device, model.devices).device_bytes
-    if isinstance(request.limit, int):
-        if whole is not None and request.limit > whole:
-            say(f"note: {bytes_text(request.limit)} are more than {model.case.device} has: {bytes_text(whole)}")
-        return request.limit
+    if isinstance(limit, int):
+        if whole is not None and limit > whole:
+            say(f"note: {bytes_text(limit)} are more than {model.case.device} has: {bytes_text(whole)}")
+        return limit
     if whole is None:
         message = f"--memory cannot be a share: how much '{model.case.device}' has is not known"
         raise UserError(message, hint="name it, as 11GiB, or a GPU: --device t4")
-    return int(request.limit * whole)
+    return int(limit * whole)
 
 
-def _context(model: ModelOnDevice, request: MaxBatchRequest) -> tuple[int, str | None]:
+def context_of(model: ModelOnDevice, asked: int | None, *, measure: bool = True) -> tuple[int, str | None]:
     """Return what CUDA takes, and its source: as asked, else as measured with one sample, else as assumed."""
     if "cpu" in model.case.device:
-        if request.context_bytes is not None:
+        if asked is not None:
             raise UserError("--context has no effect on a CPU", hint="leave it out")
         return 0, None
-    if request.context_bytes is not None:
-        return request.context_bytes, "as asked"
-    measured = measured_context(model.engine, model.case) if request.measure else None
+    if asked is not None:
+        return asked, "as asked"
+    measured = measured_context(model.engine, model.case) if measure else None
     return (CONTEXT_BYTES, "assumed") if measured is None else (measured, "measured")
 
 

@@ -1,0 +1,100 @@
+"""gcprof fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from profiler.cli import options
+from profiler.cli.options import Words
+from profiler.cli.output import COMMAND, Terminal, aside, interruptible, next_command, say, say_bytes
+from profiler.core.units import bytes_text, parse_bytes, parse_memory
+from profiler.request.spec import Request
+
+if TYPE_CHECKING:
+    from profiler.workflows.fit import Fitted
+
+
+def fit(
+    words: Annotated[
+        Request, Words(("optimizer", "batch_size", "precision", "blocks"), options.Model, has_switches=False)
+    ],
+    memory: Annotated[str, typer.Option(help="Memory it must fit in: 11GiB, 11G, or 60% of the device's.")],
+    context: Annotated[
+        str | None, typer.Option(help="Memory that CUDA itself takes, 0 too. [default: as measured, or 600MiB]")
+    ] = None,
+    allow: Annotated[str | None, typer.Option(help="Levers that change what is trained: 8bit, bf16-state.")] = None,
+    device: options.PlannedDevice = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="plan.json for the plan, if there is one.")
+    ] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find the fastest way to make a training step fit a memory, with every lever; each way was run.
+
+    It combines checkpoints with the loss in chunks, other optimizer kernels, steps in the backward and micro-batches.
+
+    Example: gcprof fit hf:gpt2 --memory 8GiB --device h100
+    """
+    from profiler.views.export.files import refuse_output
+    from profiler.workflows.absent_gpus import planned
+    from profiler.workflows.fit import FitRequest
+    from profiler.workflows.fit import fit as work
+
+    if output is not None:
+        refuse_output(output, force=force)
+    terminal = Terminal(is_quiet=quiet)
+    words = msgspec.structs.replace(words, strategies="none", device=planned(device, say=terminal.say))
+    request = FitRequest(
+        words=words, limit=parse_memory(memory, flag="--memory"), allow=tuple(allow.split(",")) if allow else (),
+        context_bytes=None if context is None else 0 if context == "0" else parse_bytes(context, flag="--context"),
+        typed=COMMAND.get(),
+    )  # fmt: skip
+    with interruptible(json=json):
+        fitted = work(request, terminal)
+        _print(fitted, json=json)
+        if output is not None and fitted.plan:
+            _write(fitted, output, force=force)
+        raise typer.Exit(fitted.exit_code)
+
+
+def _print(fitted: Fitted, *, json: bool) -> None:
+    from profiler.views.tables import fit as view
+    from profiler.views.tables.max_batch import context_text
+
+    rows, chosen = fitted.rows, fitted.chosen
+    needed, fits = list(map(fitted.needed_bytes, rows)), list(map(fitted.fits, rows))
+    if json:
+        document = view.document(
+            rows, needed, fits, chosen=chosen, limit=fitted.limit_bytes, context_bytes=fitted.context_bytes,
+            left_out=fitted.left_out,
+        )  # fmt: skip
+        say_bytes(document)
+        return
+    limit = bytes_text(fitted.limit_bytes)
+    source = f"; {context_text(fitted.context_bytes, fitted.context_source)}" if fitted.context_source else ""
+    below = [f"to fit: {limit}{source}", *(f"left out: {lever}: {why}" for lever, why in fitted.left_out.items())]
+    known = [(nbytes, row) for nbytes, row in zip(needed, rows, strict=True) if nbytes is not None]
+    if chosen is None and known:
+        least, row = min(known, key=lambda pair: pair[0])
+        below.append(
+            f"nothing fits: the least is {row.case.label}, which needs {bytes_text(least - fitted.limit_bytes)} more"
+        )
+    elif chosen is rows[0]:
+        below.append("it fits as it is")
+    say(view.table(rows, needed, fits, chosen=chosen, below=below))
+    if chosen and chosen is not rows[0]:
+        next_command("gcprof", "run", *fitted.words, "--strategies", str(chosen.case.label))
+
+
+def _write(fitted: Fitted, path: Path, *, force: bool) -> None:
+    from profiler.core.case import encode_indented
+    from profiler.views.export.files import write_whole
+
+    write_whole(path, encode_indented(fitted.plan), force=force)
+    aside(f"wrote {path}")

@@ -1,0 +1,71 @@
+"""`gcprof fit`: the fastest way to fit a memory, each of whose rows was run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import answer
+from profiler.runs import store
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+MODEL = ("transformer:layers=3,width=32", "--batch-size", "8", "--optimizer", "adamw", "--device", "cpu")
+
+
+def fitted(capsys: pytest.CaptureFixture[str], memory: str, *flags: str) -> tuple[int, dict, str]:
+    code = answer(["fit", *MODEL, "--memory", memory, "--json", *flags])
+    said = capsys.readouterr()
+    return code, json.loads(said.out), said.err
+
+
+def test_a_step_that_fits_is_left_as_it_is(here, capsys):
+    code, found, _ = fitted(capsys, "8GiB")
+
+    assert code == 0
+    (as_it_is,) = found["ways"]
+    assert (as_it_is["way"], as_it_is["fits"], as_it_is["is_chosen"]) == ("none", True, True)
+
+
+@pytest.mark.slow
+def test_the_fastest_way_that_fits_is_chosen_and_run_in_a_folder(here, capsys):
+    """The bytes of the chosen way are those of a run of it by its name."""
+    _, whole, _ = fitted(capsys, "8GiB")
+    peak = whole["ways"][0]["peak_bytes"]
+    code, found, said = fitted(capsys, f"{peak * 7 // 10}B")
+
+    assert code == 0
+    (chosen,) = [way for way in found["ways"] if way["is_chosen"]]
+    assert chosen["fits"]
+    assert chosen["needed_bytes"] == chosen["peak_bytes"] <= peak * 7 // 10
+    known = [way for way in found["ways"] if way["needed_bytes"]]
+    assert [way["fits"] for way in known] == [way["needed_bytes"] <= peak * 7 // 10 for way in known]
+    run = store.load(max((here / "results").glob("*fit*"), key=lambda folder: folder.stat().st_mtime))
+    none, *others = [record for record in run.records if record.round == 1]
+    (proved,) = [record for record in others if str(record.case.label) == chosen["way"]]
+    assert none.readings.peak_bytes == peak
+    assert (proved.readings.peak_bytes, proved.outcome) == (chosen["peak_bytes"], "ok")
+    assert chosen["gradients"] in ("bit-equal", "within noise")
+    label = str(proved.case.label)
+    assert f"--strategies {label}" in said
+    assert answer(["run", *MODEL, "--strategies", label, "--rounds", "1", "-o", "again"]) == 0
+    again = store.load(Path("again")).records[-1]
+    assert again.readings.peak_bytes == chosen["peak_bytes"]
+
+
+def test_where_nothing_fits_the_least_is_named(here, capsys):
+    code, found, _ = fitted(capsys, "1MiB")
+    assert code == 5
+    assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
+
+    assert answer(["fit", *MODEL, "--memory", "1MiB"]) == 5
+    least = min(found["ways"], key=lambda way: way["needed_bytes"] or 2**62)
+    assert f"the least is {least['way']}" in capsys.readouterr().out
+
+
+def test_a_consent_that_no_lever_needs_is_refused(here, capsys):
+    assert answer(["fit", *MODEL, "--memory", "1GiB", "--allow", "4bit"]) == 2
+    assert "8bit" in capsys.readouterr().err
+    assert not list(here.iterdir())
