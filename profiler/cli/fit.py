@@ -67,7 +67,7 @@ def _print(fitted: Fitted, *, json: bool) -> None:
     from profiler.views.tables import fit as view
     from profiler.views.tables.max_batch import context_text
 
-    rows, chosen = fitted.rows, fitted.chosen
+    rows, chosen = fitted.shown, fitted.chosen
     needed, fits = list(map(fitted.needed_bytes, rows)), list(map(fitted.fits, rows))
     if json:
         document = view.document(

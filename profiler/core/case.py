@@ -89,6 +89,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         return msgspec.structs.replace(self, strategy=Choice("none"), levers=UNSET)
 
     @property
+    def kept(self) -> Case:
+        """The same case without checkpointing, its levers left on."""
+        return msgspec.structs.replace(self, strategy=Choice("none"))
+
+    @property
     def label(self) -> Choice:
         """The strategy and the levers as users write them: `all+chunk-loss+fused`."""
         return Choice("+".join([self.strategy, *self.levers])) if self.levers else self.strategy

@@ -14,8 +14,9 @@ import msgspec
 
 from profiler.analysis.rows import Row, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
-from profiler.core import schedule
+from profiler.core import gpu_specs, roofline, schedule
 from profiler.core.case import Case, Choice, Trial
+from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record
@@ -33,12 +34,14 @@ from profiler.workflows.stages import ModelOnDevice, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
 LOSS = ("chunk-loss",)
-OPTIMIZER = ("fused", "no-foreach")
+FUSED, NO_FOREACH = Choice("fused"), Choice("no-foreach")  # the latter where the optimizer has no fused kernels
+OPTIMIZER = (FUSED, NO_FOREACH)
 # What costs most is tried where nothing else fits. On an H200, a step of GPT-2 with a batch of 8 x 1024 in bf16 took
 # 62 ms; with steps of each parameter in the backward 110, with two micro-batches 96, and with eight 365.
 IN_BACKWARD = ("in-backward",)
 MICRO_BATCHES = ("micro-batches:n=2", "micro-batches:n=4", "micro-batches:n=8")
 CONSENTS = ("8bit", "bf16-state")  # change what is trained
+LEAST = 6  # ways that do not fit are shown
 ROUNDS = 2  # of the ways that fit, where they are measured
 
 
@@ -70,6 +73,14 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     chosen: Row | None = None
     plan: PlanFile | None = None  # the chosen one's, if it has one
     exit_code: int = 0
+
+    @property
+    def shown(self) -> tuple[Row, ...]:
+        """The step as it is, what fits, and of the rest those that need least."""
+        none, *others = self.rows
+        rest = [row for row in others if not self.fits(row)]
+        least = sorted(rest, key=lambda row: self.needed_bytes(row) or 2**63)[:LEAST]
+        return none, *(row for row in others if row in least or self.fits(row))
 
     def needed_bytes(self, row: Row) -> int | None:
         """Return what a row takes of the device, CUDA's context included; None if it did not run."""
@@ -157,7 +168,7 @@ class _Search:
 
     def _ways(self, chosen: tuple[Choice, ...]) -> list[Way]:
         """Return the step with these levers if it fits, else its fastest plan and, where none fits, `all`."""
-        if any(lever in self.left_out for lever in chosen):
+        if any(lever in self.left_out for lever in chosen) or (NO_FOREACH in chosen and FUSED not in self.left_out):
             return []
         none, every = _label(NONE, chosen), _label(ALL, chosen)
         plain = self.run(none)
@@ -178,13 +189,19 @@ class _Search:
         try:
             chain = stages(model.engine, case, model.calibration())
         except UserError as error:  # the blocks are no chain
-            self.left_out.setdefault("plans", error.message)
+            self.left_out[" ".join(("plans", *(("with", *chosen) if chosen else ())))] = error.message
             return None
         steps = Steps(model.engine, case, chain, passes=MEMORY, need=self._needed)
-        for points in frontiers(chains.with_sure_options(chain)):
-            found = fit_plan(steps.run, points, self._limit, beyond=self._context_bytes, is_rehearsed=case.is_rehearsed)
-            if found:
-                return plan_file_of(chain, found.point.plan)
+        sure = chains.with_sure_options(chain)
+        gpu = parse(case.device).name
+        rate = roofline.host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
+        for candidate in (sure, *([msgspec.structs.replace(sure, host_rate=rate)] if rate else [])):
+            for points in frontiers(candidate, offload=candidate is not sure):
+                found = fit_plan(
+                    steps.run, points, self._limit, beyond=self._context_bytes, is_rehearsed=case.is_rehearsed
+                )
+                if found:
+                    return plan_file_of(chain, found.point.plan)
         return None
 
     def run(self, label: Choice) -> Record:
@@ -215,7 +232,7 @@ def _tiers(allowed: tuple[Choice, ...]) -> Iterator[list[tuple[Choice, ...]]]:
     yield combined(loss, optimizer)
     yield combined(loss, IN_BACKWARD)
     for parts in MICRO_BATCHES:
-        yield combined(loss, optimizer, (parts,))
+        yield combined(loss, (FUSED,), (parts,))
 
 
 def _label(strategy: Choice, chosen: tuple[Choice, ...]) -> Choice:

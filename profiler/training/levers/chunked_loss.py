@@ -34,6 +34,7 @@ UNSEEN = (
     "F.linear_cross_entropy is one operator: its products are counted, what it reads and writes is not, so that its "
     "time is estimated too low; chunk-loss:by=parts has an estimate of all"
 )
+LINEAR = torch._C._nn.linear  # F.linear, which a trace replaces for a time
 BY_TORCH = hasattr(F, "linear_cross_entropy")
 
 
@@ -163,6 +164,8 @@ class Logits(torch.Tensor):
                     return torch.is_grad_enabled()
                 return func(*args, **kwargs)
         own = args[0] if args and isinstance(args[0], Logits) else None
+        if name == "untyped_storage" and own is not None and own.computed is None:
+            return own.hidden.untyped_storage()  # for those who follow a step: what the logits hold
         put_off = None if own is None else _put_off(own, func, name, args[1:], kwargs)
         return func(*_whole(args, name), **_whole(kwargs, name)) if put_off is None else put_off
 
