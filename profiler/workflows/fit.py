@@ -119,7 +119,9 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
         cases = {way.under(model.case, files[way.label]): way for way in ways}
         code, records = 0, tuple[Record, ...]()
         if ways:
-            trials = schedule.measured(dict.fromkeys((model.case.baseline, *cases)), ROUNDS)
+            each = dict.fromkeys((model.case.baseline, *cases))
+            is_predicted = model.case.is_predicted
+            trials = schedule.predicted(each) if is_predicted else schedule.measured(each, ROUNDS)
             plans = {files[way.label]: way.plan for way in ways if way.plan}
             code, run = model.run(folder, trials, plans=plans, typed=request.typed)
             screen.say(f"wrote {run.folder / 'trials.jsonl'}")
