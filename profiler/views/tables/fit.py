@@ -13,6 +13,7 @@ from profiler.views.tables.columns import group_table
 from profiler.views.tables.grid import Table, numbers, words
 
 FITS = "<- fits"
+LEFT_OUT = ("split", "saved", "static", "step", "spread")  # columns of a run's table, which `gcprof show` has
 
 
 def table(
@@ -21,8 +22,10 @@ def table(
     """Return the table of the ways, with the bytes that each needs and whether it fits."""
     plain = group_table(rows)
     said = [FITS if row is chosen else "fits" if does else "" for row, does in zip(rows, fits, strict=True)]
-    columns = (*plain.columns, numbers("needed", "", map(bytes_text, needed)), words("", "", said))
-    return msgspec.structs.replace(plain, columns=columns, below=(*plain.below, *below))
+    alike = {("peak", "phase"), *([("outcome", "")] if len({row.outcome for row in rows}) == 1 else [])}
+    kept = (column for column in plain.columns if column.head[0] not in LEFT_OUT and column.head not in alike)
+    columns = (*kept, numbers("needed", "", map(bytes_text, needed)), words("", "", said))
+    return msgspec.structs.replace(plain, columns=columns, cuts=(1,), below=(*plain.below, *below))
 
 
 def document(
