@@ -155,18 +155,20 @@ def test_the_equality_pass_takes_rounding_for_no_fault(label):
     assert not record.equality.gradients_equal
 
 
-def test_a_chunk_that_is_dropped_is_found(monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
+def test_a_chunk_that_is_dropped_is_found(monkeypatch, precision):
     part = chunked_loss._part
     dropping = lambda logits, how, hidden, target: part(logits, how, hidden, target) * (hidden.shape[0] == 48)  # noqa: E731
     monkeypatch.setattr(chunked_loss, "_part", dropping)
 
-    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=48,by=parts")
+    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=48,by=parts", precision=precision)
 
     assert record.outcome == "invalid"
     assert "differ" in record.detail
 
 
-def test_a_bias_that_is_lost_is_found(monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+def test_a_bias_that_is_lost_is_found(monkeypatch, precision):
     init = chunked_loss.Logits.__new__
     monkeypatch.setattr(
         chunked_loss.Logits,
@@ -174,7 +176,7 @@ def test_a_bias_that_is_lost_is_found(monkeypatch):
         lambda kind, hidden, weight, bias, **how: init(kind, hidden, weight, None, **how),
     )
 
-    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts")
+    record = _measured(STEPS["own head with a bias"], "chunk-loss:rows=16,by=parts", precision=precision)
 
     assert record.outcome == "invalid"
     assert "head.bias" in record.detail
