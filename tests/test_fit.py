@@ -15,14 +15,13 @@ pytestmark = pytest.mark.usefixtures("shared")
 MODEL = ("transformer:layers=3,width=32", "--batch-size", "8", "--optimizer", "adamw", "--device", "cpu")
 
 
-def fitted(capsys: pytest.CaptureFixture[str], memory: str, *flags: str) -> tuple[int, dict, str]:
+def fitted(capsys: pytest.CaptureFixture[str], memory: str, *flags: str) -> tuple[int, dict]:
     code = answer(["fit", *MODEL, "--memory", memory, "--json", *flags])
-    said = capsys.readouterr()
-    return code, json.loads(said.out), said.err
+    return code, json.loads(capsys.readouterr().out)
 
 
 def test_a_step_that_fits_is_left_as_it_is(here, capsys):
-    code, found, _ = fitted(capsys, "8GiB")
+    code, found = fitted(capsys, "8GiB")
 
     assert code == 0
     (as_it_is,) = found["ways"]
@@ -32,9 +31,9 @@ def test_a_step_that_fits_is_left_as_it_is(here, capsys):
 @pytest.mark.slow
 def test_the_fastest_way_that_fits_is_chosen_and_run_in_a_folder(here, capsys):
     """The bytes of the chosen way are those of a run of it by its name."""
-    _, whole, _ = fitted(capsys, "8GiB")
+    _, whole = fitted(capsys, "8GiB")
     peak = whole["ways"][0]["peak_bytes"]
-    code, found, said = fitted(capsys, f"{peak * 7 // 10}B")
+    code, found = fitted(capsys, f"{peak * 7 // 10}B")
 
     assert code == 0
     (chosen,) = [way for way in found["ways"] if way["is_chosen"]]
@@ -49,20 +48,18 @@ def test_the_fastest_way_that_fits_is_chosen_and_run_in_a_folder(here, capsys):
     assert (proved.readings.peak_bytes, proved.outcome) == (chosen["peak_bytes"], "ok")
     assert chosen["gradients"] in ("bit-equal", "within noise")
     label = str(proved.case.label)
-    assert f"--strategies {label}" in said
     assert answer(["run", *MODEL, "--strategies", label, "--rounds", "1", "-o", "again"]) == 0
     again = store.load(Path("again")).records[-1]
     assert again.readings.peak_bytes == chosen["peak_bytes"]
 
 
-def test_where_nothing_fits_the_least_is_named(here, capsys):
-    code, found, _ = fitted(capsys, "1MiB")
+@pytest.mark.nightly
+def test_where_nothing_fits_no_way_is_chosen(here, capsys):
+    code, found = fitted(capsys, "1MiB")
+
     assert code == 5
     assert not any(way["fits"] or way["is_chosen"] for way in found["ways"])
-
-    assert answer(["fit", *MODEL, "--memory", "1MiB"]) == 5
-    least = min(found["ways"], key=lambda way: way["needed_bytes"] or 2**62)
-    assert f"the least is {least['way']}" in capsys.readouterr().out
+    assert not list((here / "results").glob("*fit*/trials.jsonl"))
 
 
 def test_a_consent_that_no_lever_needs_is_refused(here, capsys):

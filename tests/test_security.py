@@ -21,7 +21,6 @@ ENDS_PROCESSES = {
     "engines/child.py": "its own server",
     "engines/forkserver.py": "its children and their groups",
     "core/server_process.py": "its own, before it is asked",
-    "rehearsal/build.py": "a compiler that hangs, and what it started",
     "scripts/launch.py": "the user's command, and what it started",
 }
 

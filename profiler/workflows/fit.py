@@ -189,7 +189,8 @@ class _Search:
         model = self._model
         case = model.case.under(_label(NONE, chosen))
         try:
-            chain = stages(model.engine, case, model.calibration())
+            budget = f"{max(1, self._limit - self._context_bytes)}B"  # below the floor nothing is timed
+            chain = stages(model.engine, case, model.calibration(), budget=budget)
         except UserError as error:  # the blocks are no chain
             self.left_out[" ".join(("plans", *(("with", *chosen) if chosen else ())))] = error.message
             return None
