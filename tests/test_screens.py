@@ -47,7 +47,7 @@ SCREENS = {  # command -> its words: of a committed run, of a small model that i
     "reproduce": "",
     "doctor": "--help",
 }
-SLOW = {"max-batch": pytest.mark.nightly}  # looks at many batches
+SLOW = {"max-batch": pytest.mark.nightly, "fit": pytest.mark.slow}  # look at many batches, and at many ways
 
 
 class Screen(io.TextIOWrapper):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import msgspec
 import torch
@@ -99,6 +100,9 @@ def _reason(bench: Bench, comparison: _Comparison, result: Equality) -> str | No
         return comparison.wrong
     rewritten = comparison.rewritten(result)
     reason = gradient_verdict.judge(result, strict=case.verify == "strict", rewritten=rewritten)
+    may_round = comparison.rounds and case.precision != "fp32" and case.verify != "strict" and not case.ranks
+    if reason and may_round and bench.extra("whether the gradients differ by rounding", comparison.is_rounding):
+        return None
     if reason and result.worst_step == 1 and not result.missing and bench.group.mesh is None:
         is_explained = result.moved or gradient_verdict.unkept(result) or rewritten
         if not is_explained and (cause := bench.extra("why the gradients differ", comparison.cause)):
@@ -116,6 +120,7 @@ class _Comparison:
         self.tells = False  # whether any compared gradient is finite and not zero
         self.trains = False  # whether any parameter of the compared steps trains
         self.beside: tuple[str, ...] = ()  # leaves that are compared and are no parameters of the module
+        self.rounds = False  # whether the case's levers sum in another order
         self.wrong: str | None = None  # why the gradients of the baseline itself are wrong, if they are seen to be
         self._doubts = wrong_gradients.SilentErrors()  # of the baseline's own steps
         self._statistics: frozenset[str] = frozenset()  # buffers that hold the batch statistics of norms
@@ -157,6 +162,7 @@ class _Comparison:
             return equality.equal(digests)
         ready = [self._bench.build()]  # used and freed by the first run
         applied = ready[0].applied
+        self.rounds = applied.rounds
         self.is_repairable = not case.repair_batchnorm and is_repairable(ready[0].workload, applied)
         self._statistics = batch_statistics(ready[0].workload.module)
 
@@ -185,6 +191,18 @@ class _Comparison:
         if (found.largest_difference or 0.0) > allowed:
             amount = f"{found.largest_difference:.1e}, worst in {found.worst_parameter}"
             self.wrong = f"the gradients are wrong by {amount}, in plain PyTorch: {cause}"
+
+    def is_rounding(self) -> bool:
+        """Whether the gradients are as near to `none`'s as those are to fp32's, by the norm of all."""
+        plain = self._case.baseline
+        cases = (plain, self._case, msgspec.structs.replace(plain, precision="fp32"))
+        ours, own, exact = (step_results.collect(partial(self._gradients, case)).gradients for case in cases)
+        apart, rounded = equality.distance(ours, own), equality.distance(exact, ours)
+        if apart > rounded:
+            return False
+        text = f"the gradients are {apart:.1e} of their norm from those of `none`, which rounding in {plain.precision}"
+        self._bench.note("GCP072", f"{text} takes {rounded:.1e} away from those in fp32")
+        return True
 
     def cause(self) -> str | None:
         """Return why a recompute may give other gradients: what it finds changed, or that it stops too early."""

@@ -163,9 +163,10 @@ class _Search:
         as_it_is = self.run(NONE)
         if self._fits(as_it_is):
             return [Way(label=NONE)]
-        for tier in _tiers(allowed):
-            if found := [way for chosen in tier for way in self._ways(chosen)]:
-                return found
+        for taken in ((), allowed) if allowed else ((),):  # what changes the training last
+            for tier in _tiers(taken):
+                if found := [way for chosen in tier for way in self._ways(chosen)]:
+                    return found
         return []
 
     def _ways(self, chosen: tuple[Choice, ...]) -> list[Way]:

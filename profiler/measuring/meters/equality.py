@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, sqrt
 
 import msgspec
 import torch
@@ -17,6 +18,7 @@ from profiler.measuring.meters.step_results import (
     Second,
     collect,
     collect_two,
+    dense,
     difference,
     equal_bits,
     largest,
@@ -103,6 +105,15 @@ def _closest(references: Sequence[Results], results: Results, group: Group) -> E
 def apart(step: GradientStep, other: GradientStep, group: Group = ALONE) -> float:
     """Return the largest relative difference of two steps' gradients."""
     return compared(collect(step), collect(other), group).largest_difference or 0.0
+
+
+def distance(reference: Gradients, other: Gradients) -> float:
+    """Return the norm of the difference of all gradients over the reference's norm; infinite if one is missing."""
+    if any((gradient is None) != (other.get(name) is None) for name, gradient in reference.items()):
+        return inf
+    pairs = [(dense(one).double(), dense(other[name]).double()) for name, one in reference.items() if one is not None]  # type: ignore[arg-type]
+    apart = sum(float((one - to).square().sum()) for one, to in pairs)
+    return sqrt(apart / (sum(float(one.square().sum()) for one, _ in pairs) or inf))
 
 
 def compared(reference: Results, other: Results, group: Group = ALONE) -> Equality:
