@@ -25,7 +25,8 @@ from profiler.core.units import bytes_text, change_text
 from profiler.engines.local import Local
 from profiler.planning.plan import render
 from profiler.request.spec import Request
-from profiler.workflows.plan_comparison import ComparedPlan, is_slower
+from profiler.views.tables.plans import ComparedPlan
+from profiler.workflows.plan_comparison import is_slower
 from profiler.workflows.planner import Planned, PlanRequest, plan
 
 AGAIN, BUSY = 10, 4

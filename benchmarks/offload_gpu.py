@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic, before CUDA begins
 
@@ -39,8 +40,8 @@ class Checkpointed:
     def __init__(self, block: torch.nn.Module, around: Callable[..., object] | None) -> None:
         self._forward, self._around = block.forward, around
 
-    def __call__(self, *given: object, **keywords: object) -> object:
-        def under(function: Callable[..., object], *given: object, **keywords: object) -> object:
+    def __call__(self, *given: Any, **keywords: Any) -> Any:
+        def under(function: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
             return checkpoint(function, *given, use_reentrant=False, **keywords)
 
         return (
@@ -53,7 +54,8 @@ class Checkpointed:
 def train(kind: str, steps: int, batch: int, time: int) -> tuple[dict[str, float], list[torch.Tensor]]:
     """Train with what is checkpointed as `kind` says; return figures and the parameters."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_positions=max(time, 1024), attn_pdrop=0.1)).cuda().train()
+    model: Any = GPT2LMHeadModel(GPT2Config(n_positions=max(time, 1024), attn_pdrop=0.1))
+    model = model.cuda().train()
     model.config.use_cache = False
     memory, blocks = HostMemory(), list(model.transformer.h)
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):

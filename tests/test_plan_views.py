@@ -13,6 +13,7 @@ from profiler.planning import chain as chains
 from profiler.planning.candidates import none, ways
 from profiler.planning.solver import best, frontier
 from profiler.views.plots import lines as plan_lines
+from profiler.views.plots import theme
 from profiler.views.tables import grid, max_batch, plans
 from profiler.views.tables.grid import Paper
 from profiler.views.tables.max_batch import LargestBatch
@@ -167,7 +168,7 @@ def test_samples_a_second_are_against_none_and_only_where_it_was_measured():
 
 def test_the_picture_shows_every_plan_and_rival(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plan_lines.theme, "save", lambda figure, **how: drawn.append(figure))
+    monkeypatch.setattr(theme, "save", lambda figure, **how: drawn.append(figure))
 
     plan_lines.plot_plans(list(FRONTIER), CHAIN, title="t", path=tmp_path / "x.png")
 

@@ -155,9 +155,10 @@ def test_a_command_that_cannot_be_guarded_is_run_with_what_it_saves_redirected(f
     gpus = Device(prefix=REHEARSE, name="t4")
     lines = []
 
-    end = launch.run(launch.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus), on_line=lines.append)
+    asked = launch.Asked(words=(sys.executable, str(tmp_path / "train.py")), gpus=gpus)
+    end = launch.run(asked, on_line=lines.append)
 
-    variant = Variant.of(end, gpu=gpus, values={}, is_cut=False)
+    variant = Variant.of(end, asked, values={})
     (process,) = variant.processes
     after = contents(folder)
     assert (end.exit_code, variant.outcome, process.num_steps) == (0, "ok", 2)
