@@ -29,7 +29,7 @@ SCREENS = {  # command -> its words: of a committed run, of a small model that i
     "timeline": f"{SMALL} --strategies none,all --device t4 -o timeline.svg",
     "plan": f"{SMALL} --budget 90% --device t4",
     "stages": f"{SMALL} --device t4",
-    "fit": f"{SMALL} --batch-size 64 --memory 100MiB --context 0 --device t4",
+    "fit": "--help",
     "max-batch": f"{SMALL} --strategies none --memory 640MiB --device t4",
     "show": "ref:cpu/mnist-cnn",
     "compare": "ref:predicted-t4/mnist-cnn ref:predicted-h100/mnist-cnn",
@@ -47,7 +47,7 @@ SCREENS = {  # command -> its words: of a committed run, of a small model that i
     "reproduce": "",
     "doctor": "--help",
 }
-SLOW = {"max-batch": pytest.mark.nightly, "fit": pytest.mark.slow}  # look at many batches, and at many ways
+SLOW = {"max-batch": pytest.mark.nightly}  # looks at many batches
 
 
 class Screen(io.TextIOWrapper):
