@@ -16,10 +16,10 @@ from profiler.core import catalogue, plan_file
 from profiler.core.case import Choice, Trial
 from profiler.core.gpu_specs import CONTEXT_BYTES as CONTEXT
 from profiler.core.gpu_specs import is_hollow
-from profiler.core.record import Readings, Record
+from profiler.core.record import Readings, Record, bytes_needed
 from profiler.runs import store
 from profiler.training import models
-from profiler.workflows import max_batch
+from profiler.workflows import max_batch, stages
 from profiler.workflows.max_batch import Largest
 from profiler.workflows.planner import GATE
 from tests import make
@@ -102,7 +102,7 @@ def test_what_cuda_takes_is_measured_where_the_device_is(engine):
     answers = {"ok": make.record(readings=readings), "without": make.record(readings=Readings(peak_bytes=5))}
 
     def measured(kind: str, device: str) -> int | None:
-        return max_batch.measured_context(Answering(answers[kind]), make.case(device=device))
+        return stages.measured_context(Answering(answers[kind]), make.case(device=device))
 
     assert measured("ok", "cuda:0") == 400
     assert measured("without", "cuda:0") is None
@@ -135,12 +135,12 @@ def test_on_a_device_that_is_there_its_own_context_is_counted_and_on_a_hollow_on
 def test_what_a_device_needs_is_what_its_allocator_reserves_and_cuda_itself():
     readings = Readings(peak_bytes=5, reserved_bytes=7)
 
-    assert max_batch.bytes_needed(readings, "cpu") == 5
-    assert max_batch.bytes_needed(readings, "fake:cpu") == 5
-    assert max_batch.bytes_needed(readings, "cuda:0") == 7 + CONTEXT
-    assert max_batch.bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
-    assert max_batch.bytes_needed(Readings(), "cuda:0") is None
-    assert max_batch.bytes_needed(Readings(), "cpu") is None
+    assert bytes_needed(readings, "cpu") == 5
+    assert bytes_needed(readings, "fake:cpu") == 5
+    assert bytes_needed(readings, "cuda:0") == 7 + CONTEXT
+    assert bytes_needed(Readings(peak_bytes=5), "fake:t4") == 5 + CONTEXT
+    assert bytes_needed(Readings(), "cuda:0") is None
+    assert bytes_needed(Readings(), "cpu") is None
 
 
 class Sized:

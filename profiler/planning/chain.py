@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from math import hypot, inf
+from math import hypot
 from pathlib import Path
 from typing import Annotated
 
@@ -133,11 +133,6 @@ def with_sure_options(chain: Chain) -> Chain:
         msgspec.structs.replace(stage, options=tuple(filter(stage.may_pay, stage.options))) for stage in chain.stages
     )
     return msgspec.structs.replace(chain, stages=stages)
-
-
-def with_free_copies(chain: Chain) -> Chain:
-    """Return the chain with copies to host memory that take no time: no plan that waits for copies is faster."""
-    return msgspec.structs.replace(chain, host_rate=inf)
 
 
 def fetches(chain: Chain, stage: int) -> bool:

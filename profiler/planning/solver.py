@@ -102,7 +102,7 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None,
     """Return the frontier of plans with checkpoints nested at most `levels` deep; None is any depth.
 
     With `offload`, and at the chain's rate of copies, inputs of segments may wait in host memory, at one level. The
-    plans are optimal among those with one copy under way; `with_free_copies(chain)` gives a bound for all.
+    plans are optimal among those with one copy under way; a chain whose `host_rate` is infinite gives a bound for all.
 
     `points` limits the points that each front keeps. Reported costs stay exact, but faster plans may be missed: by at
     most the result's `lost_fraction` of the fastest plan's time. None keeps all points, and is exact.

@@ -19,18 +19,17 @@ from profiler.core.case import Case, Choice, Trial
 from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
-from profiler.core.record import Readings, Record
+from profiler.core.record import Readings, Record, bytes_needed
 from profiler.planning import chain as chains
 from profiler.planning.plan import plan_file_of
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.training import levers
 from profiler.workflows import SILENT, Screen
-from profiler.workflows.max_batch import bytes_needed, context_of, limit_of
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import MEMORY, Steps, fit_plan, frontiers, under
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, stages
+from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, stages
 
 NONE, ALL, PLAN = Choice("none"), Choice("all"), Choice("plan")
 LOSS = ("chunk-loss",)

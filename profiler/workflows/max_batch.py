@@ -18,21 +18,19 @@ from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile, strategy_label
-from profiler.core.record import Readings, Record, evidence
+from profiler.core.record import Readings, Record, bytes_needed
 from profiler.core.schedule import in_rounds
-from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning.chain import with_sure_options
 from profiler.planning.plan import plan_file_of
 from profiler.planning.solver import frontier
-from profiler.request import device_choice
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_comparison import file_of
 from profiler.workflows.plan_fitting import Steps, fit_plan
 from profiler.workflows.planner import GATE
-from profiler.workflows.stages import ModelOnDevice, calibrate, stages
+from profiler.workflows.stages import ModelOnDevice, calibrate, context_of, limit_of, stages
 
 PLAN = Choice("plan")
 ROUNDS = 3
@@ -61,14 +59,6 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
         samples = [second for record in self.measured for second in record.readings.step_seconds or ()]
         accumulate = self.measured[0].case.accumulate if self.measured else 1
         return self.batch_size * accumulate / median(samples) if samples else None
-
-
-def bytes_needed(readings: Readings, device: str, context_bytes: int = CONTEXT_BYTES) -> int | None:
-    """Return the device memory at the peak, in bytes: on CUDA what the allocator reserves, and CUDA's context."""
-    if "cpu" in device:
-        return readings.peak_bytes
-    taken = readings.reserved_bytes if readings.reserved_bytes is not None else readings.peak_bytes
-    return None if taken is None else taken + context_bytes
 
 
 class MaxBatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,46 +137,6 @@ def max_batch(
             context_source=source,
             exit_code=code or (0 if any(batch.batch_size for batch in batches) else GATE),
         )
-
-
-def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None]) -> int:
-    """Return the limit in bytes; a fraction is of the device's memory. Raises UserError if that is unknown."""
-    whole = device_choice.environment(model.case.device, model.devices).device_bytes
-    if isinstance(limit, int):
-        if whole is not None and limit > whole:
-            say(f"note: {bytes_text(limit)} are more than {model.case.device} has: {bytes_text(whole)}")
-        return limit
-    if whole is None:
-        message = f"--memory cannot be a share: how much '{model.case.device}' has is not known"
-        raise UserError(message, hint="name it, as 11GiB, or a GPU: --device t4")
-    return int(limit * whole)
-
-
-def context_of(model: ModelOnDevice, asked: int | None, *, measure: bool = True) -> tuple[int, str | None]:
-    """Return what CUDA takes, and its source: as asked, else as measured with one sample, else as assumed."""
-    if "cpu" in model.case.device:
-        if asked is not None:
-            raise UserError("--context has no effect on a CPU", hint="leave it out")
-        return 0, None
-    if asked is not None:
-        return asked, "as asked"
-    measured = measured_context(model.engine, model.case) if measure else None
-    return (CONTEXT_BYTES, "assumed") if measured is None else (measured, "measured")
-
-
-def measured_context(engine: Engine, case: Case) -> int | None:
-    """Measure the bytes that CUDA and other processes take besides the allocator, while one sample is trained.
-
-    Returns None for a prediction, a rehearsal and on a CPU, and if the trial has no such readings.
-    """
-    if case.is_predicted or case.is_rehearsed or case.device == "cpu":
-        return None
-    alone = msgspec.structs.replace(case, batch_size=1, verify="off")
-    (record,) = engine.run([Trial(case=alone, passes=("memory",))])
-    if evidence(record.case, record.environment) != "measured":
-        return None  # the context of a hollow device is set, not measured
-    taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
-    return None if taken is None or reserved is None else max(0, taken - reserved)
 
 
 class Search:

@@ -1,4 +1,4 @@
-"""A model on its device, and the stages that plans are made of: what `stages`, `plan` and `max-batch` share."""
+"""A model on its device, and the stages that plans are made of: what `stages`, `plan`, `fit` and `max-batch` share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from profiler.analysis.explanation import better_blocks
 from profiler.core import plan_file
 from profiler.core.case import OPERATORS, OWN, Calibration, Case, Choice, Trial, encode, encode_indented
 from profiler.core.errors import UserError
+from profiler.core.gpu_specs import CONTEXT_BYTES
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Environment, Evidence, Record, evidence
 from profiler.core.trace_data import BlockChoices
-from profiler.core.units import batch_text
+from profiler.core.units import batch_text, bytes_text
 from profiler.engines import MEASURED, REHEARSED, STAGE_SECONDS, WORKER, Engine, read_answer
 from profiler.planning.chain import Chain
 from profiler.request import device_choice, spec
@@ -148,6 +149,46 @@ class ModelOnDevice:
         if len(cases) > 1:
             raise UserError("only one model can be planned at once", hint="name one model, batch size and precision")
         return cases[0]
+
+
+def limit_of(model: ModelOnDevice, limit: int | float, say: Callable[[str], None]) -> int:
+    """Return the limit in bytes; a fraction is of the device's memory. Raises UserError if that is unknown."""
+    whole = device_choice.environment(model.case.device, model.devices).device_bytes
+    if isinstance(limit, int):
+        if whole is not None and limit > whole:
+            say(f"note: {bytes_text(limit)} are more than {model.case.device} has: {bytes_text(whole)}")
+        return limit
+    if whole is None:
+        message = f"--memory cannot be a share: how much '{model.case.device}' has is not known"
+        raise UserError(message, hint="name it, as 11GiB, or a GPU: --device t4")
+    return int(limit * whole)
+
+
+def context_of(model: ModelOnDevice, asked: int | None, *, measure: bool = True) -> tuple[int, str | None]:
+    """Return what CUDA takes, and its source: as asked, else as measured with one sample, else as assumed."""
+    if "cpu" in model.case.device:
+        if asked is not None:
+            raise UserError("--context has no effect on a CPU", hint="leave it out")
+        return 0, None
+    if asked is not None:
+        return asked, "as asked"
+    measured = measured_context(model.engine, model.case) if measure else None
+    return (CONTEXT_BYTES, "assumed") if measured is None else (measured, "measured")
+
+
+def measured_context(engine: Engine, case: Case) -> int | None:
+    """Measure the bytes that CUDA and other processes take besides the allocator, while one sample is trained.
+
+    Returns None for a prediction, a rehearsal and on a CPU, and if the trial has no such readings.
+    """
+    if case.is_predicted or case.is_rehearsed or case.device == "cpu":
+        return None
+    alone = msgspec.structs.replace(case, batch_size=1, verify="off")
+    (record,) = engine.run([Trial(case=alone, passes=("memory",))])
+    if evidence(record.case, record.environment) != "measured":
+        return None  # the context of a hollow device is set, not measured
+    taken, reserved = record.readings.device_bytes, record.readings.reserved_bytes
+    return None if taken is None or reserved is None else max(0, taken - reserved)
 
 
 def better_blocks_text(engine: Engine, case: Case, *, below_bytes: int | None = None) -> str | None:

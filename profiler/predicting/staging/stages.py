@@ -101,7 +101,7 @@ def _rehearsed(case: Case, data_directory: str | None, *, with_saves: bool, in_c
 
 
 def _stages(trial: Trial, build: Build | None, on_step: Callable[[str], None], *, in_calls: bool) -> Chain:
-    case, rates = trial.case.kept, _rates(trial)
+    case, rates = trial.case.uncheckpointed, _rates(trial)
     built, trace, is_unfused, notes = _trace(trial, case, build, with_saves=True, in_calls=in_calls)
     workload = built.workload
     refuse_none(workload.blocks)
@@ -174,7 +174,7 @@ def _seconds(
     on_step: Callable[[str], None],
     in_calls: bool,
 ) -> list[Seconds]:
-    case = trial.case.kept
+    case = trial.case.uncheckpointed
     if rates is not None:
         clocked = {save: (selective_trace, of) for save, (selective_trace, of, _) in selective.items()}
         return estimated_seconds(trace, stage_spans, clocked, rates, case.precision)
