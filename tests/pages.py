@@ -1,4 +1,4 @@
-"""What is made from the code in pages: `python -m tests.pages` writes two of docs/ and ARCHITECTURE.md's table."""
+"""What is made from the package in pages: `python -m tests.pages` writes three of docs/ and ARCHITECTURE.md's table."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests import rooms
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+NOTE = re.compile(r"^## (GCP\d{3}):", re.MULTILINE)
 TABLE = re.compile(r"(?<=## Rooms\n\n)(?:\|.*\n)+")
 FIELDS = "<!-- fields -->\n"
 STRUCTS: tuple[tuple[str, ModuleType, str], ...] = (
@@ -52,7 +53,9 @@ def pages() -> dict[Path, str]:
     """Every page that holds generated text, whole."""
     architecture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     written, _, _ = (DOCS / "format.md").read_text(encoding="utf-8").partition(FIELDS)
+    notes = (ROOT / "profiler" / "views" / "notes.md").read_text(encoding="utf-8")
     return {
+        DOCS / "notes.md": NOTE.sub(lambda found: f'<a id="{found[1].lower()}"></a>\n\n{found[0]}', notes),
         DOCS / "commands.md": "\n".join(_commands()) + "\n",
         DOCS / "format.md": written + FIELDS + "\n" + "\n".join(_structs()) + "\n",
         ROOT / "ARCHITECTURE.md": TABLE.sub(lambda _: rooms.table(), architecture),

@@ -21,6 +21,7 @@ NOTES = dict(zip(PARTS[1::2], PARTS[2::2], strict=True))
 SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "profiler").rglob("*.py")}
 
 
+MOST_WORDS = 90  # of a note, without its example
 LEAST = 25  # characters that are not filled in: fewer would be said by many
 
 
@@ -91,11 +92,13 @@ def test_every_note_is_explained_and_no_other():
 
 
 @pytest.mark.parametrize("code", NOTES)
-def test_a_note_says_what_why_what_to_do_and_what_the_package_says(code):
-    said = re.search(rf"```\nnote: {code} [^\n]*?: (?! )(.*)\n```", NOTES[code])[1]
+def test_a_note_says_what_why_what_to_do_and_what_the_package_says_in_few_words(code):
+    words, example = NOTES[code].split("```\n")[:2]
+    said = re.fullmatch(rf"note: {code} [^\n]*?: (?! )(.*)\n", example)[1]
 
     assert "**Why it matters.**" in NOTES[code]
     assert "**What to do.**" in NOTES[code]
+    assert len(words.split()) <= MOST_WORDS
     assert is_said(said), said
 
 
