@@ -12,9 +12,11 @@ from msgspec.structs import replace
 
 from profiler.planning.candidates import largest_stage
 from profiler.planning.chain import Chain, StageModule
-from profiler.planning.plan import Item, Plan, plan_file_of, render
+from profiler.planning.plan import Item, Plan, host_bytes, plan_file_of, render
 from profiler.planning.simulator import simulate
 from profiler.planning.solver import best, frontier
+from profiler.workflows.plan_fitting import offered
+from tests import make
 from tests.planning_chains import add_options, equal_stages, every_plan, lower_envelope, random_chain
 
 RATES = (1e3, 4e3, 16e3, 64e3)  # bytes per second, where a stage's output is of about 6 bytes, and its forward of 5 ms
@@ -149,10 +151,11 @@ def every_offloading(chain: Chain) -> Iterator[Plan]:
             yield replace(plan, offloaded=sum(chosen, ()))
 
 
-def differs(chain: Chain) -> bool:
+def differs(chain: Chain, waiting: int | None = None) -> bool:
     """Whether the solver's frontier is not that of brute force; its plans are simulated too."""
-    expected = lower_envelope(simulate(chain, plan) for plan in every_offloading(chain))
-    found = frontier(chain, offload=True)
+    plans = (plan for plan in every_offloading(chain) if all(first < (waiting or 9) for first in plan.offloaded))
+    expected = lower_envelope(simulate(chain, plan) for plan in plans)
+    found = frontier(chain, offload=True, waiting=waiting)
     points = [(point.peak_bytes, point.step_seconds) for point in found]
     return len(points) != len(expected) or any(
         nbytes != peak or abs(seconds - least) > 1e-9
@@ -173,6 +176,25 @@ def test_the_frontier_is_that_of_brute_force(part):
 @pytest.mark.parametrize("costs", [{"plain_forward_extra_bytes": 300}, {"backward_extra_bytes": -100}])
 def test_so_it_is_where_inputs_that_are_sent_or_fetched_set_the_peak(costs):
     assert not differs(equal(5, copy_seconds=0.5, **{f"s{place}": costs for place in range(1, 5)}))
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 3])
+def test_so_it_is_where_only_inputs_of_the_first_stages_may_wait(waiting):
+    for seed in range(6):
+        assert not differs(chain_of(seed, 5), waiting), seed
+
+
+@pytest.mark.parametrize(("most", "number"), [(0, None), (20, None), (36, 2), (50, 3), (None, 5)])
+def test_offered_plans_take_at_most_so_much_host_memory(most, number):
+    """Five inputs of 9 MiB could wait, each in 16 MiB of pinned memory, and two must for the plan to fit."""
+    chain = named(equal_stages(8, output=9 << 20, saved=110 << 20, own=100 << 20))
+    case, budget = make.case(device="rehearse:h100"), largest_stage(chain)[1] + (40 << 20)
+
+    *_, points = offered(chain, case, budget, None if most is None else most << 20)
+    point = best(points, budget)
+
+    assert (point and len(point.plan.offloaded)) == number
+    assert point is None or host_bytes(chain, point.plan) == number * 16 << 20
 
 
 def test_host_memory_is_used_where_it_pays():

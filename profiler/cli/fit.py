@@ -26,6 +26,9 @@ def fit(
     context: Annotated[
         str | None, typer.Option(help="Memory that CUDA itself takes, 0 too. [default: as measured, or 600MiB]")
     ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Pinned host memory that offload may take, 0 too. [default: any]")
+    ] = None,
     allow: Annotated[str | None, typer.Option(help="Levers that change what is trained: 8bit, bf16-state.")] = None,
     device: options.PlannedDevice = None,
     output: Annotated[
@@ -52,7 +55,7 @@ def fit(
     words = msgspec.structs.replace(words, strategies="none", device=planned(device, say=terminal.say))
     request = FitRequest(
         words=words, limit=parse_memory(memory, flag="--memory"), allow=tuple(allow.split(",")) if allow else (),
-        context_bytes=None if context is None else 0 if context == "0" else parse_bytes(context, flag="--context"),
+        context_bytes=_size(context, flag="--context"), most_host_bytes=_size(host_memory, flag="--host-memory"),
         typed=COMMAND.get(),
     )  # fmt: skip
     with interruptible(json=json):
@@ -61,6 +64,10 @@ def fit(
         if output is not None and fitted.plan:
             _write(fitted, output, force=force)
         raise typer.Exit(fitted.exit_code)
+
+
+def _size(text: str | None, *, flag: str) -> int | None:
+    return None if text is None else 0 if text == "0" else parse_bytes(text, flag=flag)
 
 
 def _print(fitted: Fitted, *, json: bool) -> None:

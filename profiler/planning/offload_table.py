@@ -28,8 +28,10 @@ class OffloadTable:
     times a base, plus the treatment of the stage after it and 1 if the segment's input waits in host memory.
     """
 
-    def __init__(self, costs: Costs, edges: Whole, *, points: int | None) -> None:
+    def __init__(self, costs: Costs, edges: Whole, *, points: int | None, waiting: int | None = None) -> None:
+        """`waiting`: only inputs of segments that begin at stages up to this one may wait in host memory."""
         self._costs, self._edges, self._points = costs, edges, points
+        self._waiting = costs.num_stages if waiting is None else waiting
         self._inner = KeptIntervals(costs)
         self._output = np.array(costs.output)
         self._base = OPTIONS + max(map(len, costs.keeps))  # above every treatment + 1
@@ -128,7 +130,7 @@ class OffloadTable:
         Their memory includes what the input held, which is freed where its copy has landed. What is not faster than
         `here` even with `most` bytes less is left out.
         """
-        if first == 1:
+        if first == 1 or first > self._waiting:
             return {}
         rivals = {key: front.after(front.counts(self._edges - most), LARGEST) for key, front in here.items()}
         parts = self._segments(first, self._fetching, rivals, held=held)

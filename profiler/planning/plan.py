@@ -39,6 +39,12 @@ def render(plan: Plan) -> str:
     return _text(plan.items, dict(plan.options), plan.offloaded)
 
 
+def host_bytes(chain: Chain, plan: Plan) -> int:
+    """Return the pinned host memory that inputs of segments take: PyTorch takes a power of two for each."""
+    inputs = (chain.stages[first - 1].output_bytes for first in plan.offloaded)
+    return sum(1 << (nbytes - 1).bit_length() for nbytes in inputs if nbytes)
+
+
 def fault(plan: Plan, num_stages: int) -> str | None:
     """Return why this is no plan for so many stages; None if it is one."""
     stages = tuple(flat(plan.items))

@@ -98,11 +98,19 @@ class Tables:
         return tuple(items) if target > self._costs.num_stages else (*items, target - 1)
 
 
-def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None, offload: bool = False) -> Frontier:
+def frontier(
+    chain: Chain,
+    *,
+    levels: int | None = 1,
+    points: int | None = None,
+    offload: bool = False,
+    waiting: int | None = None,
+) -> Frontier:
     """Return the frontier of plans with checkpoints nested at most `levels` deep; None is any depth.
 
-    With `offload`, and at the chain's rate of copies, inputs of segments may wait in host memory, at one level. The
-    plans are optimal among those with one copy under way; a chain whose `host_rate` is infinite gives a bound for all.
+    With `offload`, and at the chain's rate of copies, inputs of segments may wait in host memory, at one level; with
+    `waiting` only those of segments that begin at one of so many first stages. The plans are optimal among those with
+    one copy under way; a chain whose `host_rate` is infinite gives a bound for all.
 
     `points` limits the points that each front keeps. Reported costs stay exact, but faster plans may be missed: by at
     most the result's `lost_fraction` of the fastest plan's time. None keeps all points, and is exact.
@@ -112,7 +120,7 @@ def frontier(chain: Chain, *, levels: int | None = 1, points: int | None = None,
     edges = _edges(costs, 1024 if levels == 1 else 160)
     if offload and chain.host_rate:
         assert levels == 1, "what is nested has its input on the device"
-        offloading = OffloadTable(costs, edges, points=points)
+        offloading = OffloadTable(costs, edges, points=points, waiting=waiting)
         return Frontier(chain, costs, offloading.whole, offloading.plan)
     whole = costs.num_stages
     if levels is None:

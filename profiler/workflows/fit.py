@@ -14,20 +14,18 @@ import msgspec
 
 from profiler.analysis.rows import Row, time_verdict_of
 from profiler.analysis.rows import rows as read_rows
-from profiler.core import gpu_specs, roofline, schedule
+from profiler.core import schedule
 from profiler.core.case import Case, Choice, Trial
-from profiler.core.devices import parse
 from profiler.core.errors import UserError
 from profiler.core.plan_file import PlanFile
 from profiler.core.record import Readings, Record, bytes_needed
-from profiler.planning import chain as chains
 from profiler.planning.plan import plan_file_of
 from profiler.request.spec import Request
 from profiler.runs import RESULTS, store
 from profiler.training import levers
 from profiler.workflows import SILENT, Screen
 from profiler.workflows.plan_comparison import file_of
-from profiler.workflows.plan_fitting import MEMORY, Steps, fit_plan, frontiers, under
+from profiler.workflows.plan_fitting import MEMORY, Steps, fit_plan, offered, under
 from profiler.workflows.planner import GATE
 from profiler.workflows.stages import ModelOnDevice, context_of, limit_of, stages
 
@@ -50,6 +48,7 @@ class FitRequest(msgspec.Struct, frozen=True, kw_only=True):
     words: Request
     limit: int | float  # bytes of the device's memory, or a fraction of it
     context_bytes: int | None = None  # of it, what CUDA takes besides tensors; None: measured, or assumed
+    most_host_bytes: int | None = None  # of pinned host memory, for what waits there; None: any
     allow: tuple[str, ...] = ()  # of CONSENTS
     typed: tuple[str, ...] = ()  # the words of the command line
 
@@ -110,7 +109,7 @@ def fit(request: FitRequest, screen: Screen = SILENT) -> Fitted:
             screen.say(f"note: {remark}")
         limit = limit_of(model, request.limit, screen.say)
         context_bytes, source = context_of(model, request.context_bytes)
-        search = _Search(model, limit, context_bytes)
+        search = _Search(model, limit, context_bytes, request.most_host_bytes)
         with screen.doing("looking for what fits"):
             ways = search.ways(tuple(map(Choice, request.allow)))
         folder = store.new_folder(RESULTS, [f"fit {model.case.model.name}"])
@@ -148,8 +147,9 @@ def _chosen(fitting: Sequence[Row]) -> Row | None:
 class _Search:
     """Runs a step with combinations of levers, each as it is and, where that does not fit, under its fastest plan."""
 
-    def __init__(self, model: ModelOnDevice, limit: int, context_bytes: int) -> None:
+    def __init__(self, model: ModelOnDevice, limit: int, context_bytes: int, most_host_bytes: int | None) -> None:
         self._model, self._limit, self._context_bytes = model, limit, context_bytes
+        self._most_host_bytes = most_host_bytes
         self._run: dict[Choice, Record] = {}  # by label
         self.left_out: dict[str, str] = {}
 
@@ -194,17 +194,12 @@ class _Search:
         except UserError as error:  # the blocks are no chain
             self.left_out[" ".join(("plans", *(("with", *chosen) if chosen else ())))] = error.message
             return None
-        steps = Steps(model.engine, case, chain, passes=MEMORY, need=self._needed)
-        sure = chains.with_sure_options(chain)
-        gpu = parse(case.device).name
-        rate = roofline.host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
-        for candidate in (sure, *([msgspec.structs.replace(sure, host_rate=rate)] if rate else [])):
-            for points in frontiers(candidate, offload=candidate is not sure):
-                found = fit_plan(
-                    steps.run, points, self._limit, beyond=self._context_bytes, is_rehearsed=case.is_rehearsed
-                )
-                if found:
-                    return plan_file_of(chain, found.point.plan)
+        most = self._most_host_bytes
+        steps = Steps(model.engine, case, chain, passes=MEMORY, need=self._needed, most_host_bytes=most)
+        for points in offered(chain, case, self._limit - self._context_bytes, most):
+            found = fit_plan(steps.run, points, self._limit, beyond=self._context_bytes, is_rehearsed=case.is_rehearsed)
+            if found:
+                return plan_file_of(chain, found.point.plan)
         return None
 
     def run(self, label: Choice) -> Record:

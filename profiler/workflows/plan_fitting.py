@@ -9,14 +9,15 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from profiler.analysis import progress
-from profiler.core import plan_file
+from profiler.core import gpu_specs, plan_file, roofline
 from profiler.core.case import Calibration, Case, Choice, Trial
+from profiler.core.devices import parse
 from profiler.core.record import Readings, Record, evidence
 from profiler.core.units import bytes_text
 from profiler.engines import Engine
 from profiler.planning import candidates
-from profiler.planning.chain import Chain
-from profiler.planning.plan import plan_file_of
+from profiler.planning.chain import Chain, with_sure_options
+from profiler.planning.plan import host_bytes, plan_file_of
 from profiler.planning.solver import Frontier, Point, best, frontier
 from profiler.workflows import SILENT, Screen
 
@@ -54,25 +55,50 @@ class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
 Try = Callable[[Point], TriedPlan]
 
 
-def frontiers(
-    chain: Chain, levels: int | None = None, screen: Screen = SILENT, *, offload: bool = False
-) -> Iterator[Frontier]:
-    """Yield the frontier of so many levels, or of each depth, until deeper plans can be no smaller.
+def offered(chain: Chain, case: Case, budget_bytes: int, most_host_bytes: int | None = None) -> Iterator[Frontier]:
+    """Yield the frontiers of a case's plans: of each depth, then, on a GPU by its name, with inputs in host memory.
 
-    With `offload`, inputs of checkpoints may wait in host memory at the chain's rate of copies, at one level.
+    Of the latter, only the inputs of so many first stages may wait there that the fastest plan within the budget takes
+    at most `most_host_bytes` of it.
     """
+    sure = with_sure_options(chain)
+    yield from frontiers(sure)
+    gpu = parse(case.device).name
+    rate = roofline.host_rate(gpu_specs.find(gpu)) if gpu in gpu_specs.names() else 0.0
+    if not rate:
+        return
+    chain = msgspec.structs.replace(sure, host_rate=rate)
+
+    low, at, high, found = 0, len(chain.stages), len(chain.stages) + 1, None
+    while high - low > 1:
+        points = frontier(chain, points=_most_points(chain), offload=True, waiting=at)
+        plan = (best(points, budget_bytes) or points.point(0)).plan
+        if most_host_bytes is None or host_bytes(chain, plan) <= most_host_bytes:
+            low, found = at, points
+        else:
+            high = at
+        at = (low + high) // 2
+    if found:
+        yield found
+
+
+def frontiers(chain: Chain, levels: int | None = None, screen: Screen = SILENT) -> Iterator[Frontier]:
+    """Yield the frontier of so many levels, or of each depth, until deeper plans can be no smaller."""
     _, floor = candidates.largest_stage(chain)
     smallest: int | None = None
     for depth in (levels,) if levels else DEPTHS:
         with screen.doing(f"looking for the fastest plans, {depth} deep"):
-            most = POINTS if len(chain.stages) > LONG else None
-            points = frontier(chain, levels=depth, points=most, offload=offload and depth == 1)
+            points = frontier(chain, levels=depth, points=_most_points(chain))
         if smallest is not None and points.peak_bytes[0] >= smallest:
             return
         yield points
         smallest = points.peak_bytes[0]
         if smallest <= floor:
             return
+
+
+def _most_points(chain: Chain) -> int | None:
+    return POINTS if len(chain.stages) > LONG else None
 
 
 def fit_plan(
@@ -158,13 +184,17 @@ class Steps:
         passes: tuple[str, ...] = MEMORY,
         calibration: Calibration | None = None,
         need: Callable[[Readings], int | None] = peak_bytes,
+        most_host_bytes: int | None = None,
     ) -> None:
         self._engine, self._case, self._chain, self._calibration = engine, case, chain, calibration
         self._passes, self._need = passes or (MEMORY if case.is_rehearsed else ()), need
+        self._most_host_bytes = most_host_bytes
         self._before: list[Record] = []  # of the step without checkpointing, once gradients were compared with it
 
     def run(self, point: Point) -> TriedPlan:
-        """Run a step under the plan, if asked for and possible, else trace it."""
+        """Run a step under the plan, if asked for and possible, else trace it; not one of too much host memory."""
+        if self._most_host_bytes is not None and host_bytes(self._chain, point.plan) > self._most_host_bytes:
+            return TriedPlan(point=point, has_room=False)
         with TemporaryDirectory(prefix="gcprof-") as folder:
             path = Path(folder) / plan_file.USUAL
             plan_file.write(plan_file_of(self._chain, point.plan), path)
